@@ -21,6 +21,7 @@ from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
+from asyncspec.policy.flow import Flow
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
@@ -52,6 +53,7 @@ SMALL: dict[str, Policy] = {
         coalesce=False,
     ),
     "flowspec": FlowSpec(l_init=7, l_seg=2, k=3, d_init=3, l_exp=6, d_exp=3, l_deep=3, d_most=6),
+    "flow": Flow(children=3, nodes=16),
     "dip-sd": Linear(length=3),
     "dip-sd-ahead": Linear(length=2, ahead=True),
     "dip-sd-tree": Linear(length=2, width=2),

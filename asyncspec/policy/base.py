@@ -7,12 +7,14 @@ policies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.growth import Shape
 from asyncspec.core.tree import TokenTree
 from asyncspec_protocol.ids import NodeId
@@ -57,6 +59,8 @@ class View(Struct, frozen=True):
     initial_depth: int = 0
     # The last draft request about this very tree brought no new node.
     no_growth: bool = False
+    # What the policy has learned on this draft node (``Policy.learn``).
+    memory: object = None
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:
@@ -89,6 +93,21 @@ class Growth(Struct, frozen=True):
     adopt: int
     # Live nodes to grow below; empty: the tip.
     frontier: tuple[NodeId, ...] = ()
+
+
+class Drafted(Struct, frozen=True):
+    """A draft request was answered."""
+
+    level_seconds: float
+    costs: PipelineCosts
+
+
+class Committed(Struct, frozen=True):
+    """The target has chosen ``tokens`` after the root of ``tree``."""
+
+    tree: TokenTree
+    tokens: tuple[int, ...]
+    costs: PipelineCosts
 
 
 class Policy(Struct, frozen=True):
@@ -139,6 +158,14 @@ class Policy(Struct, frozen=True):
     def max_tree_nodes(self, stages: int) -> int:
         """Nodes of a session's tree at most, without its root. A full tree grows no more."""
         raise NotImplementedError
+
+    def learn(self, memory: object, event: Drafted | Committed) -> object:
+        """What all sessions of the policy know from now on (``View.memory``); None at first."""
+        return memory
+
+    def stats(self, memory: object) -> Mapping[str, float]:
+        """What it has learned and does, for the statistics of a request."""
+        return {}
 
     def grow(self, view: View) -> Growth | None:
         """The next draft request. Called whenever the token source is free."""

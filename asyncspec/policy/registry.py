@@ -12,6 +12,7 @@ from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
+from asyncspec.policy.flow import Flow
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
@@ -69,6 +70,7 @@ POLICIES = PolicyRegistry(
         "specpipe": LevelTree(width=64, children=8),
         "flowspec-no-sbd": FlowSpec(sbd=False),
         "flowspec": FlowSpec(),
+        "flow": Flow(),
         "dip-sd": Linear(),
         "lossy-relaxed": LevelTree(width=64, children=8, lossy="relaxed"),
         "lossy-top-p": LevelTree(width=64, children=8, lossy="top-p"),

@@ -158,6 +158,10 @@ class ClusterCost(Struct, frozen=True):
     width: int = 4096
     jitter: Jitter = Jitter()
 
+    def pass_seconds(self, rank: Rank, rows: int) -> float:
+        """A pass of a stage, without jitter."""
+        return self.stage.seconds(rows) * self.slow.get(rank, 1.0)
+
 
 class CostModel:
     """Times and sizes in the simulator of one cluster (``Costs``, ``WireModel``). Called once for
@@ -202,7 +206,7 @@ class CostModel:
         """A pass or a draft; what only changes tables is free."""
         cost = self._cost
         if isinstance(job, Forward | Batch):
-            seconds = cost.stage.seconds(job.row_count) * cost.slow.get(rank, 1.0)
+            seconds = cost.pass_seconds(rank, job.row_count)
             one = job.passes[0] if isinstance(job, Batch) else job
             return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
         if is_draft(rank) and (trees := draft_jobs(self._levels.uncached(job))):

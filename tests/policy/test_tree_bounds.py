@@ -13,6 +13,7 @@ from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy, max_tree_nodes
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
+from asyncspec.policy.flow import Flow
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
@@ -46,7 +47,7 @@ bounded_by_their_shape = st.one_of(
     st.builds(Linear, length=some, plan=st.booleans(), width=few),
     st.builds(Linear, length=some, plan=st.booleans(), ahead=st.just(True)),
 )
-flows = st.builds(
+flows = st.builds(Flow, children=few, nodes=st.integers(1, 12)) | st.builds(
     FlowSpec,
     sbd=st.booleans(),
     l_init=st.integers(1, 9),

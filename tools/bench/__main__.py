@@ -26,6 +26,7 @@ from tools.bench import (  # noqa: E402
     drafting,
     enlarge,
     explain,
+    grid,
     hybrid,
     policies,
     quantised,
@@ -47,6 +48,7 @@ from tools.bench.serving import command as serving  # noqa: E402
 
 KINDS = {
     "policies": (policies, "every policy on the same prompts"),
+    "grid": (grid, "policy flow next to the fixed ones, in simulated clusters of many kinds"),
     "report": (report, "the papers' tables and figures"),
     "dipsd": (dipsd, "DiP-SD's figures, its planners against brute force, unsteady machines"),
     "dipsd-run": (dipsd_run, "a DiP-SD plan at run time next to greedy batching"),

@@ -68,6 +68,32 @@ class CostModelParameters(Struct, frozen=True):
     # the same (docs/reference/policies.md).
     lone_session_delay: float = 0.25
 
+    # --- speculation (policy flow) ---
+
+    # Weight of a new node in the sums that acceptance is estimated from: the last few hundred
+    # tokens count, so that a change of the text shows.
+    acceptance_weight: float = 1 / 256
+    # Mean chances of a node's children before anything was observed, by rank, and the number of
+    # nodes they count as: a middling draft.
+    prior_acceptance: tuple[float, ...] = (0.6, 0.12, 0.06, 0.03, 0.02, 0.015, 0.01, 0.008)
+    acceptance_prior: float = 4.0
+    # Hits as stated by which the correction of stated chances is held back.
+    correction_prior: float = 2.0
+    # Share of the least planned chance from which a node is worth its row: a planned tree is one of
+    # mean chances.
+    worthwhile_chance: float = 0.5
+    # Weight of a new draft request in the mean seconds of a level.
+    level_weight: float = 0.2
+    # Tokens after which the shape of rounds is chosen anew: as many as before, within these bounds.
+    # A search takes 1 to 70 ms.
+    min_replan_tokens: int = 4
+    max_replan_tokens: int = 32
+    # Bounds of a planned round: later segments and less likely nodes change its rate by less than a
+    # percent, and levels are not all hit for ever.
+    max_planned_segments: int = 24
+    min_planned_chance: float = 1e-3
+    max_level_hits: float = 0.98
+
     # --- batches at a stage ---
 
     # Passes that leave a segment waiting before it goes ahead of all that came later.

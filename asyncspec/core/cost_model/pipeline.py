@@ -40,6 +40,8 @@ class PipelineCosts(Struct, frozen=True):
     # still on the way make it longer and nothing makes it shorter, so a shorter one counts at once
     # and a longer one little by little.
     round_trip: float = 0.0
+    # Seconds of it that are no passes: latencies and handling.
+    overhead: float = 0.0
     # Rows that a segment should have at most, and one of a session that is alone.
     max_rows: int = PARAMETERS.max_rows
     max_lone_rows: int = PARAMETERS.max_rows
@@ -57,10 +59,11 @@ class PipelineCosts(Struct, frozen=True):
 
     def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
         """A probe of so many ``rows`` has come back after so many ``seconds``."""
-        found, known = max(0.0, seconds - rows * sum(self.link_row_seconds)), self.round_trip
-        if known and found > known:
-            found = known + PARAMETERS.round_trip_weight * (found - known)
-        return replace(self, round_trip=found)._bounded()
+        found = max(0.0, seconds - rows * sum(self.link_row_seconds))
+        overhead = max(0.0, found - sum([stage(rows) for stage in self.stages]))
+        if self.round_trip:
+            found, overhead = _shorter(self.round_trip, found), _shorter(self.overhead, overhead)
+        return replace(self, round_trip=found, overhead=overhead)._bounded()
 
     def _bounded(self) -> PipelineCosts:
         return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())
@@ -79,7 +82,7 @@ class PipelineCosts(Struct, frozen=True):
     def slowest(self) -> PassSeconds | None:
         """Seconds that so many rows take at the slowest stage or on the slowest link; None where no
         stage has reported yet."""
-        stages = self._stages()
+        stages = self.stages
         if not stages:
             return None
         link = max(told.row_seconds for told in self.times.values())
@@ -94,7 +97,7 @@ class PipelineCosts(Struct, frozen=True):
         """
         if not self.times:
             return max_rows
-        stages, links = self._stages(), self.link_row_seconds
+        stages, links = self.stages, self.link_row_seconds
 
         def seconds(rows: int) -> float:
             shared = rows + decoding
@@ -106,7 +109,9 @@ class PipelineCosts(Struct, frozen=True):
         bound = min(needed) / (1 - PARAMETERS.min_chunk_gain)
         return next(rows for rows, taken in zip(sizes, needed, strict=True) if taken <= bound)
 
-    def _stages(self) -> list[PassSeconds]:
+    @property
+    def stages(self) -> list[PassSeconds]:
+        """Seconds of a pass by its rows, of every stage that has reported."""
         return [interpolate(told.rows, told.seconds) for told in self.times.values()]
 
     def _segment_rows(self) -> int:
@@ -126,3 +131,9 @@ class PipelineCosts(Struct, frozen=True):
         shortest = seconds(1)
         delay = PARAMETERS.lone_session_delay * max(shortest, self.round_trip / len(self.times))
         return rows_within(seconds, shortest + delay, PARAMETERS.max_rows)
+
+
+def _shorter(known: float, found: float) -> float:
+    """An estimate that follows shorter times at once and longer ones little by little."""
+    longer = PARAMETERS.round_trip_weight * (found - known)
+    return known + longer if found > known else found

@@ -109,9 +109,11 @@ class _Answers:
                     case machine.Emit(request, tokens):
                         self._emitted(step, effect, emitted[request])
                         emitted[request] += len(tokens)
-                    case machine.Finish(request, reason, session):
+                    case machine.Finish(request, reason, session, stats):
                         old = self._request(request, session)
-                        self.requests[request] = replace(old, finished=step.at, reason=reason)
+                        self.requests[request] = replace(
+                            old, finished=step.at, reason=reason, stats=stats
+                        )
                         if session in self._progress and self._progress[session].tokens:
                             self._end_round(session, step.at, "finish")
                     case _:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from asyncspec.policy.flow import describe
 from asyncspec.trace.analysis.critical_path import (
     LatencyBreakdown,
     latency_breakdowns,
@@ -63,6 +64,8 @@ class HopBytes(Struct, frozen=True):
 class Summary(Struct, frozen=True):
     """Seconds. ``requests`` breaks down whole answers, ``decoding`` all tokens but the first."""
 
+    # What the policy did and why; empty where it does not say.
+    speculation: str
     bottleneck: str
     duration: float
     tokens: int
@@ -95,7 +98,9 @@ def summarise(timeline: Timeline) -> Summary:
     depths, hits = Counter(t.depth for t in later), Counter(t.depth for t in later if t.hit)
     rounds, ran = len(timeline.rounds), windows[-1][1] - windows[0][0] if windows else 0.0
     in_flight = sum(map(_row_seconds, timeline.lifetimes))
+    reasons = [describe(request.stats) for request in timeline.requests]
     return Summary(
+        speculation=next((f"{one[0].upper()}{one[1:]}." for one in reversed(reasons) if one), ""),
         bottleneck=bottleneck(decoding or requests, devices),
         duration=timeline.duration,
         tokens=len(timeline.tokens),

@@ -128,6 +128,8 @@ class RequestTimes(Struct, frozen=True):
     finished: float | None = None
     policy: str = ""
     reason: str = ""
+    # Its statistics, as in ``Finish``.
+    stats: dict[str, float] = {}
 
 
 class Timeline(Struct, frozen=True):

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from asyncspec.policy.flow import describe
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.reference.check import Comparison
 
@@ -96,9 +97,11 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str) -> Table:
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, value in (
+        ("tokens/s", per("decode_seconds")),
+        ("times plain decoding", _speedup(answers)),
+        ("speculation", describe(answers[-1].stats)),
         ("tokens", f"{total('new_tokens'):.0f}"),
         ("prompt tokens", f"{total('prompt_tokens'):.0f}"),
-        ("tokens/s", per("decode_seconds")),
         ("rounds", f"{total('rounds'):.0f}"),
         ("tokens per round", per("rounds")),
         ("tokens per pipeline pass", per("turns")),
@@ -112,6 +115,13 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str) -> Table:
         if value:
             table.add_row(name, value)
     return table
+
+
+def _speedup(answers: Sequence[Answer]) -> str:
+    """Tokens a second by those expected without speculation; empty where none are."""
+    stats = answers[-1].stats
+    plain, reached = stats.get("plain_tokens_per_second"), stats.get("tokens_per_second")
+    return f"{reached / plain:.2f}" if plain and reached else ""
 
 
 def guarantee_of(answer: Answer, stages: str) -> str:

@@ -102,12 +102,12 @@ def _replay(trace: Trace) -> int:
 
 
 def print_summary(summary: Summary) -> None:
-    """The bottleneck, then the tables behind it."""
+    """What the policy did and the bottleneck, then the tables behind it."""
     from rich.console import Console
 
     # A trace is a foreign file: none of its text is markup.
     console = Console(markup=False, highlight=False)
-    console.print(f"{summary.bottleneck}\n", style="bold")
+    console.print(f"{summary.speculation} {summary.bottleneck}\n".lstrip(), style="bold")
     console.print(
         f"{summary.tokens} tokens, {summary.rounds} rounds, {summary.misses} misses, "
         f"{summary.tokens_per_round:.2f} tokens a round, hit rate {summary.hit_rate:.0%}, "

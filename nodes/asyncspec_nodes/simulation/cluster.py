@@ -8,6 +8,7 @@ from operator import eq
 
 from msgspec import Struct
 
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.machine import Effect, Emit, Finish, Input, Request, Submitted
 from asyncspec.core.reference import decode
@@ -165,13 +166,17 @@ def draft_actor(
 
 
 def stage_actor(setting: Setting, rank: Rank) -> Actor:
-    """A fresh stage."""
+    """A fresh stage, which has tried its passes as real ones do when they are loaded."""
+    rows = sorted(PARAMETERS.trial_rows)
+    seconds = [setting.cost.pass_seconds(rank, count) for count in rows]
     machine = VerifyMachine(
         VerifyConfig(
             rank=rank,
             stages=setting.stages,
             window=setting.window,
             batch_rows=setting.batch_rows,
+            tried_rows=tuple(rows),
+            tried_microseconds=tuple(int(1e6 * taken) for taken in seconds),
         )
     )
     device = PathStage(setting.language, last=rank == setting.stages)

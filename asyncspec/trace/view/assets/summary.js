@@ -13,7 +13,7 @@ function showSummary() {
   document.getElementById("notes").hidden = model.notes.length === 0;
   const devices = summary?.devices ?? [];
   const accounts = summary?.decoding?.length ? summary.decoding : summary?.requests ?? [];
-  document.getElementById("bottleneck").textContent = summary?.bottleneck ?? "";
+  document.getElementById("bottleneck").textContent = summary ? `${summary.speculation} ${summary.bottleneck}`.trim() : "";
   document.getElementById("summary").hidden = !devices.length;
   document.getElementById("time").hidden = !accounts.length;
   if (devices.length) showShares(devices);

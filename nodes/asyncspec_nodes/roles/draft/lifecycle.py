@@ -167,6 +167,7 @@ def finish_if_complete(
     session = finishing.session
     request, counters = session.request, _with_slots(session)
     stats = _stats(request, counters, session.given, finishing.ended_at, stages=session.stages)
+    stats.update(session.policy.stats(state.memories.get(request.policy)))
     if session.policy.top_logprobs:
         stats["lossy"] = 1
     finish = Finish(request.request, finishing.reason, key, stats, earlier=counters.earlier)

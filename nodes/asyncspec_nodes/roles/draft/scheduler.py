@@ -17,6 +17,7 @@ from asyncspec.core.cost_model.pipeline import RoundTripProbe
 from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
 from asyncspec.core.machine import Compute, Effect, Emit, Send
 from asyncspec.core.tree import connected
+from asyncspec.policy.base import Committed
 from asyncspec_nodes.roles.draft import planning, prefix_cache, speculation
 from asyncspec_nodes.roles.draft.admission import open_sessions
 from asyncspec_nodes.roles.draft.lifecycle import drop_prompts, finish_request
@@ -64,6 +65,7 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
     accepted = speculation.accept(session, now)
     if accepted is None:
         return state, ()
+    state = state.learn(session, Committed(session.tree, accepted.tokens, state.costs))
     request, moved = session.request.request, accepted.session
     emit = Emit(request, accepted.tokens, accepted.hits, session.session, accepted.outputs)
     if accepted.prune is None:
@@ -168,8 +170,7 @@ def next_segment(
     if not state.may_speculate(session):
         return None
     # Parents come first: what a segment has no room for waits for the next one.
-    view = session.view(first_stage_idle=state.first_stage_idle)
-    ids = session.policy.next_segment(view)[:MAX_NODES]
+    ids = session.policy.next_segment(state.view(session))[:MAX_NODES]
     if not ids:
         return None
     chosen = frozenset(ids)

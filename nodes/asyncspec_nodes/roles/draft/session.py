@@ -16,7 +16,7 @@ from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Effect, Request
 from asyncspec.core.tree import TokenTree
 from asyncspec.dipsd.measured import DraftMeasurements
-from asyncspec.policy.base import Growth, Policy, View, max_tree_nodes
+from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.stats import Counters, SlotClock
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
@@ -24,6 +24,9 @@ from asyncspec_protocol.messages import Expand, Rates
 
 Effects = tuple[Effect, ...]
 FIRST = Rank(1)
+
+MAX_MEMORIES = 16
+"""Policies, each with its parameters, whose memory is kept."""
 
 
 def slots_needed(request: Request, policy: Policy, stages: int) -> int:
@@ -206,7 +209,7 @@ class DraftSession(Struct, frozen=True):
         before = self.before[:kept]
         return replace(self, before=before, committed=self.committed[: kept - len(before)])
 
-    def view(self, *, first_stage_idle: bool = False) -> View:
+    def view(self, *, first_stage_idle: bool = False, memory: object = None) -> View:
         """The session as its policy sees it."""
         tree, unchanged = self.tree, (self.version, self.next_node)
         return View(
@@ -224,6 +227,7 @@ class DraftSession(Struct, frozen=True):
             draft_length=self.planned_length,
             initial_depth=self.initial_depth,
             no_growth=self.no_growth is not None and self.no_growth[1:] == unchanged,
+            memory=memory,
         )
 
 
@@ -286,6 +290,8 @@ class DraftState(Struct, frozen=True):
     slots: Mapping[Rank, int] = {}
     # Stages that answer a ``Floor``, and so report what is free there.
     floor_aware: frozenset[Rank] = frozenset()
+    # What policies have learned, by name and parameters.
+    memories: Mapping[str, object] = {}
     # What passes and links cost, and what plans are made from (DiP-SD).
     costs: PipelineCosts = PipelineCosts()
     measured: DraftMeasurements = DraftMeasurements()
@@ -326,6 +332,22 @@ class DraftState(Struct, frozen=True):
     def without_session(self, session: SessionId) -> DraftState:
         """The state without a session."""
         return replace(self, sessions={k: v for k, v in self.sessions.items() if k != session})
+
+    def view(self, session: DraftSession) -> View:
+        """A session as its policy sees it."""
+        memory = self.memories.get(session.request.policy)
+        return session.view(first_stage_idle=self.first_stage_idle, memory=memory)
+
+    def learn(self, session: DraftSession, event: Drafted | Committed) -> DraftState:
+        """Let a session's policy learn, for all sessions that have it."""
+        name = session.request.policy
+        before = self.memories.get(name)
+        memory = session.policy.learn(before, event)
+        if memory is before:
+            return self
+        # A user may name a policy with any parameters: those used last are kept.
+        others = [pair for pair in self.memories.items() if pair[0] != name][1 - MAX_MEMORIES :]
+        return replace(self, memories=dict([*others, (name, memory)]))
 
     def may_speculate(self, session: DraftSession) -> bool:
         """Whether a session's tree may grow and be sent: its first token is there, or its policy

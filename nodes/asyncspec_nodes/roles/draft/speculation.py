@@ -16,7 +16,7 @@ from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Received, Send
-from asyncspec.policy.base import Growth, max_tree_nodes
+from asyncspec.policy.base import Drafted, Growth, max_tree_nodes
 from asyncspec.source.base import DraftResults, admitted, batched
 from asyncspec_nodes.roles.draft import planning
 from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState, Effects
@@ -64,7 +64,7 @@ def _draft_request(state: DraftState, session: DraftSession) -> DraftRequest | N
     if session.draft_request is not None or not session.policy.uses_draft:
         return None
     if state.may_speculate(session) and session.source_limit == session.length:
-        growth = session.policy.grow(session.view(first_stage_idle=state.first_stage_idle))
+        growth = session.policy.grow(state.view(session))
         if growth is None or session.no_growth == (growth, session.version, session.next_node):
             return None
     elif session.source_length >= session.source_limit:
@@ -164,6 +164,10 @@ def _merged(state: DraftState, answer: Expanded, seconds: float) -> DraftState:
     session = state.sessions.get(answer.session)
     if session is None:
         return state  # the session is over
+    request = session.draft_request
+    if request is not None and request.growth is not None and not request.abandoned:
+        level = seconds / max(1, request.job.depth)
+        state = state.learn(session, Drafted(level, state.costs))
     return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
 
 

@@ -1,0 +1,199 @@
+"""Expected tokens a second of a way to speculate, by the chances of drafted nodes and the costs of
+passes, links and draft levels (docs/reference/policies.md)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import PassSeconds
+from asyncspec.core.cost_model.pipeline import PipelineCosts
+
+_TINY = 1e-9
+
+LEVELS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+ROWS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+
+
+class RoundShape(Struct, frozen=True):
+    """Which nodes the segments of a round hold: always the likeliest that are not sent yet."""
+
+    # Levels that are drafted before the root is sent, of ``LEVELS``; 0: it is sent alone, at once.
+    first: int
+    # Further levels for every later segment, of ``LEVELS`` but 0.
+    levels: int
+    # Nodes of a segment at most, the root not counted, of ``ROWS``; 0: there is no speculation.
+    rows: int
+
+
+PLAIN = RoundShape(0, 1, 0)
+"""One token a round trip."""
+
+STARTS = (RoundShape(0, 1, 1), RoundShape(4, 4, 4), RoundShape(0, 1, 8), RoundShape(5, 2, 16))
+"""Where searches begin: a streamed chain, chains in pieces, levels, and one tree a round."""
+
+
+class RoundRate(Struct, frozen=True):
+    """What a shape is expected to bring."""
+
+    tokens_per_second: float
+    # The chance of the least likely node it sends, given the root.
+    least: float = 1.0
+    # Levels below the tip that can be sent before a verdict comes.
+    depth: int = 1
+    # Seconds from one segment to the next.
+    spacing: float = 0.0
+    # Seconds from a segment to its verdict.
+    round_trip: float = 0.0
+
+
+class RoundCosts(NamedTuple):
+    """Seconds that the segments of a round take."""
+
+    # The slowest stage or link, for so many rows.
+    slowest: PassSeconds
+    # From the draft node through all stages and back.
+    whole: PassSeconds
+    # A draft level.
+    level: float
+
+    @staticmethod
+    def of(costs: PipelineCosts, level_seconds: float) -> RoundCosts:
+        """As measured; at least one stage has reported."""
+        stages, links = costs.stages, costs.link_row_seconds
+        slowest_link, all_links = max(links), sum(links)
+
+        @cache
+        def slowest(rows: int) -> float:
+            return max([_TINY, slowest_link * rows, *[seconds(rows) for seconds in stages]])
+
+        @cache
+        def whole(rows: int) -> float:
+            passes = sum([seconds(rows) for seconds in stages])
+            return max(_TINY, passes + all_links * rows + costs.overhead)
+
+        return RoundCosts(slowest, whole, level_seconds)
+
+
+def best_shape(
+    profile: Sequence[float], costs: RoundCosts, near: RoundShape = PLAIN
+) -> tuple[RoundShape, RoundRate]:
+    """The best shape that local searches from ``STARTS`` and ``near`` find; ``PLAIN`` where none is
+    better. ``profile``: chances of a node's children, by rank."""
+    rates: dict[RoundShape, RoundRate] = {}
+
+    def rate(shape: RoundShape) -> float:
+        if shape not in rates:
+            rates[shape] = round_rate(profile, shape, costs)
+        return rates[shape].tokens_per_second
+
+    best = PLAIN
+    for shape in (PLAIN, *STARTS, near):
+        while rate(better := max(_around(shape), key=rate)) > 1.0001 * rate(shape):
+            shape = better
+        best = max(best, shape, key=rate)
+    return best, rates[best]
+
+
+def _around(shape: RoundShape) -> Iterator[RoundShape]:
+    """The shape, and its neighbours on the grid of levels and rows."""
+    first, levels, rows = shape.first, shape.levels, shape.rows
+    yield shape
+    for near in _beside(LEVELS, first):
+        yield RoundShape(near, levels, rows)
+    for near in _beside(ROWS, rows):
+        yield RoundShape(first, levels, near)
+    for deep in _beside(LEVELS, levels):
+        if deep:
+            yield RoundShape(first, deep, rows)
+            for near in (rows, *_beside(ROWS, rows)):
+                yield RoundShape(deep if first else 0, deep, near)
+
+
+def _beside(grid: Sequence[int], value: int) -> Sequence[int]:
+    at = grid.index(value)
+    return (*grid[max(0, at - 1) : at], *grid[at + 1 : at + 2])
+
+
+def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -> RoundRate:
+    """The expected rate of a shape.
+
+    A round is a renewal: it begins with a new root and ends with the verdict of the last node of
+    the committed path, which brings one token beside the hits. Segments sent before the first
+    verdict are laid out one by one; later levels are hit with the mean chance of these.
+    """
+    if not shape.rows:
+        whole = costs.whole(1)
+        return RoundRate(1.0 / whole, spacing=costs.slowest(1), round_trip=whole)
+    spacing = max(costs.slowest(shape.rows), shape.levels * costs.level)
+    count = 2 + int(costs.whole(shape.rows) / spacing)
+    count = min(PARAMETERS.max_planned_segments, count)
+    tree = MeanTree(profile, shape, count)
+    sent = [shape.first * costs.level]
+    for i, rows in enumerate(tree.rows[:-1], 1):
+        drafted = (shape.first + i * shape.levels) * costs.level
+        sent.append(max(drafted, sent[-1] + costs.slowest(rows)))
+    back = [at + costs.whole(max(1, rows)) for at, rows in zip(sent, tree.rows, strict=True)]
+    seconds = sum(
+        [end * back[segment] for end, segment in zip(tree.ends, tree.segments, strict=True)]
+    )
+    by_level = [0.0] * (1 + max(tree.levels))
+    for chance, level in zip(tree.chances, tree.levels, strict=True):
+        by_level[level] += chance
+    tokens, deepest = sum(by_level), len(by_level) - 1
+    if deepest:
+        share = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
+        hit = min(PARAMETERS.max_level_hits, share)
+        more = by_level[-1] * hit / (1.0 - hit)
+        levels = max(1.0, (deepest - shape.first) / (count - 1))
+        tokens += more
+        seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
+    depth = shape.first + (count + 1) * shape.levels
+    return RoundRate(tokens / seconds, min(tree.chances), depth, spacing, costs.whole(shape.rows))
+
+
+class MeanTree:
+    """The nodes of a round's first segments where all nodes have children with the chances of a
+    profile: by node its chance, level, segment and the chance that the committed path ends there,
+    the root first; ``rows`` by segment."""
+
+    def __init__(self, profile: Sequence[float], shape: RoundShape, segments: int) -> None:
+        self.chances, self.levels, self.segments, self.ends = [1.0], [0], [0], [1.0]
+        self.rows = [1]
+        # Candidates, the likeliest first: (-chance, level, parent, rank); and those still too deep.
+        heap = [(-profile[0], 1, 0, 0)]
+        deep: list[tuple[float, int, int, int]] = []
+        for segment in range(segments):
+            bottom = shape.first + segment * shape.levels
+            for candidate in deep:
+                heapq.heappush(heap, candidate)
+            deep.clear()
+            taken = 0
+            while heap and taken < shape.rows:
+                candidate = heapq.heappop(heap)
+                minus, level, parent, rank = candidate
+                if -minus < PARAMETERS.min_planned_chance:
+                    break
+                if level > bottom:
+                    deep.append(candidate)
+                    continue
+                node = len(self.chances)
+                self.chances.append(-minus)
+                self.levels.append(level)
+                self.segments.append(segment)
+                self.ends.append(-minus)
+                self.ends[parent] += minus
+                heapq.heappush(heap, (minus * profile[0], level + 1, node, 0))
+                if rank + 1 < len(profile):
+                    sibling = self.chances[parent] * profile[rank + 1]
+                    heapq.heappush(heap, (-sibling, level, parent, rank + 1))
+                taken += 1
+            if segment:
+                self.rows.append(taken)
+            else:
+                self.rows[0] += taken

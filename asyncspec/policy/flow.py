@@ -1,0 +1,185 @@
+"""Flow: best-first speculation by expected tokens a second (docs/reference/policies.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.cost_model.acceptance import Acceptance
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.rounds import RoundCosts, RoundRate, RoundShape, best_shape
+from asyncspec.core.growth import Shape
+from asyncspec.policy.base import Committed, Drafted, Growth, Policy, Positive, View
+from asyncspec_protocol.ids import NodeId
+
+
+class FlowMemory(Struct, frozen=True):
+    """What was learned, and the shape of rounds that follows from it."""
+
+    acceptance: Acceptance = Acceptance()
+    # Seconds of a draft level; None: none was measured.
+    level_seconds: float | None = None
+    shape: RoundShape = RoundShape(4, 4, 4)
+    rate: RoundRate = RoundRate(0.0, 0.0, 8)
+    # Nodes observed when the shape was chosen; below 0: it was not yet.
+    chosen_at: int = -1
+    # Mean cost of a segment's rows beside the root, in passes of one row; and tokens a second
+    # without speculation.
+    row_share: float = 0.0
+    plain_rate: float = 0.0
+
+
+def describe(stats: Mapping[str, float]) -> str:
+    """What ``flow`` did in a request and why, by its statistics; empty: another policy ran."""
+    if "segment_rows" not in stats:
+        return ""
+    rows, levels = int(stats["segment_rows"]), int(stats["segment_levels"])
+    shape = f"chains of {rows}" if rows <= levels else f"trees of {rows} rows"
+    return (
+        f"the draft's first choice is right {stats['first_choice_rate']:.0%} of the time, "
+        f"a row costs {stats['row_cost_rate']:.2f} of a pass: {shape if rows else 'no speculation'}"
+    )
+
+
+class Flow(Policy, frozen=True):
+    """Sends the likeliest nodes first, in segments whose rows and levels promise the most committed
+    tokens a second; none where that is no speculation. Chains, levels, a tree a round and plain
+    decoding are shapes it finds, not modes."""
+
+    # Children of a node that the token source is asked for.
+    children: Positive = 8
+    # Nodes of a session's tree at most.
+    nodes: Positive = 512
+
+    @property
+    def coalesce(self) -> bool:
+        return True
+
+    @property
+    def speculate_during_prefill(self) -> bool:
+        return True
+
+    def max_tree_nodes(self, stages: int) -> int:
+        return self.nodes
+
+    def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
+        known = memory if isinstance(memory, FlowMemory) else FlowMemory()
+        if isinstance(event, Drafted):
+            before, found = known.level_seconds, event.level_seconds
+            if before is not None:
+                found = before + PARAMETERS.level_weight * (found - before)
+            known = replace(known, level_seconds=found)
+        else:
+            acceptance = known.acceptance.observe(event.tree, event.tokens)
+            known = replace(known, acceptance=acceptance)
+        observed, since = known.acceptance.observed, known.chosen_at
+        pause = min(max(since, PARAMETERS.min_replan_tokens), PARAMETERS.max_replan_tokens)
+        due = since + pause if since >= 0 else 0
+        if observed < due or known.level_seconds is None or not event.costs.times:
+            return known
+        costs = RoundCosts.of(event.costs, known.level_seconds)
+        shape, rate = best_shape(known.acceptance.profile, costs, known.shape)
+        more = max(1, shape.rows)
+        row = (costs.slowest(1 + more) - costs.slowest(1)) / more
+        return replace(
+            known,
+            shape=shape,
+            rate=rate,
+            chosen_at=observed,
+            row_share=row / costs.slowest(1) if row else 0.0,
+            plain_rate=1.0 / costs.whole(1),
+        )
+
+    def stats(self, memory: object) -> Mapping[str, float]:
+        if not isinstance(memory, FlowMemory) or memory.chosen_at < 0:
+            return {}
+        return {
+            "first_choice_rate": memory.acceptance.profile[0],
+            "row_cost_rate": memory.row_share,
+            "root_levels": memory.shape.first,
+            "segment_levels": memory.shape.levels,
+            "segment_rows": memory.shape.rows,
+            "plain_tokens_per_second": memory.plain_rate,
+        }
+
+    def grow(self, view: View) -> Growth | None:
+        if not view.levels_left:
+            return None
+        known = _memory(view)
+        shape = known.shape
+        if len(view.tree) == 1:
+            # Also where nothing will be sent: what comes true tells when to speculate again.
+            return self._growth(view, shape.first or shape.levels, shape.rows)
+        if not shape.rows:
+            return None
+        draft_seconds = shape.levels * (known.level_seconds or 0.0)
+        if view.tokens_since_draft and 2.0 * draft_seconds <= known.rate.spacing:
+            # There is time to look for what competes below the new tip: fewer of its candidates
+            # were kept when it was one node of many.
+            return self._growth(view, shape.levels, shape.rows)
+        leaves = _leaves(view, known, _worthwhile(view, known))
+        if not leaves:
+            return None
+        return self._growth(view, shape.levels, shape.rows, tuple(leaves[: shape.rows]))
+
+    def _growth(
+        self, view: View, levels: int, rows: int, frontier: tuple[NodeId, ...] = ()
+    ) -> Growth:
+        """As many nodes as a segment takes, and some siblings of the likeliest ones."""
+        depth = min(levels, view.levels_left)
+        count = rows + 4 * depth
+        return Growth(Shape(depth, self.children, count, beam=max(1, rows)), count, frontier)
+
+    def next_segment(self, view: View) -> tuple[NodeId, ...]:
+        known = _memory(view)
+        shape, root = known.shape, view.fresh_root
+        if not shape.rows or not view.levels_left:
+            return root
+        if root and not shape.first:
+            return root
+        if root and len(view.tree) == 1 and not view.trees_received:
+            return ()  # with its first levels
+        unsent = frozenset(view.drafted)
+        chances = _worthwhile(view, known)
+        chosen = [node for node in chances if node in unsent][: min(shape.rows, view.max_rows)]
+        if not root and _better_later(view, known, chances, chosen):
+            return ()
+        return (*root, *chosen)
+
+
+def _memory(view: View) -> FlowMemory:
+    return view.memory if isinstance(view.memory, FlowMemory) else FlowMemory()
+
+
+def _worthwhile(view: View, known: FlowMemory) -> dict[NodeId, float]:
+    """The nodes below the root that are worth a row and their chances, the likeliest first, parents
+    before their children."""
+    least = PARAMETERS.worthwhile_chance * known.rate.least
+    chances = known.acceptance.chances(view.tree)
+    del chances[view.tree.root]
+    found = sorted(chances, key=lambda node: (-chances[node], node))
+    return {node: chances[node] for node in found if chances[node] >= least}
+
+
+def _leaves(view: View, known: FlowMemory, worthwhile: Mapping[NodeId, float]) -> list[NodeId]:
+    """The nodes that should get children, the likeliest first."""
+    if view.levels >= min(known.rate.depth, view.levels_left):
+        return []
+    parents = {data.parent for data in view.tree.nodes.values()}
+    return [node for node in worthwhile if node not in parents]
+
+
+def _better_later(
+    view: View, known: FlowMemory, worthwhile: Mapping[NodeId, float], chosen: Sequence[NodeId]
+) -> bool:
+    """Whether a segment costs more tokens than it brings: it delays the one with the children of
+    the likeliest leaf, which are being drafted."""
+    leaves = _leaves(view, known, worthwhile)
+    if view.no_growth or not leaves:
+        return False
+    rate = known.rate
+    delay = rate.spacing - known.shape.levels * (known.level_seconds or 0.0)
+    lost = rate.tokens_per_second * max(0.0, delay) * worthwhile[leaves[0]]
+    return sum([worthwhile[node] for node in chosen]) < lost

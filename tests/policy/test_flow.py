@@ -1,0 +1,194 @@
+"""Policy ``flow``: what it learns, what it expects of a shape, and what it then does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
+from asyncspec.core.cost_model.rounds import (
+    LEVELS,
+    PLAIN,
+    ROWS,
+    STARTS,
+    MeanTree,
+    RoundCosts,
+    RoundShape,
+    best_shape,
+    round_rate,
+)
+from asyncspec.core.tree import new_tree
+from asyncspec.policy.flow import describe
+from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, StageCost
+from asyncspec.sim.language import Synthetic, tabled
+from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_protocol.ids import NodeId
+from laws import add_child
+
+shapes = st.builds(
+    RoundShape, st.sampled_from(LEVELS), st.sampled_from(LEVELS[1:]), st.sampled_from(ROWS)
+)
+profiles = st.lists(st.floats(0, 1), min_size=1, max_size=RANKS).map(
+    lambda weights: sorted((w / max(1.0, sum(weights)) for w in weights), reverse=True)
+)
+costs = st.builds(
+    lambda fixed, row, stages, latency, level: RoundCosts(
+        lambda rows: fixed + row * rows, lambda rows: stages * (fixed + row * rows) + latency, level
+    ),
+    st.floats(0.1, 2),
+    st.floats(0, 0.2),
+    st.integers(1, 16),
+    st.floats(0, 4),
+    st.floats(0, 2),
+)
+
+
+@st.composite
+def observations(draw: st.DrawFn) -> Acceptance:
+    """What is known after some tokens, each of which is one of a node's children or none."""
+    found = Acceptance()
+    for _ in range(draw(st.integers(0, 12))):
+        chances = draw(st.lists(st.floats(0.01, 1), min_size=1, max_size=RANKS + 2))
+        tree = new_tree(NodeId(0), 0, 0)
+        for i, chance in enumerate(chances, 1):
+            tree = add_child(tree, NodeId(i), NodeId(0), i, math.log(chance))
+        found = found.observe(tree, (draw(st.integers(1, len(chances) + 1)),))
+    return found
+
+
+@given(observations())
+def test_a_profile_is_a_distribution_by_rank(known: Acceptance) -> None:
+    profile = known.profile
+    assert len(profile) == RANKS
+    assert sum(profile) <= 1 + 1e-9
+    assert all(0 <= p <= 1 for p in profile)
+    assert list(profile) == sorted(profile, reverse=True)
+
+
+@given(observations(), st.data())
+def test_no_node_is_likelier_than_its_parent(known: Acceptance, data: st.DataObject) -> None:
+    tree = new_tree(NodeId(0), 0, 0)
+    for i in range(1, data.draw(st.integers(1, 10))):
+        parent = data.draw(st.sampled_from(sorted(tree.nodes)))
+        score = tree.nodes[parent].score - data.draw(st.floats(0, 3))
+        tree = add_child(tree, NodeId(i), parent, i, score)
+    chances = known.chances(tree)
+    assert set(chances) == set(tree.nodes)
+    assert chances[tree.root] == 1
+    for node, data_of in tree.nodes.items():
+        if node != tree.root:
+            assert 0 <= chances[node] <= chances[data_of.parent]
+
+
+@pytest.mark.parametrize(("share", "within"), [(0.9, 0.05), (0.3, 0.05), (0.0, 0.05)])
+def test_what_comes_true_overrules_what_was_stated(share: float, within: float) -> None:
+    """A source that always states .8 for its first choice."""
+    tree = add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, math.log(0.8))
+    known = Acceptance()
+    for i in range(400):
+        right = int((i + 1) * share) > int(i * share)
+        known = known.observe(tree, (1 if right else 2,))
+    assert known.profile[0] == pytest.approx(share, abs=within)
+    assert known.chances(tree)[NodeId(1)] == pytest.approx(share, abs=within)
+
+
+def test_tokens_below_a_node_without_children_are_not_observed() -> None:
+    tree = add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, -0.1)
+    assert Acceptance().observe(new_tree(NodeId(0), 0, 0), (1, 2)) == Acceptance()
+    assert Acceptance().observe(tree, (1, 2, 3)).observed == 1
+
+
+@given(profiles, shapes.filter(lambda shape: shape.rows), st.integers(1, 8))
+def test_the_path_ends_at_one_node_of_the_mean_tree(
+    profile: list[float], shape: RoundShape, segments: int
+) -> None:
+    tree = MeanTree(profile, shape, segments)
+    assert sum(tree.ends) == pytest.approx(1)
+    assert all(-1e-9 <= end <= chance for end, chance in zip(tree.ends, tree.chances, strict=True))
+    assert len(tree.rows) == segments
+    assert sum(tree.rows) == len(tree.chances)
+    assert all(rows <= shape.rows + (i == 0) for i, rows in enumerate(tree.rows))
+    for level, segment in zip(tree.levels, tree.segments, strict=True):
+        assert level <= shape.first + segment * shape.levels
+    for level in set(tree.levels):
+        on_it = [c for c, at in zip(tree.chances, tree.levels, strict=True) if at == level]
+        assert sum(on_it) <= 1 + 1e-9
+
+
+@given(profiles, costs, shapes)
+def test_no_start_promises_more_than_the_shape_that_is_chosen(
+    profile: list[float], cost: RoundCosts, near: RoundShape
+) -> None:
+    shape, rate = best_shape(profile, cost, near)
+    assert rate == round_rate(profile, shape, cost)
+    for other in (PLAIN, *STARTS, near):
+        assert rate.tokens_per_second >= round_rate(profile, other, cost).tokens_per_second
+
+
+@given(costs)
+def test_a_draft_that_is_never_right_is_not_sent(cost: RoundCosts) -> None:
+    assert best_shape([0.0] * RANKS, cost)[0].rows == 0
+
+
+@given(costs, st.sampled_from(LEVELS[1:]))
+def test_a_draft_that_is_always_right_runs_at_the_pace_of_the_slowest_part(
+    cost: RoundCosts, levels: int
+) -> None:
+    """A chain in pieces: a piece a pass, or as fast as it is drafted, once the pipeline is full."""
+    rate = round_rate([1.0], RoundShape(levels, levels, levels), cost)
+    spacing = max(cost.slowest(levels), levels * cost.level)
+    assert rate.tokens_per_second <= levels / spacing + 1 / cost.whole(1)
+
+
+SLOW_ROWS = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.11))
+SLOW_DRAFT = replace(PRESETS["turns"], draft=DraftCost(level_seconds=2.0))
+
+
+def run(first: float, cost: ClusterCost, policy: str, stages: int = 4) -> Outcome:
+    """128 tokens with a draft whose first choice is right with a chance of ``first``."""
+    language = Synthetic(tabled((first, *([min(first, 1 - first) / 20] * 3))), fade=1.0, seed=1)
+    return simulate(Setting(language, cost, stages=stages, tokens=128), policy)
+
+
+def test_it_stops_to_speculate_where_drafts_are_useless() -> None:
+    useless = run(0.01, SLOW_ROWS, "flow").stats[0]
+    plain = run(0.01, SLOW_ROWS, "autoregressive").stats[0]
+    assert useless["tokens_per_second"] >= 0.97 * plain["tokens_per_second"]
+    assert useless["rows"] < 1.5 * plain["rows"]
+
+
+@pytest.mark.parametrize(
+    ("first", "cost"),
+    [(0.01, PRESETS["turns"]), (0.5, SLOW_ROWS), (0.9, SLOW_DRAFT)],
+    ids=["useless", "middling with slow rows", "good but slow"],
+)
+def test_it_is_near_the_best_of_the_papers_policies(first: float, cost: ClusterCost) -> None:
+    papers = ("autoregressive", "chain", "pipedec", "flowspec")
+    best = max(run(first, cost, name).stats[0]["tokens_per_second"] for name in papers)
+    assert run(first, cost, "flow").stats[0]["tokens_per_second"] >= 0.9 * best
+
+
+@pytest.mark.parametrize(
+    ("stats", "sentence"),
+    [
+        ({}, ""),
+        ({"segment_rows": 0}, "right 31% of the time, a row costs 0.11 of a pass: no speculation"),
+        ({"segment_rows": 3, "segment_levels": 3}, "of a pass: chains of 3"),
+        ({"segment_rows": 16, "segment_levels": 2}, "of a pass: trees of 16 rows"),
+    ],
+)
+def test_it_says_what_it_did_and_why(stats: dict[str, float], sentence: str) -> None:
+    known = {"first_choice_rate": 0.31, "row_cost_rate": 0.11, "segment_levels": 1}
+    assert describe(known | stats if stats else {}).endswith(sentence)
+
+
+def test_its_statistics_say_what_was_learned() -> None:
+    stats = run(0.9, SLOW_ROWS, "flow").stats[0]
+    assert stats["first_choice_rate"] == pytest.approx(0.9, abs=0.06)
+    assert stats["row_cost_rate"] == pytest.approx(0.11, abs=0.02)
+    assert stats["plain_tokens_per_second"] == pytest.approx(1 / 4, rel=0.05)
+    assert not describe(run(0.9, SLOW_ROWS, "chain").stats[0])

@@ -1,0 +1,59 @@
+"""``python tools/bench grid``: its cells, ratios and output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tools.bench import grid
+from tools.bench.__main__ import main
+
+
+def test_the_cells_are_those_of_the_regular_grid_and_of_a_wider_space() -> None:
+    assert len(set(grid.core_cells())) == 108
+    wide = list(grid.wide_cells(40))
+    assert len(set(wide)) == 40
+    assert wide == list(grid.wide_cells(41))[:40]
+    for key in grid.Cell.__struct_fields__:
+        if key not in ("tokens",):
+            assert len({getattr(cell, key) for cell in wide}) > 1, key
+
+
+def test_a_draft_changes_and_the_text_does_not() -> None:
+    cell = grid.Cell(coverage=(0.97,), later=(0.05,), tokens=400)
+    language = grid.setting(cell).language
+    same = grid.setting(grid.Cell(coverage=(0.97,), tokens=400)).language
+    path, hits = 0, [0, 0]
+    for position in range(64, 464):
+        truth = language.truth(path)
+        assert truth == same.truth(path)
+        hits[position >= 264] += language.propose(path, position, 0, 1)[0] == [truth]
+        path = position * truth
+    assert hits[0] > hits[1] + 100
+
+
+def test_ratios_are_to_plain_decoding_the_best_fixed_policy_and_flowspec() -> None:
+    speeds = dict.fromkeys(grid.FIXED, 1.0) | {"chain": 4.0, "flowspec": 2.0, "flow": 3.0}
+    assert grid.ratios(speeds) == (3.0, 0.75, 1.5)
+    found = grid.summary({grid.Cell(): speeds, grid.Cell(stages=2): speeds | {"flow": 12.0}})
+    assert found[0]["geometric mean"] == pytest.approx(6.0)
+    assert found[0]["least"] == 3.0
+
+
+def test_it_runs_the_cells_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, plot = tmp_path / "cells.json", tmp_path / "map.svg"
+    cells = [grid.Cell(stages=2, tokens=8), grid.Cell(stages=1, tokens=8, sessions=2, jitter=0.1)]
+    file.write_bytes(msgspec.json.encode(cells))
+    words = ["grid", "--cells", str(file), "--jobs", "1", "--json", "--plot", str(plot)]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cells"] == 2
+    assert [set(one["speeds"]) for one in found["by cell"]] == [{*grid.FIXED, "flow"}] * 2
+    assert plot.stat().st_size
+    assert main(["grid", "--cells", str(tmp_path / "no.json")]) == 2
+    file.write_text('[{"stages": 2, "draft": 1}]')
+    assert main(["grid", "--cells", str(file)]) == 2
+    assert "draft" in capsys.readouterr().err
