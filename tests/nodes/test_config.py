@@ -48,7 +48,7 @@ def test_a_good_file_has_defaults() -> None:
     assert config.draft.source == "ngram"
     assert config.target.quantize == "none"
     assert config.target.generation_config == "auto"
-    assert config.draft.policy == "flowspec"
+    assert config.draft.policy == "flow"
     assert config.at(2).port == 7702
 
 

@@ -244,7 +244,7 @@ def test_the_command_starts_answers_checks_and_stops(tmp_path: Path) -> None:
     assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[1], 16)[0]
     assert answer["check"]["equal"]
     assert answer["check"]["sentence"] == "equal to the sequential decoder: 16 of 16 tokens"
-    assert (answer["stages"], answer["policy"]) == (1, "flowspec")
+    assert (answer["stages"], answer["policy"]) == (1, "flow")
     needed = "new_tokens prompt_tokens rounds decode_seconds tokens_per_second tokens_per_round"
     needed += " hit_rate wasted_rows bytes_sent turns passes"
     assert set(needed.split()) <= answer["stats"].keys()

@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="DIR|GGUF|HF_ID|eagle:DIR|twin|ngram|none",
         help="what the draft node takes as well",
     )
-    add("--policy", default="flowspec", metavar="NAME", help="theirs (default: flowspec)")
+    add("--policy", default="flow", metavar="NAME", help="theirs (default: flow)")
     for name, metavar, bounds, default, text in (
         ("--stages", "N", COUNT, 4, "verify stages (default: 4)"),
         ("--context", "TOKENS", POSITIONS, None, "of all sessions; default: the model's"),

@@ -72,7 +72,7 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
     # (docs/reference/sources.md).
     source: Annotated[str, Meta(min_length=1)] = "ngram"
     # The strategy for requests that name none.
-    policy: str = "flowspec"
+    policy: str = "flow"
 
 
 class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
