@@ -42,19 +42,19 @@ def speed(outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize("policy", ["flowspec", "specpipe", "pruned"])
-def test_fast_lines_change_nothing(policy: str, deaf: Callable[[], None]) -> None:
+def test_fast_lines_change_nothing(policy: str, inert: Callable[[], None]) -> None:
     found = run(policy, 1000)
     inert()
     assert found == run(policy, 1000)
 
 
-def test_fast_lines_change_nothing_for_many(deaf: Callable[[], None]) -> None:
+def test_fast_lines_change_nothing_for_many(inert: Callable[[], None]) -> None:
     found = run("flowspec", 1000, requests=3)
     inert()
     assert found == run("flowspec", 1000, requests=3)
 
 
-def test_long_lines_are_not_slow_ones(deaf: Callable[[], None]) -> None:
+def test_long_lines_are_not_slow_ones(inert: Callable[[], None]) -> None:
     """Where the way is long, what rows add to it is little of it."""
     found = run("flowspec", 150, latency=0.1)
     inert()
@@ -63,7 +63,7 @@ def test_long_lines_are_not_slow_ones(deaf: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(("mbit", "gain"), [(125, 1.0), (62, 1.02), (30, 2.0)])
 def test_slow_lines_bring_more_with_fewer_rows(
-    mbit: float, gain: float, deaf: Callable[[], None]
+    mbit: float, gain: float, inert: Callable[[], None]
 ) -> None:
     found = run("flowspec", mbit)
     inert()
@@ -72,7 +72,7 @@ def test_slow_lines_bring_more_with_fewer_rows(
 
 @pytest.mark.parametrize(("mbit", "gain"), [(125, 1.2), (30, 4.0)])
 def test_many_share_a_slow_line_as_they_share_a_slow_stage(
-    mbit: float, gain: float, deaf: Callable[[], None]
+    mbit: float, gain: float, inert: Callable[[], None]
 ) -> None:
     found = run("flowspec", mbit, requests=8)
     inert()
