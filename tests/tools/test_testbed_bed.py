@@ -144,7 +144,7 @@ def test_no_line_is_faster_than_described(bed: Bed) -> None:
             output(pour).close()
         return float(found)
 
-    # Never faster, however busy this machine is; how near they come is docs/reference/testbed.md's
+    # Never faster, however busy this machine is; how near they come is tools/testbed/README.md's
     # to say.
     for device, seconds in ((1, 1.0), (2, 0.5)):
         assert rate(device, seconds) <= 1.05 * 125_000 * (DESCRIPTION.device[device].mbit or 0)

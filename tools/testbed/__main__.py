@@ -1,4 +1,4 @@
-"""``python tools/testbed COMMAND``: several devices on one machine (docs/reference/testbed.md)."""
+"""``python tools/testbed COMMAND``: several devices on one machine (tools/testbed/README.md)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tools.testbed.state import State
 def parser() -> Parser:
     """The command line."""
     top = Parser(
-        prog="testbed", description="N devices on one Linux machine (docs/reference/testbed.md)."
+        prog="testbed", description="N devices on one Linux machine (tools/testbed/README.md)."
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 

@@ -133,7 +133,7 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """``[pace.RANK]``: makes a node as slow as another device, for experiments: the real work is
-    done, and what is left of the time is waited for (docs/reference/testbed.md)."""
+    done, and what is left of the time is waited for."""
 
     # A verify stage: seconds a pass of up to ``plateau`` rows takes.
     seconds: NotNegative = 0.0
