@@ -146,8 +146,8 @@ def test_trees_are_as_large_as_the_policys(
 ) -> None:
     argv = ("--target", str(tiny("llama")), "--stages", "2")
     for options, nodes in (
-        ((), 480),
-        (("--sessions", "16"), 16 * 480),
+        ((), 512),
+        (("--sessions", "16"), 16 * 512),
         (("--policy", "autoregressive", "--sessions", "16"), 0),
         (("--policy", "pipedec:width=16", "--sessions", "3"), 3 * 32),
         (("--policy", "pipedec:width=16", "--sessions", "3", "--tree", "5"), 5),

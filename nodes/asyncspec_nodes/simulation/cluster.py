@@ -31,6 +31,9 @@ from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT, Rank, first_session
 from asyncspec_protocol.links import role_of
 
+TRIED_ROWS = sorted(PARAMETERS.trial_rows)
+"""Rows of the passes that stages have tried, as real ones do when they are loaded."""
+
 MAX_STEPS = 1_000_000_000
 """A bound on liveness only: far more than any run takes."""
 
@@ -136,7 +139,8 @@ def _world(
     actors = {DRAFT: draft_actor(setting, policies)}
     stages = [Rank(rank) for rank in range(1, setting.stages + 1)]
     for rank in stages:
-        actors[rank] = stage_actor(setting, rank)
+        tried = {rows: setting.cost.pass_seconds(rank, rows) for rows in TRIED_ROWS}
+        actors[rank] = stage_actor(setting, rank, tried)
     pricing = CostModel(setting.cost)
     recorders: dict[Rank, Recorder] = {}
     world = World(actors, pricing, recorders, pricing, tasks=TASKS)
@@ -165,18 +169,17 @@ def draft_actor(
     return Actor(machine, machine.initial(), LanguageSource(setting.language).run)
 
 
-def stage_actor(setting: Setting, rank: Rank) -> Actor:
-    """A fresh stage, which has tried its passes as real ones do when they are loaded."""
-    rows = sorted(PARAMETERS.trial_rows)
-    seconds = [setting.cost.pass_seconds(rank, count) for count in rows]
+def stage_actor(setting: Setting, rank: Rank, tried: Mapping[int, float] | None = None) -> Actor:
+    """A fresh stage. ``tried``: seconds of passes tried at load, by rows."""
+    tried = tried or {}
     machine = VerifyMachine(
         VerifyConfig(
             rank=rank,
             stages=setting.stages,
             window=setting.window,
             batch_rows=setting.batch_rows,
-            tried_rows=tuple(rows),
-            tried_microseconds=tuple(int(1e6 * taken) for taken in seconds),
+            tried_rows=tuple(tried),
+            tried_microseconds=tuple(int(1e6 * seconds) for seconds in tried.values()),
         )
     )
     device = PathStage(setting.language, last=rank == setting.stages)
