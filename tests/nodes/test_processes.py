@@ -320,7 +320,7 @@ def test_an_eagle_head_drafts(
 ) -> None:
     source = "eagle:" if head == "bundled" else f"eagle:{random_eagle3(tmp_path / head)}"
     argv = ["--stages", "2", "--draft", source, "--prompt", PROMPTS[0], "--max-new-tokens", "20"]
-    found = json_output(capsys, "run", *argv, "--json")
+    found = json_output(capsys, "run", *argv, "--json", "--policy", "flowspec")
     assert found["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], 20)[0]
     assert found["stats"]["drafted_nodes"] > 0
     if head == "bundled":
@@ -340,7 +340,7 @@ def test_a_twin_drafts(options: tuple[str, ...], capsys: pytest.CaptureFixture[s
 def test_a_token_source_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """A draft model and n-gram lookup, asked over a link; the source's time is accounted for."""
     argv = ["--stages", "2", "--draft", "hybrid", "--source-apart", "--prompt", PROMPTS[0]]
-    argv += ["--max-new-tokens", "30", "--check", "--json"]
+    argv += ["--max-new-tokens", "30", "--check", "--json", "--policy", "flowspec"]
     found = json_output(capsys, "run", *argv)
     assert found["check"]["sentence"] == "equal to the sequential decoder: 30 of 30 tokens"
     assert found["stats"]["hits"] > 5
