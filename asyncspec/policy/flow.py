@@ -30,6 +30,11 @@ class FlowMemory(Struct, frozen=True):
     row_share: float = 0.0
     plain_rate: float = 0.0
 
+    @property
+    def draft_seconds(self) -> float:
+        """Of the levels of a segment; 0 where none was measured."""
+        return self.shape.levels * (self.level_seconds or 0.0)
+
 
 def describe(stats: Mapping[str, float]) -> str:
     """What ``flow`` did in a request and why, by its statistics; empty: another policy ran."""
@@ -65,7 +70,7 @@ class Flow(Policy, frozen=True):
         return self.nodes
 
     def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
-        known = memory if isinstance(memory, FlowMemory) else FlowMemory()
+        known = _known(memory)
         if isinstance(event, Drafted):
             before, found = known.level_seconds, event.level_seconds
             if before is not None:
@@ -93,29 +98,29 @@ class Flow(Policy, frozen=True):
         )
 
     def stats(self, memory: object) -> Mapping[str, float]:
-        if not isinstance(memory, FlowMemory) or memory.chosen_at < 0:
+        known = _known(memory)
+        if known.chosen_at < 0:
             return {}
         return {
-            "first_choice_rate": memory.acceptance.profile[0],
-            "row_cost_rate": memory.row_share,
-            "root_levels": memory.shape.first,
-            "segment_levels": memory.shape.levels,
-            "segment_rows": memory.shape.rows,
-            "plain_tokens_per_second": memory.plain_rate,
+            "first_choice_rate": known.acceptance.profile[0],
+            "row_cost_rate": known.row_share,
+            "root_levels": known.shape.first,
+            "segment_levels": known.shape.levels,
+            "segment_rows": known.shape.rows,
+            "plain_tokens_per_second": known.plain_rate,
         }
 
     def grow(self, view: View) -> Growth | None:
         if not view.levels_left:
             return None
-        known = _memory(view)
+        known = _known(view.memory)
         shape = known.shape
         if len(view.tree) == 1:
             # Also where nothing will be sent: what comes true tells when to speculate again.
             return self._growth(view, shape.first or shape.levels, shape.rows)
         if not shape.rows:
             return None
-        draft_seconds = shape.levels * (known.level_seconds or 0.0)
-        if view.tokens_since_draft and 2.0 * draft_seconds <= known.rate.spacing:
+        if view.tokens_since_draft and 2.0 * known.draft_seconds <= known.rate.spacing:
             # There is time to look for what competes below the new tip: fewer of its candidates
             # were kept when it was one node of many.
             return self._growth(view, shape.levels, shape.rows)
@@ -133,7 +138,7 @@ class Flow(Policy, frozen=True):
         return Growth(Shape(depth, self.children, count, beam=max(1, rows)), count, frontier)
 
     def next_segment(self, view: View) -> tuple[NodeId, ...]:
-        known = _memory(view)
+        known = _known(view.memory)
         shape, root = known.shape, view.fresh_root
         if not shape.rows or not view.levels_left:
             return root
@@ -149,8 +154,8 @@ class Flow(Policy, frozen=True):
         return (*root, *chosen)
 
 
-def _memory(view: View) -> FlowMemory:
-    return view.memory if isinstance(view.memory, FlowMemory) else FlowMemory()
+def _known(memory: object) -> FlowMemory:
+    return memory if isinstance(memory, FlowMemory) else FlowMemory()
 
 
 def _worthwhile(view: View, known: FlowMemory) -> dict[NodeId, float]:
@@ -180,6 +185,6 @@ def _better_later(
     if view.no_growth or not leaves:
         return False
     rate = known.rate
-    delay = rate.spacing - known.shape.levels * (known.level_seconds or 0.0)
-    lost = rate.tokens_per_second * max(0.0, delay) * worthwhile[leaves[0]]
+    delay = max(0.0, rate.spacing - known.draft_seconds)
+    lost = rate.tokens_per_second * delay * worthwhile[leaves[0]]
     return sum([worthwhile[node] for node in chosen]) < lost

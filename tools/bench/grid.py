@@ -24,9 +24,9 @@ from asyncspec.core.errors import UserError
 from asyncspec.core.rng import uniform
 from asyncspec.sim.costs import ClusterCost, DraftCost, Jitter, LinkCost, StageCost
 from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
-from asyncspec.source.expand import Proposal
 from asyncspec_nodes.console.arguments import COUNT
 from asyncspec_nodes.simulation.cluster import Setting, simulate
+from tools.bench.dipsd.machines.cases import Turning
 from tools.bench.options import check_numbers
 from tools.bench.pool import as_done
 
@@ -66,27 +66,6 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
                 values = value if isinstance(value, tuple) else (value,)
                 found.append(f"{key}={'/'.join(f'{one:g}' for one in values)}")
         return " ".join(found)
-
-
-class Changing(Struct, frozen=True):
-    """A language whose draft is another one from a position on; the target says the same."""
-
-    first: Synthetic
-    later: Synthetic
-    start: int
-
-    def prompt(self, request: int, length: int) -> tuple[int, ...]:
-        return self.first.prompt(request, length)
-
-    def longest(self, request: int) -> int | None:
-        return None
-
-    def truth(self, path: int) -> int:
-        return self.first.truth(path)
-
-    def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
-        language = self.first if position < self.start else self.later
-        return language.propose(path, position, stale, width)
 
 
 def core_cells() -> Iterator[Cell]:
@@ -140,7 +119,7 @@ def setting(cell: Cell) -> Setting:
     prompt = 64
     if cell.later:
         later = Synthetic(_coverage(cell.later), seed=1)
-        language = Changing(
+        language = Turning(
             Synthetic(_coverage(cell.coverage), seed=1), later, prompt + cell.tokens // 2
         )
     cost = ClusterCost(

@@ -48,8 +48,6 @@ class RoundRate(Struct, frozen=True):
     depth: int = 1
     # Seconds from one segment to the next.
     spacing: float = 0.0
-    # Seconds from a segment to its verdict.
-    round_trip: float = 0.0
 
 
 class RoundCosts(NamedTuple):
@@ -128,8 +126,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     verdict are laid out one by one; later levels are hit with the mean chance of these.
     """
     if not shape.rows:
-        whole = costs.whole(1)
-        return RoundRate(1.0 / whole, spacing=costs.slowest(1), round_trip=whole)
+        return RoundRate(1.0 / costs.whole(1), spacing=costs.slowest(1))
     spacing = max(costs.slowest(shape.rows), shape.levels * costs.level)
     count = 2 + int(costs.whole(shape.rows) / spacing)
     count = min(PARAMETERS.max_planned_segments, count)
@@ -154,7 +151,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         tokens += more
         seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
     depth = shape.first + (count + 1) * shape.levels
-    return RoundRate(tokens / seconds, min(tree.chances), depth, spacing, costs.whole(shape.rows))
+    return RoundRate(tokens / seconds, min(tree.chances), depth, spacing)
 
 
 class MeanTree:
