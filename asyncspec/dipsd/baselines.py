@@ -17,8 +17,8 @@ from operator import itemgetter
 from asyncspec.dipsd.association import cut, dealt, fewest_batches, packed
 from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import exact_period, in_best_order
-from asyncspec.dipsd.lengths import best_lengths, common_length
-from asyncspec.dipsd.model import FIRST_LENGTH, Groups, Plan, PlanResult, ScannedCount, plan_of
+from asyncspec.dipsd.lengths import Solution, best_lengths, common_length
+from asyncspec.dipsd.model import FIRST_LENGTH, Groups, PlanResult, ScannedCount
 from asyncspec.dipsd.tables import Budget, Tables
 
 NODES, BASELINE_NODES = 20_000, 2000
@@ -37,22 +37,22 @@ def algorithm1(tables: Tables) -> PlanResult | None:
     Its bound is one for plans with two batches or more: the paper's scan starts there.
     """
     bounds = Bound(tables)
-    best: tuple[float, Plan] | None = None
+    best: Solution | None = None
     scanned = []
     limit = 0.0
     for batches in range(first_count(tables), tables.users + 1):
-        ratio = 0.0 if best is None else best[0]
+        ratio = 0.0 if best is None else best.ratio
         bound = bounds.above(batches, ratio)
         if best is not None and bound <= ratio:
             break
         found = alternate(tables, batches, NODES, Budget(math.inf))
         limit = max(limit, bound)
-        scanned.append(ScannedCount(batches, 1000 * found[0] if found else None, 1000 * bound))
-        if found is not None and (best is None or found[0] > best[0]):
+        scanned.append(ScannedCount(batches, 1000 * found.ratio if found else None, 1000 * bound))
+        if found is not None and found.ratio > ratio:
             best = found
     if best is None:
         return None
-    return PlanResult(in_best_order(best[1], tables), tuple(scanned), 1000 * limit)
+    return PlanResult(in_best_order(best.plan, tables), tuple(scanned), 1000 * limit)
 
 
 def first_count(tables: Tables) -> int:
@@ -60,12 +60,12 @@ def first_count(tables: Tables) -> int:
     return max(min(2, tables.users), fewest_batches(tables))
 
 
-def alternate(tables: Tables, batches: int, nodes: int, work: Budget) -> tuple[float, Plan] | None:
-    """(tokens a ms, plan) for a batch count; None if no association fits. ``nodes``: of each
-    association step, as far as the ``work`` allows."""
-    lengths: Sequence[int] = [min(FIRST_LENGTH, tables.longest)] * tables.users
+def alternate(tables: Tables, batches: int, nodes: int, work: Budget) -> Solution | None:
+    """The best plan for a batch count; None if no association fits. ``nodes``: of each association
+    step, as far as the ``work`` allows."""
+    lengths = (min(FIRST_LENGTH, tables.longest),) * tables.users
     groups: Groups | None = None
-    best: tuple[float, Plan] | None = None
+    best: Solution | None = None
     for _ in range(MAX_ALTERNATIONS):
         # Units of work of a node.
         price = 5 + 4 * batches
@@ -78,9 +78,9 @@ def alternate(tables: Tables, batches: int, nodes: int, work: Budget) -> tuple[f
         found = best_lengths(tables, groups, work=work)
         if found is None:
             return None
-        if best is None or found.ratio > best[0]:
-            best = (found.ratio, plan_of(groups, found.by_user))
-        before, lengths = lengths, [found.by_user[m] for m in range(tables.users)]
+        if best is None or found.ratio > best.ratio:
+            best = found
+        before, lengths = lengths, found.plan.lengths
         if lengths == before or work.left <= 0:
             break
     return best
@@ -108,9 +108,9 @@ def cost(tables: Tables, lengths: Sequence[int], groups: Groups) -> Cost:
     """The period (its two terms) and the work of the batches."""
     loop = total = 0.0
     for group in groups:
-        work = tables.work(group)[max(lengths[m] for m in group)]
+        work = tables.batch_work(group, lengths)
         total += work
-        drafted = max(tables.draft[m][lengths[m]] for m in group)
+        drafted = max([tables.draft[m][lengths[m]] for m in group])
         loop = max(loop, drafted + tables.passing(work))
     return max(loop, tables.server(total, len(groups))), total
 
@@ -213,8 +213,7 @@ def round_robin(tables: Tables) -> float | None:
     for batches in range(first_count(tables), tables.users + 1):
         if bound.above(batches, best) <= best:
             break
-        groups = [tuple(range(n, tables.users, batches)) for n in range(batches)]
-        found = best_lengths(tables, groups, best)
+        found = best_lengths(tables, dealt(range(tables.users), batches), best)
         best = best if found is None else found.ratio
     return 1000 * best if best else None
 

@@ -42,9 +42,7 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     noise = replace(noise, sigma=min(MAX_JITTER, noise.sigma), expected=True)
     found = plan_best(tables, effort=EFFORT)
     assert found is not None, "each user alone fits"
-    by_user, groups = found.plan.lengths, found.plan.groups
-    own = tuple(by_user[m] for m in range(tables.users))
-    candidates = [own]
+    candidates = [own := found.plan.lengths]
     if tables.users > 1:
         common, _ = best_greedy(tables, max(MIN_RUNS, rounds // SKETCH))
         near = range(max(1, common - 1), min(tables.longest, common + 1) + 1)
@@ -55,7 +53,7 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     pays = planned > greedy.throughput * (1 + MARGIN)
     return Decision(
         lengths=own if pays else lengths,
-        groups=groups if pays else (),
+        groups=found.plan.batches if pays else (),
         period_ms=period,
         planned=planned,
         greedy=greedy.throughput,

@@ -7,6 +7,7 @@ from itertools import permutations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.dipsd.model import Plan, problem
 from asyncspec.dipsd.tables import Budget, Tables
@@ -102,12 +103,11 @@ def evaluate(plan: Plan, tables: Tables) -> Evaluation:
     """The plan's steady state. ``ValueError`` if it is not a plan for the tables' deployment."""
     if wrong := problem(plan, tables.deployment):
         raise ValueError(wrong)
-    batches = tuple(times(batch.users, batch.lengths, tables) for batch in plan.batches)
+    batches = tuple(batch_times(users, plan.lengths, tables) for users in plan.batches)
     hop = tables.deployment.verifier.hop_ms
     passes = [batch.stages_ms for batch in batches]
     period = exact_period([batch.draft_ms for batch in batches], passes, hop)
-    lengths = plan.lengths
-    gained = [tables.gain[m][lengths[m]] for m in range(tables.users)]
+    gained = [gain[k] for gain, k in zip(tables.gain, plan.lengths, strict=True)]
     busy = tuple(sum(stage) / period for stage in zip(*passes, strict=True))
     return Evaluation(
         tokens=sum(gained),
@@ -120,10 +120,10 @@ def evaluate(plan: Plan, tables: Tables) -> Evaluation:
     )
 
 
-def times(users: tuple[int, ...], lengths: tuple[int, ...], tables: Tables) -> BatchTimes:
-    """The times of one batch, in ms."""
-    work = tables.work(users)[max(lengths)]
-    draft, slowest = max((tables.draft[m][k], -m) for m, k in zip(users, lengths, strict=True))
+def batch_times(users: Sequence[int], lengths: Sequence[int], tables: Tables) -> BatchTimes:
+    """The times of one batch. ``lengths``: of all users."""
+    work = tables.batch_work(users, lengths)
+    draft, slowest = max((tables.draft[m][lengths[m]], -m) for m in users)
     return BatchTimes(draft, tables.stages(work), tables.passing(work), -slowest)
 
 
@@ -152,7 +152,7 @@ def in_best_order(plan: Plan, tables: Tables, work: Budget | None = None) -> Pla
     if batches > MAX_ORDERED or evaluate(plan, tables).limit.kind != "order":
         return plan
     head, *others = plan.batches
-    plans = [Plan((head, *rest)) for rest in permutations(others)]
+    plans = [replace(plan, batches=(head, *rest)) for rest in permutations(others)]
     if work is not None:
         plans = plans[: 1 + int(max(0.0, work.left) / price)]
         work.spend(len(plans) * price)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import groupby, product
+from operator import itemgetter
 from typing import NamedTuple
 
-from msgspec import Struct
-
+from asyncspec.dipsd.model import Groups, Plan
 from asyncspec.dipsd.tables import Budget, Tables
 
 NODE = 3
@@ -75,14 +75,11 @@ class LengthSweep:
         in tokens a ms."""
         state = _SweepState(self, q)
         found: LengthChoice | None = None
-        events, count, i = self.events, len(self.events), 0
-        if not self.budget.spend(count // 2):
+        if not self.budget.spend(len(self.events) // 2):
             return None
-        while i < count:
-            period = events[i][0]
-            while i < count and events[i][0] == period:
-                state.apply(events[i])
-                i += 1
+        for period, events in groupby(self.events, key=itemgetter(0)):
+            for event in events:
+                state.apply(event)
             # Tokens if the verifier never limited, and if only it did.
             if state.absent_batches or min(state.top - q * period, state.net) <= floor:
                 continue
@@ -196,20 +193,17 @@ CLOSE_SHARE = 1e-12
 """Of the tokens of a cycle: what counts as no improvement."""
 
 
-class Lengths(Struct, frozen=True):
-    """Draft length by user; ``ratio`` in tokens a ms, ``period`` in ms, by its two terms."""
+class Solution(NamedTuple):
+    """A plan, its tokens a ms and its period in ms, by the period's two terms."""
 
-    by_user: dict[int, int]
     ratio: float
     period: float
+    plan: Plan
 
 
 def best_lengths(
-    tables: Tables,
-    groups: Sequence[Sequence[int]],
-    above: float = 0.0,
-    work: Budget | None = None,
-) -> Lengths | None:
+    tables: Tables, groups: Groups, above: float = 0.0, work: Budget | None = None
+) -> Solution | None:
     """The best lengths, or None if their ratio is not above ``above`` (tokens a ms).
 
     Where the ``work`` ends before they are found: the best so far, at least one length for all.
@@ -225,11 +219,11 @@ def best_lengths(
     while (found := sweep.best(q, CLOSE_SHARE * most)) is not None:
         last, q = found, found.tokens / found.period
     if last is not None:
-        return Lengths(_by_user(tables, groups, last), q, last.period)
+        return Solution(q, last.period, Plan(groups, _by_user(tables, groups, last)))
     if common <= above:
         return None
     tokens = sum(gain[length] for gain in tables.gain)
-    return Lengths(dict.fromkeys(range(tables.users), length), common, tokens / common)
+    return Solution(common, tokens / common, Plan(groups, (length,) * tables.users))
 
 
 def common_length(tables: Tables, groups: Sequence[Sequence[int]]) -> tuple[float, int]:
@@ -245,15 +239,13 @@ def common_length(tables: Tables, groups: Sequence[Sequence[int]]) -> tuple[floa
     return best[0], -best[1]
 
 
-def _by_user(
-    tables: Tables, groups: Sequence[Sequence[int]], found: LengthChoice
-) -> dict[int, int]:
+def _by_user(tables: Tables, groups: Groups, found: LengthChoice) -> tuple[int, ...]:
     """Every user's longest draft that is ready in time."""
-    lengths = {}
+    lengths = [1] * tables.users
     for group, longest in zip(groups, found.longest, strict=True):
         verified = tables.passing(tables.work(group)[longest])
         for m in group:
             drafts = tables.draft[m]
             ready = (k for k in range(longest, 1, -1) if drafts[k] + verified <= found.period)
             lengths[m] = next(ready, 1)
-    return lengths
+    return tuple(lengths)

@@ -6,23 +6,25 @@ the paper profiles them: a fixed part (kernel launches, weights read once) and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from itertools import chain
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
 
 MemoryRule = Literal["batch", "all"]
+Count = Annotated[int, Meta(ge=1, le=10**9)]
 
 
-class ModelShape(Struct, frozen=True):
+class ModelShape(Struct, frozen=True, forbid_unknown_fields=True):
     """The paper's J, h1 and h2: multi-head attention and a feed-forward block of two matrices.
     Models with grouped heads have smaller caches than this says."""
 
-    layers: int
-    hidden: int
-    ffn: int
+    layers: Count
+    hidden: Count
+    ffn: Count
 
     def flops(self, tokens: int, prefix: int) -> float:
         """FLOPs of one pass over ``tokens`` new positions after ``prefix`` (F^v; F^d for one)."""
@@ -89,8 +91,7 @@ def even_stages(shape: ModelShape, whole: StageProfile, count: int) -> tuple[Sta
     base, more = divmod(shape.layers, count)
     sizes = [base + (i < more) for i in range(count)]
     return tuple(
-        StageProfile(n, whole.ms_per_flop, whole.fixed_ms * n / shape.layers, whole.memory_bytes)
-        for n in sizes
+        replace(whole, layers=n, fixed_ms=whole.fixed_ms * n / shape.layers) for n in sizes
     )
 
 
@@ -98,44 +99,24 @@ Groups = tuple[tuple[int, ...], ...]
 """Users by batch, as indices into the deployment's users."""
 
 
-class PlanBatch(Struct, frozen=True):
-    """Users verified in one pass, and the draft length of each of them."""
-
-    users: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-
 class Plan(Struct, frozen=True):
     """Batches in the order in which the verifier visits them, round and round."""
 
-    batches: tuple[PlanBatch, ...]
-
-    @property
-    def groups(self) -> Groups:
-        """The association without the lengths."""
-        return tuple(batch.users for batch in self.batches)
-
-    @property
-    def lengths(self) -> dict[int, int]:
-        """Draft length by user."""
-        return {m: k for b in self.batches for m, k in zip(b.users, b.lengths, strict=True)}
-
-
-def plan_of(groups: Iterable[Sequence[int]], lengths: Sequence[int] | dict[int, int]) -> Plan:
-    """A plan from an association and a draft length for each user."""
-    return Plan(tuple(PlanBatch(tuple(g), tuple(lengths[m] for m in g)) for g in groups))
+    batches: Groups
+    # Draft length by user.
+    lengths: tuple[int, ...]
 
 
 def problem(plan: Plan, deployment: Deployment) -> str:
     """Why ``plan`` is not one for ``deployment``; empty if it is."""
-    named = sorted(m for batch in plan.batches for m in batch.users)
-    if named != list(range(len(deployment.users))):
+    users = len(deployment.users)
+    if sorted(chain.from_iterable(plan.batches)) != list(range(users)):
         return "every user must be in exactly one batch"
-    if not all(batch.users for batch in plan.batches):
+    if not all(plan.batches):
         return "a batch has no users"
-    if any(len(batch.users) != len(batch.lengths) for batch in plan.batches):
-        return "a batch needs a draft length for each of its users"
-    if not all(1 <= k <= deployment.longest for b in plan.batches for k in b.lengths):
+    if len(plan.lengths) != users:
+        return "every user needs a draft length"
+    if not all(1 <= k <= deployment.longest for k in plan.lengths):
         return f"draft lengths must be between 1 and {deployment.longest}"
     return ""
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from asyncspec.dipsd.association import associations, fewest_batches
 from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import evaluate, in_best_order
-from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Plan, PlanResult, ScannedCount, plan_of
+from asyncspec.dipsd.lengths import Solution, best_lengths
+from asyncspec.dipsd.model import Plan, PlanResult, ScannedCount
 from asyncspec.dipsd.search import Search
 from asyncspec.dipsd.tables import Budget, Tables
 
@@ -95,14 +95,14 @@ class _Scan:
                     self.searches[batches] = search
                     if batches in outlined:
                         search.scan(OUTLINE_TRIES, part)
-                        self._take(batches, search.plan, search.ratio)
+                        self._take(batches, search.best)
 
     def deepen(self) -> None:
         """The counts that look best first, each with half of the work that is left."""
         # By what their outline found, or else that of the next lower count.
         promise, last = {}, 0.0
         for batches, search in self.searches.items():
-            last = search.ratio if search.plan is not None else last
+            last = search.best.ratio if search.best else last
             promise[batches] = -last
         tries = TRIES if self.tables.users <= CROWD else CROWD_TRIES
         for batches in sorted(promise, key=promise.__getitem__):
@@ -111,7 +111,7 @@ class _Scan:
                 with self.work.part(self.work.left / 2) as part:
                     search.scan(tries, part, self.ratio)
                     search.alternate(part)
-                self._take(batches, search.plan, search.ratio)
+                self._take(batches, search.best)
 
     def _ruled_out(self, batches: int) -> bool:
         """Whether no plan with so many batches or more is better than the best one."""
@@ -123,20 +123,20 @@ class _Scan:
 
     def _enumerate(self, batches: int, work: Budget) -> None:
         """The best of all associations with so many batches: it is their bound, too."""
-        best: Plan | None = None
+        best: Solution | None = None
         ratio = self.ratio
         for groups in associations(self.tables.users, batches):
             found = best_lengths(self.tables, groups, ratio, work)
             if found is not None:
-                best, ratio = plan_of(groups, found.by_user), found.ratio
+                best, ratio = found, found.ratio
         self.limit = max(self.limit, ratio if work.left > 0 else self.bounds[batches])
-        self._take(batches, best, ratio)
+        self._take(batches, best)
 
-    def _take(self, batches: int, plan: Plan | None, ratio: float) -> None:
+    def _take(self, batches: int, found: Solution | None) -> None:
         """A plan that is better by the two terms of the period, if it is by the exact one."""
-        if plan is None or ratio <= self.ratio:
+        if found is None or found.ratio <= self.ratio:
             return
-        plan = in_best_order(plan, self.tables, self.work)
+        plan = in_best_order(found.plan, self.tables, self.work)
         exact = evaluate(plan, self.tables).throughput / 1000
         if exact > self.ratio:
             self.best, self.ratio = plan, exact

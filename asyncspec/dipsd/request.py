@@ -134,7 +134,7 @@ def drifted(old: PlanRequest, new: PlanRequest) -> bool:
 
 
 def _mean_jitters(noise: Noise) -> list[float]:
-    return [sum(row) / max(1, len(row)) for row in (noise.deviations or Deviations()).kinds]
+    return [sum(row) / max(1, len(row)) for row in noise.deviations or Deviations()]
 
 
 def _user_drifted(old: User, new: User) -> bool:

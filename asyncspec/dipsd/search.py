@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from asyncspec.dipsd.association import starts
 from asyncspec.dipsd.baselines import alternate
-from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Groups, Plan, plan_of
+from asyncspec.dipsd.lengths import Solution, best_lengths
+from asyncspec.dipsd.model import Groups
 from asyncspec.dipsd.tables import Budget, Tables
 
 LATE = 2
@@ -170,22 +170,18 @@ class BatchFit:
 
 
 class Search:
-    """``plan`` is the best one found above the ``ratio`` given, in tokens a ms; ``ratio`` is then
-    its own. Both by the two terms of the period."""
+    """``best`` is the best plan found; a further one has to be above ``ratio``, in tokens a ms."""
 
     def __init__(self, tables: Tables, batches: int, above: float) -> None:
         self.fit = BatchFit(tables)
         self.tables, self.batches, self.ratio = tables, batches, above
-        self.best: Groups | None = None
-        self.plan: Plan | None = None
-        self.period = 0.0
+        self.best: Solution | None = None
         self.tried: set[frozenset[Group]] = set()
 
     def scan(self, tries: int, work: Budget, above: float = 0.0) -> None:
         """From so many starts, at so many periods beside each one's own, for a plan above
         ``above``."""
-        if above > self.ratio:
-            self.ratio, self.plan = above, None
+        self.ratio = max(self.ratio, above)
         for groups in islice(starts(self.tables, self.batches), tries):
             self._try(groups, work)
             for period in self._periods(tries):
@@ -197,7 +193,7 @@ class Search:
         with work.part(ALTERNATION_SHARE * work.left) as part:
             found = alternate(self.tables, self.batches, ALTERNATION_NODES, part)
         if found is not None:
-            self._try(found[1].groups, work)
+            self._try(found.plan.batches, work)
             self._settle(work)
 
     def _periods(self, tries: int) -> Iterator[float]:
@@ -212,7 +208,7 @@ class Search:
 
     def _settle(self, work: Budget) -> None:
         """Batches by the period, the period by the batches, until nothing improves."""
-        while self.best is not None and self._fit(self.best, self.period, work):
+        while self.best and self._fit(self.best.plan.batches, self.best.period, work):
             pass
 
     def _fit(self, groups: Groups, period: float, work: Budget) -> bool:
@@ -231,8 +227,6 @@ class Search:
             return False
         self.tried.add(name)
         found = best_lengths(self.tables, groups, self.ratio, work)
-        if found is None:
-            return False
-        self.best, self.ratio, self.period = groups, found.ratio, found.period
-        self.plan = plan_of(groups, found.by_user)
-        return True
+        if found is not None:
+            self.best, self.ratio = found, found.ratio
+        return found is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -26,16 +27,12 @@ DRAFT, LINK, VERIFY = 0, 1, 2
 """Kinds of durations: ``Deviations`` has them in this order."""
 
 
-class Deviations(Struct, frozen=True):
+class Deviations(NamedTuple):
     """Relative deviations as measured: of drafts and of links by user, of passes by stage."""
 
     drafts: tuple[float, ...] = ()
     links: tuple[float, ...] = ()
     passes: tuple[float, ...] = ()
-
-    @property
-    def kinds(self) -> tuple[tuple[float, ...], ...]:
-        return self.drafts, self.links, self.passes
 
 
 class Noise(Struct, frozen=True):
@@ -55,14 +52,12 @@ class Noise(Struct, frozen=True):
     @property
     def quiet(self) -> bool:
         """Whether everything takes as long as planned."""
-        if self.deviations is None:
-            return not self.sigma
-        return not any(map(any, self.deviations.kinds))
+        return not (self.sigma if self.deviations is None else any(map(any, self.deviations)))
 
     def factor(self, kind: int, whose: int, round_: int, offset: int = 0) -> float:
         """The factor on one duration of a user or a stage in a round; ``offset`` tells several of
         them apart."""
-        sigma = self.sigma if self.deviations is None else self.deviations.kinds[kind][whose]
+        sigma = self.sigma if self.deviations is None else self.deviations[kind][whose]
         if not sigma:
             return 1.0
         normal = _normal(self.seed * 4 + kind + 1, round_, 2 * (whose + offset))
@@ -111,7 +106,7 @@ class _Run:
 
     def verify(self, users: Sequence[int]) -> None:
         """A pass of these users, as soon as all of them are ready."""
-        work = self.tables.work(users)[max(self.lengths[m] for m in users)]
+        work = self.tables.batch_work(users, self.lengths)
         round_, offset = self.rounds[users[0]], users[0] * len(self.line.free)
         passing = [
             ms * self.noise.factor(VERIFY, p, round_, offset)
@@ -146,13 +141,12 @@ def simulate_plan(plan: Plan, tables: Tables, rounds: int, noise: Noise = QUIET)
 
     The first half is the start-up; ``period_ms`` is what the rest took by its cycles. At least 2.
     """
-    lengths = plan.lengths
-    run = _Run(tables, [lengths[m] for m in range(tables.users)], noise)
+    run = _Run(tables, plan.lengths, noise)
     for round_ in range(rounds):
         if round_ == rounds // 2:
             run.count()
-        for batch in plan.batches:
-            run.verify(batch.users)
+        for users in plan.batches:
+            run.verify(users)
     return run.averages(rounds - rounds // 2)
 
 
@@ -195,6 +189,5 @@ def best_greedy(tables: Tables, rounds: int = 40) -> tuple[int, Simulated]:
     """(length, run): the best draft length that all users share, without jitter."""
     quiet = Noise(expected=True)
     lengths = range(1, tables.longest + 1)
-    runs = [simulate_greedy(tables, [k] * tables.users, rounds, quiet) for k in lengths]
-    best = max(range(len(runs)), key=lambda n: runs[n].throughput)
-    return lengths[best], runs[best]
+    runs = [(k, simulate_greedy(tables, [k] * tables.users, rounds, quiet)) for k in lengths]
+    return max(runs, key=lambda run: run[1].throughput)

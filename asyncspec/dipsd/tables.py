@@ -66,8 +66,12 @@ class Tables:
 
     def work(self, users: Sequence[int]) -> list[float]:
         """FLOPs of a batch by its longest draft: all its rows are padded to the longest of them."""
-        row = self.rows[max(self.prefix[m] for m in users)]
+        row = self.rows[max([self.prefix[m] for m in users])]
         return [len(users) * flops for flops in row]
+
+    def batch_work(self, users: Sequence[int], lengths: Sequence[int]) -> float:
+        """FLOPs of a batch with these draft lengths (by user)."""
+        return self.work(users)[max([lengths[m] for m in users])]
 
     def stages(self, work: float) -> tuple[float, ...]:
         """Milliseconds of a pass on each stage."""

@@ -5,16 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from asyncspec.dipsd.association import associations
-from asyncspec.dipsd.model import (
-    SERVER,
-    TARGET,
-    Deployment,
-    Plan,
-    StageProfile,
-    User,
-    Verifier,
-    plan_of,
-)
+from asyncspec.dipsd.model import SERVER, TARGET, Deployment, Plan, StageProfile, User, Verifier
 
 milliseconds = st.floats(5, 150)
 
@@ -68,4 +59,4 @@ def planned(draw: st.DrawFn, most: int = 5, stages: int = 4) -> tuple[Deployment
     count = len(deployment.users)
     groups = list(draw(st.sampled_from(list(associations(count)))))
     lengths = draw(st.lists(st.integers(1, deployment.longest), min_size=count, max_size=count))
-    return deployment, plan_of(draw(st.permutations(groups)), lengths)
+    return deployment, Plan(tuple(draw(st.permutations(groups))), tuple(lengths))

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from asyncspec.dipsd.evaluate import evaluate, exact_period, in_best_order
-from asyncspec.dipsd.model import Deployment, Plan, paper, plan_of
+from asyncspec.dipsd.model import Deployment, Plan, paper
 from asyncspec.dipsd.simulation import Noise, simulate_plan
 from asyncspec.dipsd.tables import Tables
 from asyncspec_nodes.cli.plan_output import picture
@@ -72,7 +72,7 @@ def test_jitter_never_beats_a_perfect_machine_by_much(
 
 def test_drawn_tokens_have_the_expected_mean() -> None:
     deployment = paper(6)
-    plan = plan_of([(0, 2, 4), (1, 3, 5)], [3] * 6)
+    plan = Plan(((0, 2, 4), (1, 3, 5)), (3,) * 6)
     said = evaluate(plan, Tables(deployment))
     seen = simulate_plan(plan, Tables(deployment), 2000)
     assert seen.throughput == pytest.approx(said.throughput, rel=0.02)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.dipsd.association import associations
-from asyncspec.dipsd.evaluate import BatchTimes, times
+from asyncspec.dipsd.evaluate import BatchTimes, batch_times
 from asyncspec.dipsd.lengths import LengthSweep, best_lengths, common_length
 from asyncspec.dipsd.model import Deployment, Groups
 from asyncspec.dipsd.tables import Budget, Tables
@@ -28,7 +28,7 @@ def by_enumeration(tables: Tables, groups: Groups) -> float:
     best = 0.0
     for lengths in product(range(1, tables.longest + 1), repeat=tables.users):
         tokens = sum(tables.gain[m][k] for m, k in enumerate(lengths))
-        batches = [times(g, tuple(lengths[m] for m in g), tables) for g in groups]
+        batches = [batch_times(g, lengths, tables) for g in groups]
         best = max(best, tokens / two_terms(batches, tables))
     return best
 
@@ -51,8 +51,9 @@ def test_it_is_the_best_of_all_lengths(case: tuple[Deployment, Groups]) -> None:
     assert found is not None
     assert found.ratio == pytest.approx(by_enumeration(tables, groups), rel=1e-9)
     # The lengths themselves bring what is said of them.
-    batches = [times(g, tuple(found.by_user[m] for m in g), tables) for g in groups]
-    tokens = sum(tables.gain[m][k] for m, k in found.by_user.items())
+    lengths = found.plan.lengths
+    batches = [batch_times(g, lengths, tables) for g in groups]
+    tokens = sum(tables.gain[m][k] for m, k in enumerate(lengths))
     assert tokens / two_terms(batches, tables) == pytest.approx(found.ratio, rel=1e-9)
     assert found.ratio >= common_length(tables, groups)[0] * (1 - 1e-9)
 

@@ -17,7 +17,7 @@ from asyncspec.dipsd.baselines import one_batch
 from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment, Groups, User, plan_of, problem
+from asyncspec.dipsd.model import Deployment, Groups, User, problem
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.search import BatchChange, BatchFit
@@ -100,10 +100,9 @@ def test_plans_of_little_effort_are_plans_and_pass_what_is_simple(
     assert problem(found.plan, tables.deployment) == ""
     rate = evaluate(found.plan, tables).throughput
     assert rate <= found.bound * (1 + 1e-9)
-    alone = best_lengths(tables, [(m,) for m in range(users)], work=Budget(0))
+    alone = best_lengths(tables, tuple((m,) for m in range(users)), work=Budget(0))
     assert alone is not None
-    own = plan_of([(m,) for m in range(users)], alone.by_user)
-    least = max(one_batch(tables) or 0.0, evaluate(own, tables).throughput)
+    least = max(one_batch(tables) or 0.0, evaluate(alone.plan, tables).throughput)
     assert rate >= least * (1 - 1e-9)
     assert plan_best(tables, effort=EFFORT / 100) == found
 
@@ -142,8 +141,7 @@ def test_no_move_or_swap_improves_what_was_fitted(
     found = best_lengths(tables, start)
     assert found is not None
     fit, work = BatchFit(tables), Budget(1e9)
-    tokens = sum(tables.gain[m][k] for m, k in found.by_user.items())
-    groups = fit.climb(start, longer * tokens / found.ratio, price, work)
+    groups = fit.climb(start, longer * found.period, price, work)
 
     def worth(those: Groups) -> float:
         return sum(fit.worth(group, price) for group in those)
@@ -153,4 +151,4 @@ def test_no_move_or_swap_improves_what_was_fitted(
         most = max((worth(other) for other in neighbours(groups)), default=worth(groups))
         assert most <= worth(groups) + 1e-6
     # And no step is taken that is not allowed.
-    assert fit.climb(start, longer * tokens / found.ratio, price, Budget(0)) == start
+    assert fit.climb(start, longer * found.period, price, Budget(0)) == start

@@ -12,7 +12,7 @@ from asyncspec.core.rng import uniform
 from asyncspec.dipsd.decide import MARGIN, decide
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.measured import PRIOR_ROUNDS, AcceptanceCounts, AffineFit, DraftMeasurements
-from asyncspec.dipsd.model import User, plan_of
+from asyncspec.dipsd.model import Plan, User
 from asyncspec.dipsd.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.simulation import Deviations, Noise, simulate_greedy
 from asyncspec.dipsd.tables import Tables
@@ -160,7 +160,7 @@ def test_whatever_is_said_there_is_a_decision_and_plans_pay(
     assert all(1 <= length <= deployment.longest for length in decision.lengths)
     assert decision == decide(deployment, noise)
     if decision.groups:
-        forecast = evaluate(plan_of(decision.groups, decision.lengths), Tables(deployment))
+        forecast = evaluate(Plan(decision.groups, decision.lengths), Tables(deployment))
         if not jitter:
             assert forecast.throughput == pytest.approx(decision.planned)
             assert forecast.period_ms == pytest.approx(decision.period_ms)

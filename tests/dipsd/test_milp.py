@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from asyncspec.dipsd.evaluate import evaluate, times
+from asyncspec.dipsd.evaluate import batch_times, evaluate
 from asyncspec.dipsd.model import Deployment, even_stages, problem
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.tables import Tables
@@ -31,9 +31,10 @@ def check(deployment: Deployment) -> None:
     if ours is None or theirs is None:
         return
     assert problem(theirs.plan, deployment) == ""
-    assert tables.all_fit(theirs.plan.groups)
-    batches = [times(batch.users, batch.lengths, tables) for batch in theirs.plan.batches]
-    tokens = sum(tables.gain[m][k] for m, k in theirs.plan.lengths.items())
+    plan = theirs.plan
+    assert tables.all_fit(plan.batches)
+    batches = [batch_times(users, plan.lengths, tables) for users in plan.batches]
+    tokens = sum(tables.gain[m][k] for m, k in enumerate(plan.lengths))
     assert theirs.ratio == pytest.approx(tokens / two_terms(batches, tables), rel=CLOSE)
     # The planner's bound is its optimum by the two terms; on one stage its plan has it.
     assert ours.bound == pytest.approx(1000 * theirs.ratio, rel=CLOSE)

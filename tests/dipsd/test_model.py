@@ -12,13 +12,11 @@ from asyncspec.dipsd.model import (
     SERVER,
     TARGET,
     Plan,
-    PlanBatch,
     Verifier,
     capacity,
     check_memory,
     even_stages,
     paper,
-    plan_of,
 )
 from asyncspec.dipsd.simulation import drawn_tokens
 from asyncspec.dipsd.tables import Tables, expected_tokens
@@ -76,12 +74,12 @@ def test_even_stages_are_the_whole(count: int) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan((PlanBatch((0,), (1,)),)),
-        Plan((PlanBatch((0, 1), (1, 1)), PlanBatch((1,), (1,)))),
-        Plan((PlanBatch((0, 1), (1, 1)), PlanBatch((), ()))),
-        Plan((PlanBatch((0, 1), (1,)),)),
-        plan_of([(0, 1)], [0, 1]),
-        plan_of([(0, 1)], [21, 1]),
+        Plan(((0,),), (1, 1)),
+        Plan(((0, 1), (1,)), (1, 1)),
+        Plan(((0, 1), ()), (1, 1)),
+        Plan(((0, 1),), (1,)),
+        Plan(((0, 1),), (0, 1)),
+        Plan(((0, 1),), (21, 1)),
     ],
 )
 def test_what_is_no_plan_is_refused(plan: Plan) -> None:

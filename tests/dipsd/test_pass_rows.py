@@ -14,7 +14,7 @@ from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.baselines import algorithm1
 from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Plan, User, plan_of
+from asyncspec.dipsd.model import Deployment, Plan, User
 from asyncspec.dipsd.planner import FEW, plan_best
 from asyncspec.dipsd.request import measured_deployment
 from asyncspec.dipsd.simulation import simulate_greedy
@@ -34,13 +34,13 @@ def crowd(users: int, seed: int, rows: int) -> Deployment:
 
 def padded(plan: Plan) -> list[int]:
     """Rows of each batch by its longest draft: there are no more."""
-    return [len(batch.users) * (max(batch.lengths) + 1) for batch in plan.batches]
+    return [len(users) * (max(plan.lengths[m] for m in users) + 1) for users in plan.batches]
 
 
 def check_fits(plan: Plan, rows: int) -> None:
     """A user alone has a pass of his own, however long his draft is."""
     shared = zip(plan.batches, padded(plan), strict=True)
-    assert all(count <= rows for batch, count in shared if len(batch.users) > 1)
+    assert all(count <= rows for users, count in shared if len(users) > 1)
 
 
 @given(deployments(most=FEW), st.integers(1, 30))
@@ -92,7 +92,7 @@ def test_of_what_fits_it_is_the_best(deployment: Deployment, rows: int) -> None:
     for groups in associations(tables.users):
         if Tables(deployment).all_fit(groups):
             for drawn in product(lengths, repeat=tables.users):
-                plan = plan_of(groups, drawn)
+                plan = Plan(groups, drawn)
                 pairs = zip(groups, padded(plan), strict=True)
                 if all(len(group) == 1 or count <= rows for group, count in pairs):
                     rates.append(evaluate(plan, tables).throughput)

@@ -8,8 +8,9 @@ from typing import Annotated, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, writing
 from asyncspec.dipsd.model import (
+    Count,
     Deployment,
     MemoryRule,
     ModelShape,
@@ -22,7 +23,6 @@ from asyncspec_nodes.cluster import toml_file
 
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e12)]
-Count = Annotated[int, Meta(ge=1, le=10**9)]
 T = TypeVar("T")
 
 MAX_USERS = 1024
@@ -72,14 +72,6 @@ class UserTable(Table, frozen=True):
     link_token_ms: NotNegative = 0.0
 
 
-class DraftShape(Table, frozen=True):
-    """The draft model's shape, which turns users' ``tflops`` into times."""
-
-    layers: Count
-    hidden: Count
-    ffn: Count
-
-
 class PlanTable(Table, frozen=True):
     """Which plans are possible."""
 
@@ -95,7 +87,8 @@ class PlanFile(Table, frozen=True):
     verifier: VerifierTable
     stage: tuple[StageTable, ...]
     user: tuple[UserTable, ...]
-    draft: DraftShape | None = None
+    # The draft model, whose shape turns users' ``tflops`` into times.
+    draft: ModelShape | None = None
     plan: PlanTable = PlanTable()
 
 
@@ -115,7 +108,7 @@ def parse(text: str) -> Deployment:
     table = file.verifier
     if (table.layers, table.hidden, table.ffn) != (None, None, None):
         raise UserError("row_ms says what layers, hidden and ffn would; leave them out")
-    stages: list[tuple[float, float]] = []
+    stages = []
     for i, stage in enumerate(file.stage):
         if stage.row_ms is None:
             raise UserError(f"give row_ms, as for the other stages (at stage[{i}])")
@@ -177,16 +170,13 @@ def _token_ms(file: PlanFile, table: UserTable, i: int) -> float:
         raise UserError(f"give token_ms, or tflops and fixed_ms {where}")
     if file.draft is None:
         raise UserError(f"tflops needs the draft model's shape: a [draft] table {where}")
-    shape = ModelShape(file.draft.layers, file.draft.hidden, file.draft.ffn)
-    return 1e-9 / table.tflops * shape.flops(1, table.prefix) + (table.fixed_ms or 0.0)
+    return 1e-9 / table.tflops * file.draft.flops(1, table.prefix) + (table.fixed_ms or 0.0)
 
 
 def save(path: Path, deployment: Deployment) -> None:
     """Write a running cluster's deployment as a file. Raises ``UserError``."""
-    try:
+    with writing(str(path)):
         path.write_text(to_toml(deployment), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def to_toml(deployment: Deployment) -> str:

@@ -70,6 +70,7 @@ class Report(Struct, frozen=True):
 def as_dict(report: Report) -> dict[str, Any]:
     """The JSON object; other programs read it."""
     evaluation, planned, users = report.evaluation, report.planned, report.deployment.users
+    plan = planned.plan
     return {
         "method": report.method,
         "users": len(users),
@@ -90,12 +91,12 @@ def as_dict(report: Report) -> dict[str, Any]:
         "busy": evaluation.busy,
         "plan": [
             {
-                "users": [users[m].name for m in batch.users],
-                "lengths": batch.lengths,
+                "users": [users[m].name for m in batch],
+                "lengths": [plan.lengths[m] for m in batch],
                 "draft_ms": times.draft_ms,
                 "verify_ms": times.verify_ms,
             }
-            for batch, times in zip(planned.plan.batches, evaluation.batches, strict=True)
+            for batch, times in zip(plan.batches, evaluation.batches, strict=True)
         ],
         "baselines": report.baselines,
         "greedy": {"length": report.greedy_length, "throughput": report.greedy.throughput},
@@ -137,11 +138,10 @@ def _summary(report: Report) -> Iterator[str]:
 
 
 def _batches(report: Report) -> Iterator[str]:
-    users = report.deployment.users
-    batches = zip(report.planned.plan.batches, report.evaluation.batches, strict=True)
+    users, plan = report.deployment.users, report.planned.plan
+    batches = zip(plan.batches, report.evaluation.batches, strict=True)
     for n, (batch, times) in enumerate(batches, start=1):
-        pairs = zip(batch.users, batch.lengths, strict=True)
-        members = " ".join(f"{users[m].name}:{k}" for m, k in pairs)
+        members = " ".join(f"{users[m].name}:{plan.lengths[m]}" for m in batch)
         yield (
             f"batch {n}: {times.draft_ms:.1f} ms drafting and sending, {times.verify_ms:.1f} ms "
             f"verification; user:draft length {members}"

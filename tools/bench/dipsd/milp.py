@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import highspy
 
-from asyncspec.dipsd.model import Deployment, Plan, capacity, plan_of
+from asyncspec.dipsd.model import Deployment, Plan, capacity
 from asyncspec.dipsd.tables import Tables
 
 CLOSE = 1e-6
@@ -97,12 +97,12 @@ class Program:
         if status != highspy.HighsModelStatus.kOptimal:
             raise RuntimeError(f"HiGHS: {self.solver.modelStatusToString(status)}")
         value = self.solver.val
-        groups = [
-            [m for m in self.users if m >= n and value(self.joins[m, n]) > 0.5] for n in self.users
-        ]
-        lengths = [max(drafts, key=lambda k: value(drafts[k])) for drafts in self.drafts]
-        plan = plan_of([group for group in groups if group], lengths)
-        return plan, value(tokens), value(self.period)
+        groups = (
+            tuple([m for m in self.users if m >= n and value(self.joins[m, n]) > 0.5])
+            for n in self.users
+        )
+        lengths = tuple([max(drafts, key=lambda k: value(drafts[k])) for drafts in self.drafts])
+        return Plan(tuple(filter(None, groups)), lengths), value(tokens), value(self.period)
 
     def _paddings(self, m: int, n: int) -> Iterator[Padding]:
         """What batch n may be padded to with user m in it."""

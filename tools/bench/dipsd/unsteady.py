@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment, Plan, paper, plan_of
+from asyncspec.dipsd.model import Deployment, Plan, paper
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
 from asyncspec.dipsd.tables import Tables
@@ -58,8 +58,8 @@ def _churn(case: str, deployment: Deployment, seed: int, *, again: bool) -> Unst
     left = Tables(replace(deployment, users=deployment.users[:stay]))
     found = plan_best(left if again else whole)
     assert found is not None
-    kept = [tuple(m for m in batch if m < stay) for batch in found.plan.groups]
-    plan = plan_of([group for group in kept if group], found.plan.lengths)
+    kept = (tuple(m for m in batch if m < stay) for batch in found.plan.batches)
+    plan = Plan(tuple(filter(None, kept)), found.plan.lengths[:stay])
     return _simulated(case, left, plan, left if again else whole, Noise(0.2, seed))
 
 
@@ -69,8 +69,7 @@ def _simulated(case: str, tables: Tables, plan: Plan, told: Tables, noise: Noise
     lengths = best_lengths(tables, everybody)
     single = None
     if lengths is not None:
-        one = plan_of(everybody, lengths.by_user)
-        single = simulate_plan(one, tables, ROUNDS, noise).throughput
+        single = simulate_plan(lengths.plan, tables, ROUNDS, noise).throughput
     return Unsteady(
         tables.users,
         case,
