@@ -10,6 +10,8 @@ AsyncSpecError
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:  # commands are interruptible, and --help is there, before msgspec is imported
@@ -30,6 +32,26 @@ class CheckpointError(UserError):
 
 class ClusterError(AsyncSpecError):
     """Something outside this process failed."""
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raises ``UserError`` where ``what``, a file, cannot be read inside."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot read {what}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {what}: it is not UTF-8 text") from None
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Raises ``UserError`` where ``what``, a file, cannot be written inside."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {what}: {error.strerror or error}") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, reading
 from asyncspec.sim.language import EMPTY, MAX_RANKS, Coverage, Synthetic, follow, shaped
 from asyncspec.source.expand import Proposal
 
@@ -116,10 +116,8 @@ def measured(texts: Iterable[RecordedText]) -> Coverage:
 
 def read_language(path: Path) -> Recorded:
     """Read and check a file. Raises ``UserError``."""
-    try:
+    with reading(f"the language {path}"):
         lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read the language {path}: {error.strerror}") from None
     header = _header(path, lines[0] if lines else b"")
     texts = [_text(path, header, i, line) for i, line in enumerate(lines[1:], 2) if line.strip()]
     if not texts:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, reading, writing
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Line, Record, Step, Trace, TraceHeader
 
 
@@ -21,8 +20,8 @@ class TraceWriter:
     content stays until ``begin``. A failed write is a ``UserError``."""
 
     def __init__(self, path: Path, title: str = "") -> None:
-        self._path = path
-        with self._written():
+        self._writing = partial(writing, f"the trace {path}")
+        with self._writing():
             self._file = path.open("ab", buffering=0)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         header = TraceHeader(FORMAT, f"asyncspec {version('asyncspec')}", now, title)
@@ -33,7 +32,7 @@ class TraceWriter:
         """Replace what the file contains by the header, once."""
         header, self._header = self._header, b""
         if header:
-            with self._written():
+            with self._writing():
                 if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                     self._file.truncate(0)
             self.write(header)
@@ -41,7 +40,7 @@ class TraceWriter:
     def write(self, lines: bytes | bytearray | memoryview) -> None:
         self.begin()
         rest = memoryview(lines)
-        with self._written():
+        with self._writing():
             while rest:
                 rest = rest[self._file.write(rest) :]
 
@@ -51,20 +50,11 @@ class TraceWriter:
     def close(self) -> None:
         self._file.close()
 
-    @contextmanager
-    def _written(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"cannot write the trace {self._path}: {error.strerror}") from None
-
 
 def read_trace(path: Path, *, partial: bool = False) -> Trace:
     """Read a file; ``partial`` forgives a last line that was cut off. Raises ``UserError``."""
-    try:
+    with reading(f"the trace {path}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the trace {path}: {error.strerror}") from None
     if not data.strip():
         raise UserError(f"{path} is empty; record a trace with asyncspec run --trace FILE")
     *lines, cut = data.split(b"\n")

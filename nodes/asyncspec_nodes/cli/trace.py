@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, writing
 from asyncspec.trace.file import read_trace
 from asyncspec.trace.records import Trace
 from asyncspec_nodes.console.arguments import Parser
@@ -76,10 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(path: Path, data: bytes) -> None:
-    try:
+    with writing(str(path)):
         path.write_bytes(data)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
     sys.stdout.write(f"{path}\n")
 
 

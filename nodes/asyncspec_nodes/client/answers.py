@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError, reading
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.messages import Finished, Output, Submit
@@ -59,12 +59,8 @@ def _prompt(path: Path, number: int, text: str) -> Prompt:
 
 def read_text(path: Path) -> str:
     """The text of a file, or of standard input for ``-``. Raises ``UserError``."""
-    try:
+    with reading(str(path)):
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 class Conversation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import reading
 
 PLAIN = "plain"
 """For base models: the messages' texts, line by line."""
@@ -17,9 +17,5 @@ def read_template(name: str | None) -> str | None:
     ``UserError``."""
     if name is None or name == PLAIN:
         return name and _PLAIN
-    try:
+    with reading(f"the chat template {name}"):
         return Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read the chat template {name}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"the chat template {name} is not UTF-8 text") from None

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncspec.core.errors import InputProblem, UserError
+from asyncspec.core.errors import InputProblem, UserError, reading
 
 T = TypeVar("T")
 
@@ -19,10 +19,8 @@ T = TypeVar("T")
 def load(path: Path, what: str, parse: Callable[[str], T]) -> T:
     """Read ``what`` from a file; ``parse`` is given its text. Raises ``UserError`` that names the
     file."""
-    try:
+    with reading(f"{what} {path}"):
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {what} {path}: {_reason(error)}") from None
     try:
         return parse(text)
     except UserError as error:
@@ -62,7 +60,3 @@ def table(head: str, values: Mapping[str, object]) -> str:
         if value is not None
     )
     return f"{head}\n{''.join(lines)}"
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"

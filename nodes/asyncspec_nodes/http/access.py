@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from msgspec import Struct
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, reading
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.limits import Limits
@@ -214,12 +214,8 @@ def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
     if file is None:
         key = os.environ.get(API_KEY_VARIABLE, "").strip()
         return ApiKeys([key] if key else [], share_prefixes=share_prefixes)
-    try:
+    with reading(f"the API keys in {file}"):
         lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read the API keys in {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"the API keys in {file} are not UTF-8 text") from None
     keys = [key for line in lines if (key := _COMMENT.sub("", line).strip())]
     if not keys:
         raise UserError(f"there is no API key in {file}; write one a line")
