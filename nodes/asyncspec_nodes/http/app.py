@@ -1,29 +1,33 @@
-"""The routes of the HTTP service."""
+"""The routes of the HTTP service, and what it reports of the cluster behind it."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiohttp import web
 
-from asyncspec.core.errors import AsyncSpecError
+from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import ChatRequest, Completion, CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.engine import EngineClient, cluster_state, missing, node_statuses
 from asyncspec_nodes.http.limits import ConcurrencyLimit, GracefulShutdown
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.middleware import json_response, make_middleware, read_body
-from asyncspec_nodes.http.streaming import Responder
+from asyncspec_nodes.http.streaming import EngineClient, Responder
+from asyncspec_protocol.messages import Status
 
 LOADING_RETRY_SECONDS = 5
 """``Retry-After`` while models load."""
+
+STATUS_SECONDS = 5.0
+"""A node that does not report its status within this time counts as unreachable."""
 
 
 class Service:
@@ -110,22 +114,39 @@ class Service:
         """Whether a request that comes now would be served."""
         if self.shutdown.stopping:
             raise unavailable("the service is stopping")
-        if reason := missing(await node_statuses(self.engine)):
+        if reason := _missing(await self._statuses()):
             raise unavailable(reason)
         return json_response({"status": "ready"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
-            nodes = await node_statuses(self.engine)
+            nodes = await self._statuses()
         except (AsyncSpecError, ApiError):
             nodes = ()  # the service's own metrics are still useful
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self.metrics.text(nodes), headers=headers)
 
     async def _state(self, request: web.Request) -> web.Response:
-        cluster = cluster_state(await node_statuses(self.engine))
-        places = {"taken": self.concurrency.taken, "most": self.options.limits.concurrent}
-        return json_response({**cluster, "served_as": self.model, "places": places})
+        nodes = await self._statuses()
+        draft = next(node for node in nodes if node.role == "draft")
+        state = {
+            "model": draft.model,
+            "context_length": draft.context_length,
+            "defaults": draft.defaults,
+            "missing": _missing(nodes),
+            "nodes": [_node_state(node) for node in nodes],
+            "served_as": self.model,
+            "places": {"taken": self.concurrency.taken, "most": self.options.limits.concurrent},
+        }
+        return json_response(state)
+
+    async def _statuses(self) -> tuple[Status, ...]:
+        """Status of every reachable node. Raises ``ClusterError``."""
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                return await self.engine.nodes()
+        except TimeoutError:
+            raise ClusterError(f"the nodes do not say how they are in {STATUS_SECONDS:g} s") from None
 
     async def _models(self, request: web.Request) -> web.Response:
         _ = self.engine  # while loading, no model is served
@@ -134,6 +155,28 @@ class Service:
     async def _model(self, request: web.Request) -> web.Response:
         _ = self.engine
         return json_response(self._model_object(request.match_info["name"]))
+
+
+def _missing(nodes: Sequence[Status]) -> str:
+    """Why no request can be served now: what the draft node lacks, and the stages' reasons for
+    links they cannot make. Empty where one can."""
+    draft = next((node for node in nodes if node.role == "draft"), None)
+    if draft is None:
+        return "the draft node does not answer"
+    reasons = [draft.missing, *(node.missing for node in nodes if node.role != "draft")]
+    return "; ".join(filter(None, dict.fromkeys(reasons))) if draft.missing else ""
+
+
+def _node_state(node: Status) -> dict[str, object]:
+    links = zip(node.peers, node.round_trips, node.sent, strict=True)
+    names = ("rank", "role", "layers", "up_seconds", "busy_seconds", "memory_bytes")
+    return {
+        **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots", "room")},
+        "links": [
+            {"peer": peer, "round_trip": None if rtt < 0 else rtt, "bytes_sent": sent}
+            for peer, rtt, sent in links
+        ],
+    }
 
 
 def _check_prompts(call: Completion, most: int) -> None:

@@ -1,10 +1,11 @@
-"""StatusAnswers of one request, whole or as a stream of server-sent events."""
+"""The answers of one request, whole or as a stream of server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Protocol
 
 from aiohttp import web
 
@@ -13,17 +14,27 @@ from asyncspec_nodes.http.api import errors
 from asyncspec_nodes.http.api.answers import ChoiceBuffer
 from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
-from asyncspec_nodes.http.engine import EngineClient
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
 from asyncspec_nodes.http.metrics import AnswerMetrics, Metrics
 from asyncspec_nodes.http.middleware import api_error, json_response
 from asyncspec_protocol.clients import BREAKS
-from asyncspec_protocol.messages import Finished, Submit
+from asyncspec_protocol.messages import Finished, Status, Submit
 
 MAX_WAITING = 64
 """Events queued here for a slow reader; further ones wait in the bounded inbox."""
 
 Events = asyncio.Queue[tuple[int, Event | ApiError]]
+
+
+class EngineClient(Protocol):
+    """A cluster that answers requests."""
+
+    def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
+        """The answer's events; the last is ``Finished``. Closing early cancels the request
+        everywhere. Raises ``ClusterError``."""
+
+    async def nodes(self) -> tuple[Status, ...]:
+        """Status of every reachable node, by rank. Raises ``ClusterError``."""
 
 
 def error_of(end: Finished, prompt_name: str) -> ApiError | None:
