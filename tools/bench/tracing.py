@@ -34,7 +34,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, c
 from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
 from asyncspec_nodes.console.arguments import COUNT, Bounds
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
-from asyncspec_nodes.simulation.replay import events
+from asyncspec_nodes.simulation.replay import Player
 from asyncspec_protocol.messages import Finished, Submit
 from tools.bench.options import SEVERAL, check_numbers
 
@@ -139,7 +139,8 @@ async def _shares(options: Namespace) -> list[float]:
 def _once_more(node: NodeRecord, lines: Sequence[Record]) -> float:
     """The least of some tries, in seconds."""
     steps = [line for line in lines if isinstance(line, Step) and line.rank == node.rank]
-    pairs = list(events(node, steps))
+    player = Player(node)
+    pairs = [player.feed(step)[:2] for step in steps]
     tries = []
     for _ in range(5):
         recorder = Recorder(node)

@@ -225,7 +225,7 @@ def _simulate(setting: Setting, policy: str, progress: Progress, *, record: bool
         setting,
         policy,
         record=record,
-        progress=lambda tokens, _: progress.update(task, completed=tokens),
+        progress=lambda tokens: progress.update(task, completed=tokens),
     )
     progress.remove_task(task)
     return outcome

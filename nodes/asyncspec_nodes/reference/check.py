@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
 
 import msgspec
 from msgspec import Struct
@@ -44,11 +46,7 @@ class Comparison(Struct, frozen=True):
 
 def compare(given: Sequence[int], reference: Sequence[int]) -> Comparison:
     """Compare an answer's tokens with the sequential decoder's."""
-    longest = max(len(given), len(reference))
-    same = next(
-        (i for i, (a, b) in enumerate(zip(given, reference, strict=False)) if a != b),
-        min(len(given), len(reference)),
-    )
+    longest, same = max(len(given), len(reference)), sum(takewhile(bool, map(eq, given, reference)))
     equal = same == longest
     if equal:
         sentence = f"equal to the sequential decoder: {same} of {longest} tokens"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import eq
 
 from msgspec import Struct
@@ -81,23 +81,31 @@ class WrongText(AsyncSpecError):
     """A simulated run did not produce the target's text, or did not end: a bug."""
 
 
-Progress = Callable[[int, float], None]
-"""Called with the new tokens so far, over all requests, and the virtual time."""
-
-
 def simulate(
     setting: Setting,
     policy: str,
     *,
     policies: Mapping[str, Policy] = POLICIES,
     record: bool = False,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] = lambda tokens: None,
 ) -> Outcome:
-    """Run all requests of a setting to their end under one policy. Raises ``WrongText``."""
+    """Run all requests of a setting to their end under one policy. ``progress`` is called with the
+    new tokens so far, over all requests. Raises ``WrongText``."""
     world, recorders = _world(setting, policies, record=record)
-    requests = tuple(_request(setting, number, policy) for number in range(setting.requests))
+    requests = [_request(setting, number, policy) for number in range(setting.requests)]
     times: dict[int, list[float]] = {request.request: [] for request in requests}
-    ended = _watch(world, progress, times)
+    seconds = 0.0
+
+    def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        nonlocal seconds
+        for effect in effects:
+            if isinstance(effect, Finish):
+                seconds = world.now
+            elif isinstance(effect, Emit):
+                times[effect.request] += [world.now] * len(effect.tokens)
+                progress(sum(map(len, times.values())))
+
+    world.watch = watch
     for request in requests:
         world.feed(DRAFT, Submitted(request))
     try:
@@ -105,8 +113,12 @@ def simulate(
     except Stalled as error:
         raise WrongText(f"policy {policy}: {error}") from None
     lossy = bool(policies[policy].top_logprobs)
-    _check(setting.language, world, requests, lossy=lossy)
-    seconds = ended[0]
+    for request in requests:
+        found = tuple(world.tokens.get(request.request, ()))
+        # A lossy policy's text is only as long as the reference's.
+        if not (lossy and len(found) == request.max_new_tokens):
+            check_text(setting.language, request, found)
+    lines = ((one.node, *one.read(0, one.end)[0], one.ended()) for one in recorders.values())
     return Outcome(
         policy=policy,
         stats=tuple(world.finished[request.request].stats for request in requests),
@@ -114,7 +126,7 @@ def simulate(
         busy=tuple(_busy(actor, seconds) for actor in world.actors.values()),
         steps=world.steps,
         lossy=lossy,
-        trace=_lines(recorders),
+        trace=tuple(chain.from_iterable(lines)),
         times=tuple(tuple(times[request.request]) for request in requests),
     )
 
@@ -172,16 +184,15 @@ def draft_actor(
 def stage_actor(setting: Setting, rank: Rank, tried: Mapping[int, float] | None = None) -> Actor:
     """A fresh stage. ``tried``: seconds of passes tried at load, by rows."""
     tried = tried or {}
-    machine = VerifyMachine(
-        VerifyConfig(
-            rank=rank,
-            stages=setting.stages,
-            window=setting.window,
-            batch_rows=setting.batch_rows,
-            tried_rows=tuple(tried),
-            tried_microseconds=tuple(int(1e6 * seconds) for seconds in tried.values()),
-        )
+    config = VerifyConfig(
+        rank=rank,
+        stages=setting.stages,
+        window=setting.window,
+        batch_rows=setting.batch_rows,
+        tried_rows=tuple(tried),
+        tried_microseconds=tuple(int(1e6 * seconds) for seconds in tried.values()),
     )
+    machine = VerifyMachine(config)
     device = PathStage(setting.language, last=rank == setting.stages)
     return Actor(machine, machine.initial(), device.run)
 
@@ -203,39 +214,6 @@ def connect(world: World, stages: int, drafts: Iterable[Rank] = (DRAFT,)) -> Non
         world.connect(Rank(rank), Rank(rank + 1))
 
 
-def _watch(
-    world: World, progress: Progress | None, times: Mapping[int, list[float]]
-) -> list[float]:
-    """When the last request ended, once the world has run; and progress on the way. Each token's
-    time is put into ``times``."""
-    ended = [0.0]
-    tokens = 0
-
-    def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
-        nonlocal tokens
-        if rank != DRAFT:
-            return
-        for effect in effects:
-            if isinstance(effect, Finish):
-                ended[0] = world.now
-            elif isinstance(effect, Emit):
-                times[effect.request] += [world.now] * len(effect.tokens)
-                tokens += len(effect.tokens)
-                if progress is not None:
-                    progress(tokens, world.now)
-
-    world.watch = watch
-    return ended
-
-
-def _check(language: Language, world: World, requests: Sequence[Request], *, lossy: bool) -> None:
-    """Every text is the sequential reference decoder's; a lossy policy's is as long."""
-    for request in requests:
-        found = tuple(world.tokens.get(request.request, ()))
-        if not (lossy and len(found) == request.max_new_tokens):
-            check_text(language, request, found)
-
-
 def check_text(language: Language, request: Request, found: Sequence[int]) -> None:
     """Raise ``WrongText`` where an answer is not the sequential reference decoder's."""
     expected = decode(sequential(language), request.prompt, request.max_new_tokens)
@@ -251,11 +229,3 @@ def _busy(actor: Actor, until: float) -> float:
     """Busy share of the time; excludes a draft that runs past the end."""
     over = max(0.0, actor.busy_until - until)
     return (actor.busy_seconds - over) / until if until else 0.0
-
-
-def _lines(recorders: Mapping[Rank, Recorder]) -> tuple[Record, ...]:
-    lines: list[Record] = []
-    for one in recorders.values():
-        found, _ = one.read(0, one.end)
-        lines += [one.node, *found, one.ended()]
-    return tuple(lines)

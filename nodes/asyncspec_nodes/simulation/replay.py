@@ -5,7 +5,8 @@ Tensor handles are not recorded; numbers replace them, as machines only pass the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -71,23 +72,13 @@ def replay(
     return tuple(_replay(nodes[rank], steps.get(rank, []), policies) for rank in sorted(nodes))
 
 
-def events(
-    node: NodeRecord, steps: Iterable[Step], policies: Mapping[str, Policy] = POLICIES
-) -> Iterator[tuple[machine.Input, tuple[machine.Effect, ...]]]:
-    """A node's inputs and its machine's effects, made again from a whole recording."""
-    player = _Player(_machine(node, policies))
-    for step in steps:
-        event, effects, _ = player.feed(step)
-        yield event, effects
-
-
 def _replay(node: NodeRecord, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
     if not node.whole or any(step.number != i for i, step in enumerate(steps)):
         raise UserError(
             f"rank {node.rank} was not recorded from its first step on, or lines were lost; "
             "only a complete recording can be replayed (asyncspec run --trace makes one)"
         )
-    player = _Player(_machine(node, policies))
+    player = Player(node, policies)
     for step in steps:
         if (difference := player.play(step)) is not None:
             return Replayed(node.rank, step.number + 1, difference)
@@ -108,26 +99,29 @@ def _machine(node: NodeRecord, policies: Mapping[str, Policy]) -> AnyMachine:
         raise UserError(f"rank {node.rank} was recorded with other settings: {problem}") from None
 
 
-class _Player:
-    """One machine, fed from a recording."""
+class Player:
+    """One node's machine, fed from a recording."""
 
-    def __init__(self, played: AnyMachine) -> None:
-        self._machine: Any = played
-        self._state: Any = played.initial()
+    def __init__(self, node: NodeRecord, policies: Mapping[str, Policy] = POLICIES) -> None:
+        self._machine: Any = _machine(node, policies)
+        self._state = self._machine.initial()
         # Jobs in progress, by number.
         self._jobs: dict[int, Job] = {}
         self._issued = 0
-        self._handles = 0
+        self._handles = count(1)
         # Arguments of the tasks under way, by name.
         self._arguments: dict[str, object] = {}
 
     def play(self, step: Step) -> Difference | None:
         """Feed one input; what differs, if anything does."""
+        number, replayed = self._issued, []
         _, effects, error = self.feed(step)
-        short = self._short(effects)
-        if short == tuple(map(_comparable, step.effects)) and error == step.error:
+        for effect in effects:
+            replayed.append(_comparable(effect_record(effect, number, 0)))
+            number += isinstance(effect, machine.Compute)
+        if replayed == list(map(_comparable, step.effects)) and error == step.error:
             return None
-        return Difference(step.rank, step.number, step.effects, short, error)
+        return Difference(step.rank, step.number, step.effects, tuple(replayed), error)
 
     def feed(self, step: Step) -> tuple[machine.Input, tuple[machine.Effect, ...], str]:
         """The input, its effects, and why it was refused if it was."""
@@ -144,18 +138,10 @@ class _Player:
                 self._arguments[effect.task] = effect.argument
         return event, effects, ""
 
-    def _short(self, effects: tuple[machine.Effect, ...]) -> tuple[records.Effect, ...]:
-        number = self._issued - sum(isinstance(effect, machine.Compute) for effect in effects)
-        short = []
-        for effect in effects:
-            short.append(_comparable(effect_record(effect, number, 0)))
-            number += isinstance(effect, machine.Compute)
-        return tuple(short)
-
     def _event(self, source: records.Input) -> machine.Input:
         match source:
             case records.ReceivedMessage(peer, message, tensor, seconds):
-                handle = self._handle() if tensor else None
+                handle = next(self._handles) if tensor else None
                 return machine.Received(peer, message, handle, seconds)  # type: ignore[arg-type]
             case records.JobResult(job):
                 return machine.Computed(self._jobs.pop(job), self._result(source), source.seconds)
@@ -177,15 +163,11 @@ class _Player:
         if source.expanded is not None:
             return source.expanded
         if source.tokens is None:
-            return self._handle()
+            return next(self._handles)
         if not source.has_features and not source.top_tokens and not source.token_log_probs:
             return source.tokens
-        features = self._handle() if source.has_features else None
+        features = next(self._handles) if source.has_features else None
         return SamplerOutput(source.tokens, features, source.top_tokens, source.token_log_probs)
-
-    def _handle(self) -> int:
-        self._handles += 1
-        return self._handles
 
 
 def _comparable(effect: records.Effect) -> records.Effect:
