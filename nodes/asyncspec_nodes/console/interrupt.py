@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 INTERRUPTED = "asyncspec: interrupted\n"
@@ -24,19 +24,11 @@ def exit_on_interrupt(last_words: str = INTERRUPTED, code: int = 1) -> Iterator[
         os.write(2, last_words.encode())
         os._exit(code)
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or not _install(end):
-        yield
-        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
         if signal.getsignal(signal.SIGINT) is end:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _install(handler: Callable[[int, FrameType | None], None]) -> bool:
-    try:
-        signal.signal(signal.SIGINT, handler)
-    except ValueError:  # not the main thread
-        return False
-    return True

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TextIO, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
 
 class Unwritten(Exception):
@@ -19,29 +19,32 @@ class Unwritten(Exception):
 @contextmanager
 def strict_stdout() -> Iterator[None]:
     """Inside and at the end, failed writes to stdout raise ``Unwritten``."""
-    before = sys.stdout
-    strict = _Strict(_prepared(before))
-    sys.stdout = cast(TextIO, strict)
+
+    def fail(error: OSError) -> None:
+        _drop_rest(stream)
+        closed = isinstance(error, BrokenPipeError)
+        raise Unwritten("" if closed else f"cannot write: {error.strerror}") from None
+
+    stream = _prepared(sys.stdout)
+    guarded = _GuardedStream(stream, fail)
+    sys.stdout = cast(TextIO, guarded)
     try:
         yield
     finally:
-        sys.stdout = strict.stream
-        strict.flush()
+        sys.stdout = stream
+        guarded.flush()
 
 
 @contextmanager
 def lenient_stderr() -> Iterator[None]:
     """Inside, failed writes to stderr are ignored."""
-    lenient = _Lenient(_prepared(sys.stderr))
-    sys.stderr = cast(TextIO, lenient)
+    stream = _prepared(sys.stderr)
+    sys.stderr = cast(TextIO, _GuardedStream(stream, lambda error: None))
     try:
         yield
     finally:
-        sys.stderr = lenient.stream
-        try:
-            sys.stderr.flush()
-        except OSError:
-            _drop_rest(sys.stderr)
+        sys.stderr = stream
+        _GuardedStream(stream, lambda error: _drop_rest(stream)).flush()
 
 
 def _prepared(stream: TextIO | None) -> TextIO:
@@ -61,39 +64,24 @@ def _drop_rest(stream: TextIO) -> None:
     os.close(null)
 
 
-class _Stream:
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+class _GuardedStream:
+    """A stream that calls ``failed`` where a write fails."""
+
+    def __init__(self, stream: TextIO, failed: Callable[[OSError], None]) -> None:
+        self._stream, self._failed = stream, failed
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return getattr(self._stream, name)
 
-
-class _Strict(_Stream):
     def write(self, text: str) -> int:
         try:
-            return self.stream.write(text)
+            self._stream.write(text)
         except OSError as error:
-            self._fail(error)
-
-    def flush(self) -> None:
-        try:
-            self.stream.flush()
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> NoReturn:
-        _drop_rest(self.stream)
-        closed = isinstance(error, BrokenPipeError)
-        raise Unwritten("" if closed else f"cannot write: {error.strerror}") from None
-
-
-class _Lenient(_Stream):
-    def write(self, text: str) -> int:
-        with suppress(OSError):
-            self.stream.write(text)
+            self._failed(error)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError):
-            self.stream.flush()
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._failed(error)

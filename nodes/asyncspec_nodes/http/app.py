@@ -146,7 +146,9 @@ class Service:
             async with asyncio.timeout(STATUS_SECONDS):
                 return await self.engine.nodes()
         except TimeoutError:
-            raise ClusterError(f"the nodes do not say how they are in {STATUS_SECONDS:g} s") from None
+            raise ClusterError(
+                f"the nodes do not say how they are in {STATUS_SECONDS:g} s"
+            ) from None
 
     async def _models(self, request: web.Request) -> web.Response:
         _ = self.engine  # while loading, no model is served
