@@ -14,6 +14,7 @@ import structlog
 
 from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.actor.routing import Host
+from asyncspec.backend.sampling import draw
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client, ReconnectingEngine
@@ -172,7 +173,7 @@ def reference(submit: Submit) -> tuple[tuple[int, ...], str]:
     while len(tokens) < submit.max_new_tokens:
         path = (*prompt, *tokens)
         before = seen(path, len(prompt))
-        (token,) = MODEL.draw([state.hidden], [len(path)], sampling, own=[before])
+        (token,) = draw(MODEL.logits([state.hidden]), [len(path)], sampling, own=[before])
         tokens.append(token)
         if token == END and not submit.ignore_eos:
             break

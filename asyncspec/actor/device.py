@@ -27,7 +27,7 @@ HAND_OVER_SECONDS = 100e-6
 """Pause after a brief job: enough for the event loop to send its result before the next begins."""
 
 
-class Device:
+class DeviceThread:
     """Runs jobs in the order of ``submit``, one at a time.
 
     ``deliver`` reports finished jobs on the event loop, to which ``wake`` calls: ``ran`` for every

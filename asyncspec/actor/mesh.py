@@ -13,11 +13,11 @@ import socket
 import ssl
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Protocol
 
 from msgspec import Struct
 
 from asyncspec.actor.link import CLOSED, Link, LinkOptions
+from asyncspec.actor.routing import Incoming
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
@@ -29,23 +29,6 @@ Address = tuple[str, int]
 
 MAX_REFUSALS = 64
 """Refusals that are remembered as reported; a stranger may cause any number."""
-
-
-class MeshCallbacks(Protocol):
-    """Receives the events of a mesh."""
-
-    def joined(self, link: Link) -> None:
-        """A handshake is done, with a node or a client."""
-
-    def lost(self, link: Link, reason: str) -> None:
-        """A link that had joined is gone."""
-
-    def frame(self, link: Link, frame: Frame) -> None:
-        """A message came from a link that has joined. May raise ``RemoteProtocolError``."""
-
-    def refused(self, rank: Rank, reason: str) -> None:
-        """A handshake with a node has failed, whichever side dialled and whichever refused. Called
-        once for each reason until the node joins."""
 
 
 class Security(Struct, frozen=True):
@@ -69,7 +52,7 @@ class Mesh:
         self,
         me: Hello,
         peers: Mapping[Rank, Address],
-        callbacks: MeshCallbacks,
+        callbacks: Incoming,
         options: LinkOptions,
         security: Security,
     ) -> None:

@@ -52,12 +52,13 @@ class Host(LinkService):
         """The end of a request."""
 
     def refused(self, rank: Rank, reason: str) -> None:
-        """A handshake with a node has failed."""
+        """A handshake with a node has failed, whichever side dialled and whichever refused. Called
+        once for each reason until the node joins."""
 
 
 class Incoming:
-    """Dispatches the events of the mesh (implements ``MeshCallbacks``): ``feed`` takes inputs of
-    the machine, ``services`` handle all other messages."""
+    """Dispatches the events of the mesh: ``feed`` takes inputs of the machine, services handle all
+    other messages."""
 
     def __init__(self, feed: Callable[[Input], None], tensors: Tensors | None, host: Host) -> None:
         self.refused = host.refused
@@ -73,18 +74,21 @@ class Incoming:
         self._handlers.update(dict.fromkeys(service.senders, service))
 
     def joined(self, link: Link) -> None:
+        """A handshake is done, with a node or a client."""
         for service in self._services:
             service.joined(link)
         if link.rank >= 0:
             self._feed(LinkUp(link.rank))
 
     def lost(self, link: Link, reason: str) -> None:
+        """A link that had joined is gone."""
         for service in self._services:
             service.lost(link, reason)
         if link.rank >= 0:
             self._feed(LinkDown(link.rank, reason))
 
     def frame(self, link: Link, frame: Frame) -> None:
+        """A message of a link that has joined. Raises ``RemoteProtocolError``."""
         message, kind, peer = frame.message, type(frame.message), link.peer
         assert peer is not None
         if isinstance(message, Fault):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar, assert_never
 
-from asyncspec.actor.device import Device
+from asyncspec.actor.device import DeviceThread
 from asyncspec.actor.input_log import InputLog
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.mesh import Address, Mesh, Security
@@ -122,7 +122,7 @@ class Runtime(Generic[S]):
         # Results precede other inputs: the device may run the next job already.
         self._results: deque[Input] = deque()
         self._busy = False
-        self._device: Device | None = None
+        self._device: DeviceThread | None = None
         self._watchdog = DeviceWatchdog(device_seconds)
         # The reason to end, once the device hangs.
         self._hung = ""
@@ -134,8 +134,9 @@ class Runtime(Generic[S]):
         self._loop = loop
         self._end: asyncio.Future[None] = loop.create_future()
         self._timers = Timers(self.feed)
-        device = Device(self._run_job, self._ran, self._computed, self._device_failed, self._work)
-        self._device = device
+        device = self._device = DeviceThread(
+            self._run_job, self._ran, self._computed, self._device_failed, self._work
+        )
         await self._mesh.start(self._sock)
         watch = loop.create_task(self._watch(device))
         try:
@@ -260,7 +261,7 @@ class Runtime(Generic[S]):
                 assert_never(effect)
         return 0
 
-    async def _watch(self, device: Device) -> None:
+    async def _watch(self, device: DeviceThread) -> None:
         watchdog = self._watchdog
         while not self._end.done():
             await asyncio.sleep(watchdog.check_seconds)

@@ -159,15 +159,21 @@ class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True):
 DEFAULT_OPTIONS = EngineOptions()
 
 
+class StageOptions(Struct, frozen=True):
+    """How the stages of a target compute."""
+
+    dtype: DType = "auto"
+    mode: Mode = "exact"
+    quantize: Quantize = "none"
+    engine: EngineOptions = DEFAULT_OPTIONS
+
+
 class StageSpec(Struct, frozen=True):
     """Layers [first, end) of a target and how to run them."""
 
     model: Any  # an OpenModel of the same backend
     layers: tuple[int, int]
-    dtype: DType = "auto"
-    mode: Mode = "exact"
-    quantize: Quantize = "none"
-    options: EngineOptions = EngineOptions()
+    options: StageOptions = StageOptions()
 
 
 class SourceSpec(Struct, frozen=True):
@@ -177,15 +183,15 @@ class SourceSpec(Struct, frozen=True):
     name: str
     target: Any  # an OpenModel; of the same backend where ``in_target`` says so
     dtype: DType = "auto"
-    options: EngineOptions = EngineOptions()
+    options: EngineOptions = DEFAULT_OPTIONS
 
 
 class LoadedSource(Struct, frozen=True):
     """A token source with its weights in memory."""
 
     source: TokenSource
-    # Memory per committed token of a session and per tree node, in bytes.
-    token_bytes: int
+    # Memory per committed token of a session and per tree node, in bytes; 0: negligible.
+    token_bytes: int = 0
     # Target hidden states it reads, as in ``Open.features``, and how they are unpacked.
     features: tuple[int, ...] = ()
     tensors: Tensors | None = None
@@ -274,13 +280,7 @@ class Backend(Protocol):
     # Memory, from configurations alone (SpecPipe 4.5). May import the libraries.
 
     def footprints(
-        self,
-        name: str,
-        spans: Sequence[tuple[int, int]],
-        dtype: DType,
-        mode: Mode,
-        quantize: Quantize,
-        options: EngineOptions,
+        self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
         """Of stages with the layers ``spans``."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
+from asyncspec.backend import sampling
 from asyncspec.backend.base import Guarantee, ModelInfo, WireTensor
 from asyncspec.backend.reference import SESSION, chain
 from asyncspec.core.cost_model.parameters import PARAMETERS
@@ -23,34 +24,14 @@ from asyncspec.core.jobs import (
     StageJob,
     Trim,
 )
-from asyncspec.core.sampling import NOTHING, Sampling, Seen
-from asyncspec.source.expand import Proposal
+from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import ITEM_BYTES, MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL
 
-L = TypeVar("L", contravariant=True)
 
-
-class Sampler(Protocol[L]):
-    """``asyncspec.backend.sampling``, or a module like it, for logits [n, vocab] of type ``L``."""
-
-    def draw(
-        self,
-        logits: L,
-        positions: Sequence[int],
-        sampling: Sampling,
-        committed: Seen = NOTHING,
-        own: Iterable[Seen] = (),
-        /,
-    ) -> tuple[int, ...]:
-        """A token for each row."""
-
-    def best_successors(self, logits: L, most: int, /) -> list[Proposal]:
-        """The likeliest tokens of each row."""
-
-    def log_probs_of(self, logits: L, tokens: Sequence[int], /) -> tuple[float, ...]:
-        """The log-probability of one token for each row."""
+class Abandoned(Exception):
+    """The result of the running pass is not needed any more."""
 
 
 class Cache(Protocol):
@@ -130,7 +111,7 @@ class Session(Generic[C]):
     committed: int = 0
 
     def sample(
-        self, job: Forward, logits: L, sampler: Sampler[L], features: object | None
+        self, job: Forward, logits: sampling.Logits, features: object | None
     ) -> tuple[int, ...] | SamplerOutput:
         """Sample from logits [len(job.sampled_rows), vocab]. ``features``: [n, F], of all rows."""
         rows = [job.rows[row] for row in job.sampled_rows]
@@ -138,14 +119,14 @@ class Session(Generic[C]):
             return () if features is None else SamplerOutput((), features)
         admit, positions = self.admit, [row.position + 1 for row in rows]
         if (seen := self.tokens) is None:
-            tokens = sampler.draw(logits, positions, admit.sampling)
+            tokens = sampling.draw(logits, positions, admit.sampling)
         else:
             own = map(seen.own, rows)
-            tokens = sampler.draw(logits, positions, admit.sampling, seen.counts, own)
+            tokens = sampling.draw(logits, positions, admit.sampling, seen.counts, own)
         if features is None and not admit.top_logprobs and not admit.log_probs:
             return tokens
-        top = sampler.best_successors(logits, admit.top_logprobs) if admit.top_logprobs else []
-        log_probs = sampler.log_probs_of(logits, tokens) if admit.log_probs else ()
+        top = sampling.best_successors(logits, admit.top_logprobs) if admit.top_logprobs else []
+        log_probs = sampling.log_probs_of(logits, tokens) if admit.log_probs else ()
         return SamplerOutput(
             tokens,
             features,
@@ -170,8 +151,8 @@ class TreeStage(ABC, Generic[C]):
 
     @abstractmethod
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
-        """The result of each of the passes, which are those of ``job``; each one is to
-        ``begin``."""
+        """The result of each of the passes, which are those of ``job``; each one is to ``begin``.
+        Raises ``Abandoned``."""
 
     @abstractmethod
     def noise(self, rows: int) -> object:
@@ -194,10 +175,13 @@ class TreeStage(ABC, Generic[C]):
                 known.cache.compact(start, keep)
                 if known.tokens is not None:
                     known.tokens.compact(start, keep)
-            case Forward():
-                return self.compute(job, (job,))[0]
-            case Batch(passes):
-                return self.compute(job, passes)
+            case Forward() | Batch():
+                passes = job.passes if isinstance(job, Batch) else (job,)
+                try:
+                    results = self.compute(job, passes)
+                except Abandoned:
+                    results = ((),) * len(passes)
+                return results if isinstance(job, Batch) else results[0]
         return None
 
     def abandon(self, job: StageJob) -> None:

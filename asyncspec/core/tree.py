@@ -19,7 +19,7 @@ from asyncspec.core.growth import TIP, Grown, Start
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 
-class Node(Struct, frozen=True, gc=False):
+class TreeNode(Struct, frozen=True, gc=False):
     """One token of the tree."""
 
     parent: NodeId
@@ -34,7 +34,7 @@ class TokenTree(Struct, frozen=True):
     """Live nodes by id, in order of issue: every parent before its children, the root first."""
 
     root: NodeId
-    nodes: Mapping[NodeId, Node]
+    nodes: Mapping[NodeId, TreeNode]
     # (parent, token) -> child: no two siblings have the same token.
     index: Mapping[tuple[NodeId, int], NodeId]
     # The deepest position.
@@ -49,7 +49,7 @@ class TokenTree(Struct, frozen=True):
 
 def new_tree(root: NodeId, token: int, position: int) -> TokenTree:
     """A tree of one node, the start of a round."""
-    node = Node(parent=NO_PARENT, token=token, position=position, score=0.0)
+    node = TreeNode(parent=NO_PARENT, token=token, position=position, score=0.0)
     return TokenTree(root, {root: node}, {}, bottom=position)
 
 
@@ -77,11 +77,11 @@ def reroot(tree: TokenTree, node: NodeId) -> TokenTree:
     if node == tree.root:
         return tree
     top = tree.nodes[node]
-    nodes = {node: Node(NO_PARENT, top.token, top.position, 0.0)}
+    nodes = {node: TreeNode(NO_PARENT, top.token, top.position, 0.0)}
     index: dict[tuple[NodeId, int], NodeId] = {}
     for n, data in tree.nodes.items():
         if data.parent in nodes:
-            nodes[n] = Node(data.parent, data.token, data.position, data.score - top.score)
+            nodes[n] = TreeNode(data.parent, data.token, data.position, data.score - top.score)
             index[data.parent, data.token] = n
     bottom = max([data.position for data in nodes.values()])
     return TokenTree(node, nodes, index, bottom)
@@ -130,7 +130,7 @@ def merge(
         if len(new) >= limit or (max_position is not None and data.position >= max_position):
             continue
         node = NodeId(first_id + len(new))
-        nodes[node] = Node(above, token, data.position + 1, min(score - base, data.score))
+        nodes[node] = TreeNode(above, token, data.position + 1, min(score - base, data.score))
         index[above, token] = node
         place[i] = node
         new.append(node)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.actor.device import Device
+from asyncspec.actor.device import DeviceThread
 from asyncspec.core.jobs import Job, Release
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId
@@ -36,7 +36,7 @@ class Log:
         self.failed: list[BaseException] = []
         self.end = asyncio.Event()
         self._busy = threading.Lock()
-        self.device = Device(self._run, self._ran, self._done, self._failed, self._wake)
+        self.device = DeviceThread(self._run, self._ran, self._done, self._failed, self._wake)
 
     def _wake(self) -> None:
         while self.device.deliver():
@@ -114,7 +114,7 @@ class Gated:
         self.begun: SimpleQueue[Job] = SimpleQueue()
         self.gates: dict[Job, threading.Event] = {}
         self.told: list[Job] = []
-        self.device = Device(self._run, self._ran, self._done, self._failed, lambda: None)
+        self.device = DeviceThread(self._run, self._ran, self._done, self._failed, lambda: None)
 
     def submit(self, *jobs: Job) -> None:
         for some in jobs:

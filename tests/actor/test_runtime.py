@@ -49,7 +49,7 @@ def test_text_over_tcp_is_the_reference_decoders(run: Runner, stages: int) -> No
             ends = await asyncio.gather(*(cluster.ask(request) for request in asked))
             for request, end in zip(asked, ends, strict=True):
                 expected = decode(
-                    partial(cluster.model.next_token, sampling=request.sampling),
+                    partial(cluster.model.next_token, settings=request.sampling),
                     request.prompt,
                     request.max_new_tokens,
                 )

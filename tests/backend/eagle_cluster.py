@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from asyncspec.backend.base import WireTensor
+from asyncspec.backend.base import LoadedSource, WireTensor
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.hf.wire import select
 from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, TensorRows
 from asyncspec.sim.costs import Costs
-from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.ids import SessionId
 from backend.hf_cluster import Loaded
 from backend.stage_cluster import StageCluster
@@ -31,6 +30,9 @@ class Watched:
             fed.extend(select(rows).clone() for rows in job.rows)
         return self.eagle.run(job)
 
+    def abandon(self, job: FeatureJob) -> None:
+        self.eagle.abandon(job)
+
     def pack(self, rows: TensorRows) -> WireTensor:
         return self.eagle.pack(rows)
 
@@ -44,5 +46,5 @@ class EagleCluster(StageCluster):
     def __init__(self, costs: Costs, loaded: Loaded, eagle: EagleSource, **options: Any) -> None:
         self.watched = Watched(eagle)
         wanted = eagle.features.wanted
-        source = Source(self.watched.run, eagle.abandon, features=wanted, tensors=self.watched)
+        source = LoadedSource(self.watched, features=wanted, tensors=self.watched)
         super().__init__(costs, loaded, source, **options)

@@ -14,13 +14,13 @@ from zlib import crc32
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.reference import decode
 from asyncspec.core.jobs import Batch, Forward, Job, Release, draft_jobs
 from asyncspec.core.machine import Abandon, Effect, Input, Received
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import LOSSLESS
-from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Message, PruneIndices
@@ -115,7 +115,7 @@ class Matrix:
     """What cells share: a loaded target, its sources, the sequential decoder's answers; and what
     happened in all of them."""
 
-    def __init__(self, loaded: LoadedTarget[Any], sources: dict[str, Source]) -> None:
+    def __init__(self, loaded: LoadedTarget[Any], sources: dict[str, LoadedSource]) -> None:
         self.loaded = loaded
         self.sources = sources
         # By ("source", its name), ("policy", its name) and so on: hits, misses, ...
@@ -170,7 +170,7 @@ class Matrix:
         finally:
             probe.stop()
             # Nothing is left of a cell, passed or failed, for the next one to stumble over.
-            self.sources[cell.source].run(Release(SessionId(0)))
+            self.sources[cell.source].source.run(Release(SessionId(0)))
             for stage in stages:
                 stage.run(Release(SessionId(0)))
         self._note(cell, cluster.world.finished[0].stats)

@@ -7,11 +7,10 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
-from asyncspec.backend.base import ModelInfo
+from asyncspec.backend.base import LoadedSource, ModelInfo
 from asyncspec.backend.tree_stage import TreeStage
 from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
-from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
@@ -42,7 +41,7 @@ class StageCluster(Cluster):
     """As ``Cluster``; a stage that is restarted has forgotten its sessions."""
 
     def __init__(
-        self, costs: Costs, loaded: LoadedTarget[Any], source: Source, **options: Any
+        self, costs: Costs, loaded: LoadedTarget[Any], source: LoadedSource, **options: Any
     ) -> None:
         self.loaded = loaded
         self.source = source
@@ -51,7 +50,7 @@ class StageCluster(Cluster):
 
     def draft(self, rank: Rank = DRAFT) -> Actor:
         machine = DraftMachine(self.draft_config(rank))
-        return Actor(machine, machine.initial(), self.source.run, self.source.tensors)
+        return Actor(machine, machine.initial(), self.source.source.run, self.source.tensors)
 
     def stage(self, rank: Rank) -> Actor:
         model_info, stage = self.loaded.info, self.loaded.cut(self.stages)[rank - 1]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.cache import CacheShape, TreeCache
+from asyncspec.backend.hf.cache import CacheShape, KVCache
 from asyncspec.core.kv_slots import BLOCK
 
 pytestmark = pytest.mark.torch
@@ -23,7 +23,7 @@ def small(exact: bool) -> CacheShape:
     exact=st.booleans(),
 )
 def test_growing_keeps_what_is_there(capacity: int, steps: list[int], exact: bool) -> None:
-    cache = TreeCache(small(exact), capacity)
+    cache = KVCache(small(exact), capacity)
     written = 0
     for step in steps:
         cache.reserve(written + step)
@@ -47,7 +47,7 @@ def test_growing_keeps_what_is_there(capacity: int, steps: list[int], exact: boo
 
 @pytest.mark.parametrize("admitted", [100, 4096])
 def test_a_token_is_not_a_reason_to_copy(admitted: int) -> None:
-    cache = TreeCache(small(exact=True), admitted)
+    cache = KVCache(small(exact=True), admitted)
     copied = 0
     for slots in range(1, admitted + 1):
         held = cache.slots
@@ -58,7 +58,7 @@ def test_a_token_is_not_a_reason_to_copy(admitted: int) -> None:
 
 def test_a_cache_that_grows_as_it_is_needed_holds_what_is_said_of_a_slot() -> None:
     """Where nobody says how long a session gets, once it is longer than a cache's least step."""
-    cache = TreeCache(small(exact=False), 1 << 30)
+    cache = KVCache(small(exact=False), 1 << 30)
     for slots in range(1, 6000, 7):
         cache.reserve(slots)
         held = cache.bytes_held
@@ -68,7 +68,7 @@ def test_a_cache_that_grows_as_it_is_needed_holds_what_is_said_of_a_slot() -> No
 
 @given(start=st.integers(0, 50), keep=st.sets(st.integers(0, 40)), exact=st.booleans())
 def test_compaction_moves_every_layer(start: int, keep: set[int], exact: bool) -> None:
-    cache = TreeCache(small(exact), 128)
+    cache = KVCache(small(exact), 128)
     cache.reserve(128)
     for layer in range(3):
         marks = torch.arange(128).mul(2).add(layer).view(1, 128, 1).expand(2, 128, 4).bfloat16()

@@ -7,13 +7,13 @@ from itertools import product
 
 import pytest
 
+from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.llama.draft_model import load_draft
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import OpenTarget, open_target
 from asyncspec.policy.registry import LOSSLESS
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
-from asyncspec_nodes.node.loading import Source
 from backend import predictable_models
 from backend.gguf_models import convert
 from backend.matrix import DRAWS, PENALISED, Cell, Matrix
@@ -50,7 +50,7 @@ def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Matrix]:
     draft, ngram = load_draft(opened, predictable_models.VOCAB), NGramSource()
     both = HybridSource([draft], [ngram])
     sources = {
-        name: Source(source.run, source.abandon)
+        name: LoadedSource(source)
         for name, source in zip(SOURCES, (draft, ngram, both), strict=True)
     }
     files = {kind: convert(target, folder / f"{kind}.gguf", kind) for kind in KINDS}

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec.backend.hf.sampling as hf_sampling
 import asyncspec_nodes.roles.draft.speculation as verdicts
 import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
+from asyncspec.backend import sampling
+from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
-from asyncspec.backend.hf.sampling import draw
+from asyncspec.backend.sampling import draw
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate
 from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
-from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.errors import ProtocolError
 from backend import predictable_models
 from backend.hf_cluster import Loaded
@@ -48,18 +48,18 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
     with_draft = HybridSource([draft], [ngram])
     with_eagle = HybridSource(heads[:1], [ngram], heads[0])
     made = (
-        Source(draft.run, draft.abandon),
+        LoadedSource(draft),
         *(reading(head, head) for head in heads),
-        Source(ngram.run, ngram.abandon),
-        Source(with_draft.run, with_draft.abandon),
+        LoadedSource(ngram),
+        LoadedSource(with_draft),
         reading(with_eagle, heads[0]),
     )
     return Matrix(Loaded(checkpoint), dict(zip(SOURCES, made, strict=True)))
 
 
-def reading(source: EagleSource | HybridSource, head: EagleSource) -> Source:
+def reading(source: EagleSource | HybridSource, head: EagleSource) -> LoadedSource:
     """A source whose ``head`` reads the target's features."""
-    return Source(source.run, source.abandon, features=head.features.wanted, tensors=head)
+    return LoadedSource(source, features=head.features.wanted, tensors=head)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
@@ -97,7 +97,7 @@ def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, 
 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("an ancestor is not seen", stage_session, "allocate", oldest_ancestor_unseen),
-    ("draws are for other positions", hf_sampling, "draw", positions_of_a_chain),
+    ("draws are for other positions", sampling, "draw", positions_of_a_chain),
     ("the cache is not compacted", segments, "prune", compaction_forgotten),
     ("a guess is taken for a verdict", verdicts, "walk", bonus_taken_for_a_hit),
 ]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from asyncspec.backend.base import Quantize
+from asyncspec.backend.base import LoadedSource, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.footprint import footprint
@@ -28,7 +28,6 @@ from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.backend.hf.weights import quantization_of
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.node.loading import Source
 from backend import predictable_models
 from backend.conformance import Walk, sequential
 from backend.hf_cluster import Loaded
@@ -55,7 +54,7 @@ def test_a_cluster_writes_what_one_quantised_device_writes(
     target = predictable_models.save_target(tmp_path / "target")
     draft = load_draft(open_checkpoint(predictable_models.save_draft(tmp_path / "draft", target)))
     loaded = Loaded(open_checkpoint(target), dtype, kind)
-    matrix = Matrix(loaded, {"draft": Source(draft.run, draft.abandon)})
+    matrix = Matrix(loaded, {"draft": LoadedSource(draft)})
     for policy in ("flowspec", "pipedec", "chain"):
         for draws in DRAWS:
             for stages in STAGES:

@@ -22,8 +22,7 @@ from transformers import (
 )
 
 import sampling_reference as plain
-from asyncspec.backend.hf.sampling import draw
-from asyncspec.backend.sampling import draw_row, gumbels, kept, penalised, uniforms
+from asyncspec.backend.sampling import Logits, draw, draw_row, gumbels, kept, penalised, uniforms
 from asyncspec.core import rng
 from asyncspec.core.sampling import MIN_TEMPERATURE, NOTHING, Sampling, seen
 
@@ -48,6 +47,10 @@ PENALTIES = st.fixed_dictionaries(
         "frequency_penalty": st.sampled_from([0.0, -0.25, 0.75]),
     }
 )
+
+
+def rows_of(*rows: list[float]) -> Logits:
+    return np.array(rows, np.float32)
 
 
 @given(seed=st.integers(0, 2**70), position=st.integers(0, 2**31))
@@ -82,7 +85,7 @@ def test_no_temperature_is_too_low_or_too_high(
     logits: list[float], temperature: float, how: Sampling
 ) -> None:
     how = replace(how, temperature=temperature)
-    (token,) = draw(torch.tensor([logits]), [3], how)
+    (token,) = draw(rows_of(logits), [3], how)
     assert token == plain.choose(logits, NOTHING, 3, how)
     if temperature < MIN_TEMPERATURE:
         assert token == logits.index(max(logits))
@@ -92,7 +95,7 @@ def test_no_temperature_is_too_low_or_too_high(
 
 @given(LOGITS)
 def test_greedy_takes_the_lowest_of_the_best(logits: list[float]) -> None:
-    (token,) = draw(torch.tensor([logits]), [3], Sampling())
+    (token,) = draw(rows_of(logits), [3], Sampling())
     assert token == logits.index(max(logits))
 
 
@@ -136,7 +139,7 @@ def test_the_fast_way_is_the_definition(
     committed = seen([*prompt, *answer], len(prompt))
     texts = [seen([*prompt, *answer, *line], len(prompt)) for line in own]
     lines = [{t: seen[t] for t in line} for seen, line in zip(texts, own, strict=True)]
-    got = draw(torch.tensor(rows), range(7, 7 + len(rows)), how, committed, lines)
+    got = draw(rows_of(*rows), range(7, 7 + len(rows)), how, committed, lines)
     assert list(got) == [
         plain.choose(row, seen, 7 + i, how)
         for i, (row, seen) in enumerate(zip(rows, texts, strict=True))
@@ -207,7 +210,7 @@ def test_over_positions_it_is_the_softmax(how: Sampling) -> None:
 
 
 def test_rows_do_not_see_each_other() -> None:
-    logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+    logits = np.random.default_rng(0).standard_normal((5, 30), np.float32)
     how = Sampling(temperature=0.9, seed=4)
     together = draw(logits, range(10, 15), how)
     alone = [draw(logits[i : i + 1], [10 + i], how)[0] for i in range(5)]
@@ -225,7 +228,7 @@ def test_logits_that_are_no_numbers_draw_some_token(
     if penalised:
         sampling = replace(sampling, repetition_penalty=1e6, presence_penalty=-2.0)
     own = [{0: 1}] if penalised else ()
-    (token,) = draw(torch.tensor([logits]), [3], sampling, own=own)
+    (token,) = draw(rows_of(logits), [3], sampling, own=own)
     assert 0 <= token < len(logits)
     real = [x for x in logits if math.isfinite(x) and abs(x) < 1e38]
     if real and not penalised and not any(abs(x) > 1e38 for x in logits if not math.isnan(x)):

@@ -13,7 +13,6 @@ from asyncspec.backend.hf.draft_model import DraftModel
 from asyncspec.backend.reference import decode
 from asyncspec.backend.registry import backend_of_source
 from asyncspec.core.errors import CheckpointError
-from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import predictable_models
@@ -61,7 +60,7 @@ def test_a_cluster_writes_what_the_target_writes(name: str, tmp_path: Path) -> N
     """Whole clusters in the simulator, under random delays: text, and the bits it is drawn from."""
     target = predictable_models.save_target(tmp_path / "target")
     twin = load(name, target).source
-    matrix = Matrix(Loaded(open_checkpoint(target)), {name: Source(twin.run, twin.abandon)})
+    matrix = Matrix(Loaded(open_checkpoint(target)), {name: LoadedSource(twin)})
     for policy in ("flowspec", "chain"):
         for draws in DRAWS:
             for stages in (2, 4):

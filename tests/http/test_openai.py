@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from asyncspec.backend import sampling
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
 from asyncspec_nodes.http.api.parameters import seed_of_choice
@@ -175,9 +176,10 @@ async def test_log_probs(toy: Toy, temperature: float) -> None:
     assert said.content is not None
     state = MODEL.read(CODEC.render(submit.chat))
     for token, entry in zip(tokens, said.content, strict=True):
-        ((best, log_probs),) = MODEL.best_successors([state.hidden], 3)
+        logits = MODEL.logits([state.hidden])
+        ((best, log_probs),) = sampling.best_successors(logits, 3)
         assert bytes(entry.bytes or []) == PIECES[token]
-        assert entry.logprob == pytest.approx(MODEL.log_probs_of([state.hidden], [token])[0])
+        assert entry.logprob == pytest.approx(sampling.log_probs_of(logits, [token])[0])
         assert [bytes(top.bytes or []) for top in entry.top_logprobs] == [PIECES[t] for t in best]
         assert [top.logprob for top in entry.top_logprobs] == pytest.approx(log_probs)
         state = MODEL.extend(state, token)

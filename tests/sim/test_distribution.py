@@ -60,7 +60,7 @@ def exact(how: Sampling, text: Text = PROMPT) -> dict[Text, float]:
     if len(text) == len(PROMPT) + TOKENS:
         return {text[len(PROMPT) :]: 1.0}
     before = seen(text, len(PROMPT))
-    logits = penalised(MODEL.logits(MODEL.read(text).hidden), before, how)
+    logits = penalised(MODEL.logits([MODEL.read(text).hidden])[0].tolist(), before, how)
     weights = {token: math.exp(score) for token, score in kept(logits, how).items()}
     total = sum(weights.values())
     return {

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.backend import sampling
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.machine import Emit, Request
 from asyncspec_protocol.ids import Rank
@@ -60,11 +61,10 @@ def test_what_is_said_of_each_token_is_what_the_target_alone_says(
         assert len(said) == (len(cluster.world.tokens[request.request]) if request.log_probs else 0)
         state = cluster.model.read(request.prompt)
         for token, output in said:
-            assert (
-                output.log_prob_of(token) == cluster.model.log_probs_of([state.hidden], [token])[0]
-            )
+            logits = cluster.model.logits([state.hidden])
+            assert output.log_prob_of(token) == sampling.log_probs_of(logits, [token])[0]
             most = request.top_logprobs
-            ((best, log_probs),) = cluster.model.best_successors([state.hidden], most)
+            ((best, log_probs),) = sampling.best_successors(logits, most)
             assert (output.top_tokens, output.top_log_probs) == (tuple(best), tuple(log_probs))
             state = cluster.model.extend(state, token)
 

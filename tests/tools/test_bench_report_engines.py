@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.sampling import Sampling
 from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import PRESETS
 from asyncspec_nodes.cluster.layout import even_split
-from asyncspec_nodes.node.loading import Source
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import Rank
@@ -31,7 +31,9 @@ PROMPT = Prompt("code", 0, "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n
 class RealStages(VirtualEngine):
     """The same, on stages of the target's own layers."""
 
-    def _stage(self, setting: Setting, rank: Rank, text: tuple[int, ...], source: Source) -> Actor:
+    def _stage(
+        self, setting: Setting, rank: Rank, text: tuple[int, ...], source: LoadedSource
+    ) -> Actor:
         first, end = even_split(self.target.info.layers, setting.stages)[rank - 1]
         stage = load_stage(self.target.checkpoint, first, end, settings=KernelSettings())
         machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages))

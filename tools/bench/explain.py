@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.backend.base import LoadedSource
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import DraftResult
 from asyncspec.core.sampling import Sampling
@@ -26,7 +27,6 @@ from asyncspec.source.expand import Proposal
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.mixture import MIN_SUCCESSORS, settle
 from asyncspec_nodes.console.arguments import COUNT
-from asyncspec_nodes.node.loading import Source
 from asyncspec_protocol.messages import Expand
 from tools.bench.hybrid import MIXES
 from tools.bench.options import SEVERAL, TEMPERATURE, check_numbers, check_policies
@@ -78,13 +78,13 @@ class ListeningEngine(VirtualEngine):
 
     listener: Listener
 
-    def source(self, label: str) -> Source:
+    def source(self, label: str) -> LoadedSource:
         """See ``VirtualEngine``."""
         found = super().source(label)
-        mix = getattr(found.run, "__self__", None)
+        mix = found.source
         assert isinstance(mix, HybridSource), f"{label} is no mix"
         self.listener = Listener(mix)
-        return replace(found, run=self.listener.run)
+        return replace(found, source=self.listener)
 
 
 def place(token: int, base: Proposal, lookup: Proposal, mixed: Proposal) -> Place:

@@ -266,12 +266,12 @@ def _logits(stage: HFStage, tokens: Sequence[int]) -> Any:
     import torch
 
     from asyncspec.backend.hf.attention import FastAttention
-    from asyncspec.backend.hf.cache import TreeCache
+    from asyncspec.backend.hf.cache import KVCache
     from asyncspec.core.jobs import Row
 
     count = len(tokens)
     rows = [Row(i, i, tuple(range(i + 1))) for i in range(count)]
-    tree = FastAttention(TreeCache(stage.shard.cache_shape("fast"), count), 0, rows)
+    tree = FastAttention(KVCache(stage.shard.cache_shape("fast"), count), 0, rows)
     places = torch.arange(count)
     return stage.shard.logits(torch.tensor(tokens), places, tree, places)
 

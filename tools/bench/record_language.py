@@ -100,7 +100,7 @@ def record(
         for prompt in map(tokenizer.encode, prompts):
             most = min(options.max_new_tokens, model_info.context_length - len(prompt))
             tokens = decode([stage], prompt, most, model_info.eos_token_ids, sampling)
-            yield guesses(source.run, prompt, tuple(tokens), options.candidates)
+            yield guesses(source.source.run, prompt, tuple(tokens), options.candidates)
 
     return LanguageHeader(
         FORMAT, options.target.name, Path(draft).name, model_info.vocab_size

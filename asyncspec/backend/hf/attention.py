@@ -17,19 +17,16 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.kernels.cpu.capabilities import RowTiles, product_type
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
+from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import whole_blocks
 
 IMPLEMENTATION = "asyncspec"
 """Name of our attention function in transformers."""
-
-
-class Abandoned(Exception):
-    """The result of this pass is not needed any more."""
 
 
 class AttentionParams(Struct, frozen=True):
@@ -80,7 +77,7 @@ class TreeAttention(TreeMask):
     mask_start = 0
     """The first slot that a mask without window covers."""
 
-    def __init__(self, cache: TreeCache, committed: int, rows: Sequence[Row]) -> None:
+    def __init__(self, cache: KVCache, committed: int, rows: Sequence[Row]) -> None:
         super().__init__(len(rows))
         slots = [row.slot for row in rows]
         # End of the slots this pass looks at, in whole blocks.

@@ -13,15 +13,13 @@ from asyncspec.backend.base import (
     TWIN,
     Backend,
     DType,
-    EngineOptions,
     Footprint,
     LoadedSource,
-    Mode,
     ModelInfo,
     OpenModel,
-    Quantize,
     SourceSpec,
     StageBackend,
+    StageOptions,
     StageSpec,
     in_target,
     twin_quantize,
@@ -75,19 +73,13 @@ class HFBackend:
         return read_generation_config(open_files(name, tokenizer=False).directory)
 
     def footprints(
-        self,
-        name: str,
-        spans: Sequence[tuple[int, int]],
-        dtype: DType,
-        mode: Mode,
-        quantize: Quantize,
-        options: EngineOptions,
+        self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
         from asyncspec.backend.hf.footprint import footprint, stored_info
 
         files = open_files(name, tokenizer=False)
-        info = stored_info(files)
-        return [footprint(files.directory, info, span, dtype, mode, quantize) for span in spans]
+        info, how = stored_info(files), (options.dtype, options.mode, options.quantize)
+        return [footprint(files.directory, info, span, *how) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         from asyncspec.backend.hf.eagle.head import head_footprint
@@ -125,9 +117,8 @@ class HFBackend:
     def load(self, spec: StageSpec) -> StageBackend:
         from asyncspec.backend.hf.stage import load_stage
 
-        return load_stage(
-            spec.model, *spec.layers, dtype=spec.dtype, mode=spec.mode, quantize=spec.quantize
-        )
+        dtype, mode, quantize = spec.options.dtype, spec.options.mode, spec.options.quantize
+        return load_stage(spec.model, *spec.layers, dtype=dtype, mode=mode, quantize=quantize)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         if spec.name.startswith(EAGLE):

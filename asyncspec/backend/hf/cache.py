@@ -70,7 +70,7 @@ def shape_of(config: Any, layers: int, dtype: torch.dtype, mode: Mode) -> CacheS
     )
 
 
-class TreeCache:
+class KVCache:
     """For each layer keys [kv_heads, slots, D] and values [kv_heads, slots, D + ONES].
 
     Memory grows in blocks, by half each time but not beyond the session's capacity unless its
@@ -105,7 +105,7 @@ class TreeCache:
         want = max(min(held + max(_MIN_GROWTH, held // 2), self._limit), slots)
         self._resize(whole_blocks(want), held)
 
-    def copy_prefix(self, other: TreeCache, slots: int) -> None:
+    def copy_prefix(self, other: KVCache, slots: int) -> None:
         """Copy the first ``slots`` slots of another cache."""
         self.reserve(slots)
         for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
@@ -121,9 +121,7 @@ class TreeCache:
 
     def close(self) -> None:
         """Return all memory."""
-        freed = self.bytes_held
-        self._resize(0, 0)
-        free_heap(freed)
+        self.trim(0)
 
     def _resize(self, slots: int, kept: int) -> None:
         """Allocate as many slots; the first ``kept`` ones keep their contents."""

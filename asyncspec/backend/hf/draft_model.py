@@ -6,20 +6,34 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
-from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
 from asyncspec.backend.hf.process import free_heap
-from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.source.expand import Proposal
 
-S = TypeVar("S", bound=CachedSession[TreeCache])
+S = TypeVar("S", bound=CachedSession[KVCache])
+
+
+def best_successors(logits: Tensor, most: int, ids: Tensor | None = None) -> list[Proposal]:
+    """Per row of ``logits`` [n, vocab] the ``most`` best tokens and their log-probabilities.
+
+    ``ids`` [vocab]: the token each column means, where it is not the column's number.
+    """
+    logits = logits.float()
+    best = logits.topk(min(most, logits.shape[-1]), dim=-1)
+    # Rounding must not make a token more than certain.
+    log_probs = (best.values - logits.logsumexp(-1, keepdim=True)).clamp(max=0.0)
+    tokens = best.indices if ids is None else ids[best.indices]
+    return list(zip(tokens.tolist(), log_probs.tolist(), strict=True))
 
 
 class BatchedDraftPass:
@@ -36,7 +50,7 @@ class BatchedDraftPass:
             self.wanted += range(own.stop - len(part.nodes), own.stop)
 
 
-class DraftModel(CachedDraftModel[TreeCache]):
+class DraftModel(CachedDraftModel[KVCache]):
     """A whole model on torch. One thread only."""
 
     def __init__(self, shard: Shard, vocab: int | None = None) -> None:
@@ -47,10 +61,10 @@ class DraftModel(CachedDraftModel[TreeCache]):
         known = shard.info.vocab_size
         super().__init__(shard.info.context_length, min(known, vocab or known))
 
-    def new_cache(self) -> TreeCache:
-        return TreeCache(self._shape, self._context)
+    def new_cache(self) -> KVCache:
+        return KVCache(self._shape, self._context)
 
-    def compute(self, passes: Sequence[DraftPass[CachedSession[TreeCache]]]) -> None:
+    def compute(self, passes: Sequence[DraftPass[CachedSession[KVCache]]]) -> None:
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
         known = self.shard.info.vocab_size
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]

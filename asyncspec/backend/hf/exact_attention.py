@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.hf.attention import AttentionParams, TreeAttention
-from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.core.jobs import Row
@@ -28,7 +28,7 @@ class ExactAttention(TreeAttention):
     """Position blocks over a ones-extended cache; float32 sums."""
 
     def __init__(
-        self, cache: TreeCache, committed: int, rows: Sequence[Row], settings: KernelSettings
+        self, cache: KVCache, committed: int, rows: Sequence[Row], settings: KernelSettings
     ) -> None:
         super().__init__(cache, committed, rows)
         self.tiles = settings.row_tiles

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
-from asyncspec.backend.hf.cache import CacheShape, TreeCache
+from asyncspec.backend.hf.cache import CacheShape, KVCache
 from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import MAX_K, KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
@@ -221,10 +221,10 @@ def _path_outputs(shard: Shard, settings: KernelSettings, passes: Iterable[Probe
     return torch.cat(outputs)
 
 
-def _random_cache(shard: Shard) -> TreeCache:
+def _random_cache(shard: Shard) -> KVCache:
     """A cache with a committed path of noise: quicker than computing one."""
     shape, prefix = shard.cache_shape("exact"), _TREE.prefix
-    cache = TreeCache(shape, prefix + len(_TREE.siblings) + sum(_TREE.siblings))
+    cache = KVCache(shape, prefix + len(_TREE.siblings) + sum(_TREE.siblings))
     cache.reserve(prefix)
     path = (shape.layers, shape.kv_heads, prefix, shape.head_dim)
     keys, values = noise(*path), noise(*path, seed=1)

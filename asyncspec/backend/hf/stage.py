@@ -7,15 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from asyncspec.backend.base import Guarantee, Mode, Quantize, WireTensor
-from asyncspec.backend.hf import sampling
 from asyncspec.backend.hf.attention import (
-    Abandoned,
     BatchedAttention,
     FastAttention,
     TreeAttention,
     row_slices,
 )
-from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.eagle.hidden_states import capture_hidden_states
 from asyncspec.backend.hf.exact_attention import ExactAttention
@@ -31,7 +29,7 @@ from asyncspec.backend.tree_stage import TreeStage
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 
 
-class HFStage(TreeStage[TreeCache]):
+class HFStage(TreeStage[KVCache]):
     """Layers of a checkpoint."""
 
     def __init__(
@@ -48,8 +46,8 @@ class HFStage(TreeStage[TreeCache]):
         with torch.inference_mode():
             return super().run(job)
 
-    def new_cache(self, capacity: int) -> TreeCache:
-        return TreeCache(self._shape, capacity)
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(self._shape, capacity)
 
     def pack(self, rows: TensorRows) -> WireTensor:
         return to_wire(rows)
@@ -79,14 +77,11 @@ class HFStage(TreeStage[TreeCache]):
             for one, own in zip(passes, slices, strict=True)
             for row in one.sampled_rows
         ]
-        try:
-            with capture_hidden_states(self.shard, depths) as captured:
-                if sampled:
-                    output = self.shard.logits(hidden, positions, tree, torch.tensor(sampled))
-                else:
-                    output = self.shard.hidden(hidden, positions, tree)
-        except Abandoned:
-            return ((),) * len(passes)
+        with capture_hidden_states(self.shard, depths) as captured:
+            if sampled:
+                output = self.shard.logits(hidden, positions, tree, torch.tensor(sampled))
+            else:
+                output = self.shard.hidden(hidden, positions, tree)
         results: list[object] = []
         start = 0
         for one, session, rows, own in zip(passes, sessions, inputs, slices, strict=True):
@@ -95,13 +90,14 @@ class HFStage(TreeStage[TreeCache]):
             if self.has_head:
                 end = start + len(one.sampled_rows)
                 features = torch.cat(states, 1) if session.admit.features else None
-                results.append(session.sample(one, output[start:end], sampling, features))
+                logits = output[start:end].float().numpy()
+                results.append(session.sample(one, logits, features))
                 start = end
             else:
                 results.append(torch.stack([output[own], *states], 1) if states else output[own])
         return tuple(results)
 
-    def _attention(self, cache: TreeCache, job: Forward) -> TreeAttention:
+    def _attention(self, cache: KVCache, job: Forward) -> TreeAttention:
         if self.mode == "exact":
             return ExactAttention(cache, job.committed, job.rows, self.settings)
         return FastAttention(cache, job.committed, job.rows)

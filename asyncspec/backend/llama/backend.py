@@ -10,13 +10,11 @@ from asyncspec.backend.base import (
     EAGLE,
     Backend,
     DType,
-    EngineOptions,
     Footprint,
     LoadedSource,
-    Mode,
     ModelInfo,
-    Quantize,
     SourceSpec,
+    StageOptions,
     StageSpec,
     twin_quantize,
 )
@@ -81,18 +79,12 @@ class LlamaBackend:
         return {name: value for name, value in said.items() if value is not None}
 
     def footprints(
-        self,
-        name: str,
-        spans: Sequence[tuple[int, int]],
-        dtype: DType,
-        mode: Mode,
-        quantize: Quantize,
-        options: EngineOptions,
+        self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
         """See ``Backend``."""
         target = self.open(name)
-        _check(target, dtype, quantize)
-        return [footprint(target, span, options.kv_type) for span in spans]
+        _check(target, options)
+        return [footprint(target, span, options.engine.kv_type) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         """See ``Backend``."""
@@ -123,9 +115,10 @@ class LlamaBackend:
         """See ``Backend``."""
         from asyncspec.backend.llama.stage import load_stage
 
-        _check(spec.model, spec.dtype, spec.quantize)
+        options = spec.options
+        _check(spec.model, options)
         check_loads(spec.model.path, *spec.layers)
-        return load_stage(spec.model, *spec.layers, mode=spec.mode, options=spec.options)
+        return load_stage(spec.model, *spec.layers, mode=options.mode, options=options.engine)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         """See ``Backend``."""
@@ -148,10 +141,10 @@ class LlamaBackend:
         return LlamaTokenizer(model, template)
 
 
-def _check(target: OpenTarget, dtype: DType, quantize: Quantize) -> None:
-    target.computed_dtype(dtype)
-    if quantize != "none":
-        raise UserError(f"a GGUF file is quantised as it is; leave quantize {quantize} out")
+def _check(target: OpenTarget, options: StageOptions) -> None:
+    target.computed_dtype(options.dtype)
+    if options.quantize != "none":
+        raise UserError(f"a GGUF file is quantised as it is; leave quantize {options.quantize} out")
 
 
 def _check_no_twin(source: str) -> None:

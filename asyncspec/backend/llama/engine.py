@@ -21,6 +21,7 @@ from msgspec import Struct
 from asyncspec.backend.llama.batch import PADDING, Batch
 from asyncspec.backend.llama.branches import Branches, Node, Pool
 from asyncspec.backend.llama.library import Model, last_error, threads
+from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.errors import ClusterError
 
 Floats = npt.NDArray[np.float32]
@@ -34,10 +35,6 @@ EXACT_ROWS, FAST_ROWS = 62, 512
 
 FIRST_CELLS = 1024
 """Of a cache that grows when it must."""
-
-
-class Abandoned(Exception):
-    """Nobody needs the result."""
 
 
 class Settings(Struct, frozen=True):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncspec.backend import sampling
 from asyncspec.backend.base import (
     DEFAULT_OPTIONS,
     EngineOptions,
@@ -17,14 +16,14 @@ from asyncspec.backend.base import (
 )
 from asyncspec.backend.llama.cut import SCALED_INPUT, VirtualFile, cut
 from asyncspec.backend.llama.devices import find
-from asyncspec.backend.llama.engine import FIRST_CELLS, Abandoned, Engine, Floats, Settings
+from asyncspec.backend.llama.engine import FIRST_CELLS, Engine, Floats, Settings
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
 from asyncspec.backend.llama.self_test import confirm
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.llama.trial import repacking_works
-from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
+from asyncspec.backend.tree_stage import Abandoned, TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec_protocol.messages import FINAL
 
@@ -97,10 +96,8 @@ class LlamaStage(TreeStage[TreeCache]):
         self._running = job
         try:
             if self._abandoned is job:
-                return ((),) * len(passes)
+                raise Abandoned
             found = self.engine.run(rows, wanted, set().union(*names))
-        except Abandoned:
-            return ((),) * len(passes)
         finally:
             self._running = None
         results: list[object] = []
@@ -112,7 +109,7 @@ class LlamaStage(TreeStage[TreeCache]):
             if self.has_head:
                 logits = found.logits[head : head + len(one.sampled_rows)]
                 features = captured.reshape(len(captured), -1) if session.admit.features else None
-                results.append(session.sample(one, logits, sampling, features))
+                results.append(session.sample(one, logits, features))
             else:
                 last = found.captured[self.engine.last][own]
                 results.append(

@@ -19,13 +19,11 @@ from asyncspec.backend.base import (
     TWIN,
     Backend,
     DType,
-    EngineOptions,
     Footprint,
     LoadedSource,
-    Mode,
     ModelInfo,
-    Quantize,
     SourceSpec,
+    StageOptions,
     StageSpec,
     twin_quantize,
 )
@@ -134,13 +132,7 @@ class ToyBackend(Backend):
         return name
 
     def footprints(
-        self,
-        name: str,
-        spans: Sequence[tuple[int, int]],
-        dtype: DType,
-        mode: Mode,
-        quantize: Quantize,
-        options: EngineOptions,
+        self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
         return [Footprint(span, 0, ITEM_BYTES[DTYPE] * (span[1] - span[0]), 0) for span in spans]
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, cast
 
 import numpy as np
 from msgspec import Struct
 
-from asyncspec.backend import sampling as sampler
+from asyncspec.backend import sampling
 from asyncspec.backend.base import ModelInfo, WireTensor
 from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, TensorRows
-from asyncspec.core.rng import MASK, mix, uniforms
-from asyncspec.core.sampling import NOTHING, Sampling, Seen, seen
-from asyncspec.source.expand import Proposal
+from asyncspec.core.rng import MASK, mix
+from asyncspec.core.sampling import Sampling, seen
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 
@@ -72,35 +71,13 @@ class ToyModel(Struct, frozen=True):
         """The most likely token after a node whose last hidden state this is."""
         return mix(hidden) % self.vocab
 
-    def logits(self, hidden: int) -> list[float]:
-        """Of both signs, as a repetition penalty treats them differently."""
-        logits = [number - 0.5 for number in uniforms(hidden, 0, self.vocab)]
-        logits[self.mode(hidden)] = 1.5
-        return logits
-
-    def draw(
-        self,
-        hidden: Sequence[int],
-        positions: Sequence[int],
-        sampling: Sampling,
-        committed: Seen = NOTHING,
-        own: Iterable[Seen] = (),
-    ) -> tuple[int, ...]:
-        """See ``Sampler``, of hidden states."""
-        if sampling.greedy and not sampling.penalises:
-            return tuple(map(self.mode, hidden))
-        return sampler.draw(self._rows(hidden), positions, sampling, committed, own)
-
-    def best_successors(self, hidden: Sequence[int], most: int) -> list[Proposal]:
-        """See ``Sampler``, of hidden states."""
-        return sampler.best_successors(self._rows(hidden), most)
-
-    def log_probs_of(self, hidden: Sequence[int], tokens: Sequence[int]) -> tuple[float, ...]:
-        """See ``Sampler``, of hidden states."""
-        return sampler.log_probs_of(self._rows(hidden), tokens)
-
-    def _rows(self, hidden: Sequence[int]) -> sampler.Logits:
-        return np.array(list(map(self.logits, hidden)), np.float32)
+    def logits(self, hidden: Sequence[int]) -> sampling.Logits:
+        """[n, vocab], of both signs, as a repetition penalty treats them differently."""
+        rows = np.empty((len(hidden), self.vocab), np.float32)
+        for row, state in zip(rows, hidden, strict=True):
+            row[:] = sampling.uniforms(state, 0, np.arange(self.vocab)) - 0.5
+            row[self.mode(state)] = 1.5
+        return rows
 
     def start(self) -> ToyState:
         """Before the first token."""
@@ -132,10 +109,11 @@ class ToyModel(Struct, frozen=True):
             state = self.extend(state, token)
         return state
 
-    def next_token(self, tokens: Sequence[int], sampling: Sampling, prompt_length: int = 0) -> int:
+    def next_token(self, tokens: Sequence[int], settings: Sampling, prompt_length: int = 0) -> int:
         """The sequential reference: what comes after ``tokens``, which begin with the prompt."""
-        before = [seen(tokens, prompt_length)]
-        return self.draw([self.read(tokens).hidden], [len(tokens)], sampling, own=before)[0]
+        logits = self.logits([self.read(tokens).hidden])
+        own = [seen(tokens, prompt_length)]
+        return sampling.draw(logits, [len(tokens)], settings, own=own)[0]
 
 
 class ToyCache:
@@ -204,7 +182,8 @@ class ToyStage(TreeStage[ToyCache]):
         if FINAL in session.depths:
             captured = [(model.norm(h),) for h in hidden]
         features = tuple(map(feature, captured)) if session.admit.features else None
-        return session.sample(job, [hidden[i] for i in job.sampled_rows], model, features)
+        logits = model.logits([hidden[i] for i in job.sampled_rows])
+        return session.sample(job, logits, features)
 
     def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:
         """Hidden states, and beside each those captured before."""

@@ -12,7 +12,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.backend.base import Footprint
+from asyncspec.backend.base import Footprint, StageOptions
 from asyncspec.backend.registry import backend_of, backend_of_source, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
@@ -69,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         tree = arguments.sessions * most
     with exit_on_interrupt():
         spans = even_split(model_info.layers, arguments.stages)
-        found = backend.footprints(target, spans, table.dtype, table.mode, table.quantize, options)
+        how = StageOptions(table.dtype, table.mode, table.quantize, options)
+        found = backend.footprints(target, spans, how)
     process = backend.runtime_bytes
     stages = [
         _node_memory(rank, one.layers, [one], slots, tree, process)

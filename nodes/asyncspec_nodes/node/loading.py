@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import (
     Backend,
+    LoadedSource,
     OpenModel,
     SourceSpec,
+    StageOptions,
     StageSpec,
     Tensors,
     Tokenizer,
@@ -26,7 +28,6 @@ from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.row_compression import packing_seconds
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.errors import UserError
-from asyncspec.core.jobs import DraftResult, FeatureJob
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import DraftCost, StageCost
 from asyncspec.source.base import TokenSource
@@ -48,21 +49,11 @@ from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
 
-
-class Source(Struct, frozen=True):
-    """A token source that is ready to run."""
-
-    run: Callable[[Any], DraftResult | None]
-    abandon: Callable[[Any], None]
-    drafts: bool = True
-    # Memory per committed token of a session and per tree node; 0: negligible.
-    token_bytes: int = 0
-    # As in ``LoadedSource``.
-    features: tuple[int, ...] = ()
-    tensors: Tensors | None = None
+_IDLE = LoadedSource(NGramSource())
+"""Of a node whose machine sends no draft requests to its device."""
 
 
-def load_source(config: Config, target: OpenModel) -> Source:
+def load_source(config: Config, target: OpenModel) -> LoadedSource:
     """The source that ``[draft]`` names. Raises ``UserError``."""
     names = parts(config.draft.source)
     if names == (NONE,):
@@ -71,7 +62,7 @@ def load_source(config: Config, target: OpenModel) -> Source:
                 f"policy {config.draft.policy} needs a token source, but [draft] source is none; "
                 "use policy autoregressive, or another source"
             )
-        return Source(_no_source, _no_source, drafts=False)
+        return _IDLE
     models = [
         backend_of_source(name, config.target.path).load_source(
             SourceSpec(name, target, config.target.dtype, config.llama)
@@ -88,17 +79,12 @@ def load_source(config: Config, target: OpenModel) -> Source:
         source = HybridSource(
             [loaded.source for loaded in models], lookups, reader.source if reader else None
         )
-    return Source(
-        source.run,
-        source.abandon,
-        token_bytes=sum(loaded.token_bytes for loaded in models),
-        features=reader.features if reader else (),
-        tensors=reader.tensors if reader else None,
+    return LoadedSource(
+        source,
+        sum(loaded.token_bytes for loaded in models),
+        reader.features if reader else (),
+        reader.tensors if reader else None,
     )
-
-
-def _no_source(job: FeatureJob) -> None:
-    raise AssertionError(f"{type(job).__name__} on a node without a token source")
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -159,8 +145,8 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     layers = model.info.layers
     span = layout(config, layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {layers}")
-    spec = StageSpec(model, span, target.dtype, target.mode, target.quantize, config.llama)
-    stage = backend.load(spec)
+    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
+    stage = backend.load(StageSpec(model, span, options))
     pass_seconds = stage.pass_seconds()
     if pace := config.pace.get(rank):
         cost = StageCost(pace.seconds, pace.plateau, pace.row_seconds)
@@ -199,10 +185,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
-    # Where the source is a node of its own, this one runs no jobs.
-    source = Source(_no_source, _no_source)
-    if config.source is None:
-        source = _report_and_load(config, target, reporter)
+    source = _IDLE if config.source is not None else _report_and_load(config, target, reporter)
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
     return Loaded(
@@ -217,19 +200,19 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 max_sessions=config.limits.sessions,
                 rejoin_seconds=config.limits.rejoin_seconds,
                 features=source.features,
-                slots=_source_slots(config, rank, source),
+                slots=_source_slots(config, rank, source.token_bytes),
                 first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
             )
         ),
-        run_job=source.run,
-        abandon_job=source.abandon,
+        run_job=source.source.run,
+        abandon_job=source.source.abandon,
         tensors=source.tensors,
         tokenizer=tokenizer,
         rules=ServingConfig(
             context_length=target.info.context_length,
             eos=frozenset(target.info.eos_token_ids),
             policy=config.draft.policy,
-            drafts=source.drafts,
+            drafts=parts(config.draft.source) != (NONE,),
             vocab=target.info.vocab_size,
             defaults=defaults,
         ),
@@ -248,26 +231,24 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
                 rank,
                 target.info.vocab_size,
                 sessions=config.limits.sessions,
-                slots=_source_slots(config, rank, source),
+                slots=_source_slots(config, rank, source.token_bytes),
             )
         ),
-        run_job=source.run,
-        abandon_job=source.abandon,
+        run_job=source.source.run,
+        abandon_job=source.source.abandon,
     )
 
 
-def _report_and_load(config: Config, target: OpenModel, reporter: Reporter) -> Source:
+def _report_and_load(config: Config, target: OpenModel, reporter: Reporter) -> LoadedSource:
     # Without the folders.
     names = "+".join(Path(part).name or part for part in config.draft.source.split("+"))
     reporter.loading(f"draft {names}")
     return load_source(config, target)
 
 
-def _source_slots(config: Config, rank: int, source: Source) -> int:
+def _source_slots(config: Config, rank: int, token_bytes: int) -> int:
     """Slots there is memory for; 0: no bound, where the source holds next to nothing."""
-    if not source.token_bytes:
-        return 0
-    return max(1, cache_budget(config, rank) // source.token_bytes)
+    return max(1, cache_budget(config, rank) // token_bytes) if token_bytes else 0
 
 
 def _hello(

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import msgspec
 
-from asyncspec.backend.base import StageSpec
+from asyncspec.backend.base import StageOptions, StageSpec
 from asyncspec.backend.reference import decode
 from asyncspec.backend.registry import backend_of
 from asyncspec_nodes.cluster.chat_templates import read_template
@@ -44,12 +44,9 @@ def _decode(task: Task) -> list[Comparison]:
     model = backend.open(target.path)
     tokenizer = backend.load_tokenizer(model, read_template(target.chat_template))
     # The same layers per stage as in the cluster: the only difference is speculation.
-    stages = [
-        backend.load(
-            StageSpec(model, span, target.dtype, target.mode, target.quantize, config.llama)
-        )
-        for span in layout(config, model.info.layers)
-    ]
+    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
+    spans = layout(config, model.info.layers)
+    stages = [backend.load(StageSpec(model, span, options)) for span in spans]
     rules = ServingConfig(
         context_length=model.info.context_length,
         eos=frozenset(model.info.eos_token_ids),

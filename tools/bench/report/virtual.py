@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from asyncspec.backend.base import LoadedSource
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.sim.actor import Actor
@@ -17,7 +18,7 @@ from asyncspec.sim.costs import CostModel
 from asyncspec.sim.world import World
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.node.loading import Source, load_source
+from asyncspec_nodes.node.loading import load_source
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
@@ -44,12 +45,12 @@ class VirtualEngine:
     def __init__(self, models: Models) -> None:
         self.models = models
         self.target = Target(models.target)
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, LoadedSource] = {}
         # Features of the last text, which the next cell most likely asks for again.
         self._features: tuple[object, Any] = (None, None)
         self._sessions = 0
 
-    def source(self, label: str) -> Source:
+    def source(self, label: str) -> LoadedSource:
         """A token source by its label; its sessions are over between cells."""
         if label not in self._sources:
             name = self.models.source(label)
@@ -89,7 +90,7 @@ class VirtualEngine:
         connect(world, setting.stages)
         return world
 
-    def _draft(self, setting: Setting, source: Source) -> Actor:
+    def _draft(self, setting: Setting, source: LoadedSource) -> Actor:
         self._sessions += 1  # what a broken run has left behind is nobody's
         config = DraftConfig(
             stages=setting.stages,
@@ -99,9 +100,11 @@ class VirtualEngine:
             first_session=SessionId(self._sessions),
         )
         machine = DraftMachine(config)
-        return Actor(machine, machine.initial(), source.run, source.tensors)
+        return Actor(machine, machine.initial(), source.source.run, source.tensors)
 
-    def _stage(self, setting: Setting, rank: Rank, text: tuple[int, ...], source: Source) -> Actor:
+    def _stage(
+        self, setting: Setting, rank: Rank, text: tuple[int, ...], source: LoadedSource
+    ) -> Actor:
         last = rank == setting.stages
         features = self._read(text, source.features) if last and source.features else None
         machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages))

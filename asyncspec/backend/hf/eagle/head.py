@@ -21,6 +21,7 @@ from asyncspec.backend.hf.checkpoint import (
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING as TARGET_EMBEDDING
 from asyncspec.backend.hf.checkpoint_files import HEAD
+from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.geometry import EMBEDDING, LAYER, VOCABULARY, Features, Geometry
 from asyncspec.backend.hf.footprint import pass_scores, stored_half
@@ -28,7 +29,6 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
 from asyncspec.backend.hf.optimized.layers import apply_rotary, signed_cos_sin
-from asyncspec.backend.hf.sampling import best_successors
 from asyncspec.backend.hf.weights import UpcastEmbedding
 from asyncspec.core.errors import CheckpointError
 from asyncspec.source.expand import Proposal

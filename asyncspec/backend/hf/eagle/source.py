@@ -22,7 +22,7 @@ from asyncspec.backend.draft_model import (
     prompt_passes,
 )
 from asyncspec.backend.draft_trie import TrieGrower, Wanted
-from asyncspec.backend.hf.cache import TreeCache
+from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft_model import BatchedDraftPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
@@ -35,7 +35,7 @@ from asyncspec_protocol.messages import Expand
 
 
 @dataclass(slots=True)
-class _Session(CachedSession[TreeCache]):
+class _Session(CachedSession[KVCache]):
     """Of its trie, a row per committed token but the first, which no feature precedes."""
 
     # [H] each: of the last committed row and of all rows of the tree.
@@ -55,7 +55,7 @@ class EagleSource(CachedSource[_Session]):
         self._fed: dict[SessionId, list[torch.Tensor]] = {}
 
     def open_session(self) -> _Session:
-        return _Session(TreeCache(self.head.cache_shape, self._context))
+        return _Session(KVCache(self.head.cache_shape, self._context))
 
     def release(self, session: SessionId) -> None:
         super().release(session)
