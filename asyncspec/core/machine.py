@@ -217,6 +217,7 @@ Task = Callable[[Any], object]
 """A pure function of its argument, a msgspec struct: a replay calls it again and gets the same."""
 
 Effect = Send | Compute | Abandon | RunNext | Emit | Finish | SendClosed | SetTimer | RunTask
+Effects = tuple[Effect, ...]
 
 S = TypeVar("S")
 
@@ -224,5 +225,5 @@ S = TypeVar("S")
 class Machine(Protocol[S]):
     """A role. ``step`` does not modify ``state``, even if it raises ``ProtocolError``."""
 
-    def step(self, state: S, event: Input, now: float) -> tuple[S, tuple[Effect, ...]]:
+    def step(self, state: S, event: Input, now: float) -> tuple[S, Effects]:
         """Handle one input at time ``now`` (seconds, any origin, monotonic)."""

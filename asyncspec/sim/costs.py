@@ -27,19 +27,6 @@ class Costs(Protocol):
         """A job on a node's device."""
 
 
-class WireModel(Protocol):
-    """What the bytes of messages cost."""
-
-    def nbytes(self, message: Message) -> int:
-        """Length of a message on the wire, tensor included."""
-
-    def transfer_seconds(self, message: Message) -> float:
-        """Time that a message's bytes take."""
-
-    def occupied_seconds(self, message: Message) -> float:
-        """For so long a message keeps its direction of a link to itself; those behind it wait."""
-
-
 class StageCost(Struct, frozen=True):
     """Time of a forward pass. Up to ``plateau`` rows it costs what reading the weights costs, and
     every row past it ``row_seconds`` more (SpecPipe Fig. 9, without its small steps)."""
@@ -164,8 +151,8 @@ class ClusterCost(Struct, frozen=True):
 
 
 class CostModel:
-    """Times and sizes in the simulator of one cluster (``Costs``, ``WireModel``). Called once for
-    each job, in their order."""
+    """Times (``Costs``) and sizes in the simulator of one cluster. Called once for each job, in
+    their order."""
 
     def __init__(self, cost: ClusterCost) -> None:
         self._cost = cost
@@ -188,12 +175,13 @@ class CostModel:
         return self._nbytes
 
     def transfer_seconds(self, message: Message) -> float:
+        """Time that a message's bytes take."""
         wire = self._cost.wire
         return self.nbytes(message) / wire.bandwidth if wire.bandwidth else 0.0
 
     def occupied_seconds(self, message: Message) -> float:
-        """Time of the bytes. Handling a verdict is the last part of its transfer: verdicts come
-        over one link, so they are handled one after another."""
+        """For so long a message keeps its direction of a link to itself. Handling a verdict is the
+        last part of its transfer: verdicts come over one link, and are handled one by one."""
         seconds = self.transfer_seconds(message)
         return seconds + self._cost.verdict_seconds if type(message) is Verdict else seconds
 

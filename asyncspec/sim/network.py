@@ -1,7 +1,7 @@
 """Virtual time, and the links of a simulated cluster.
 
-Links are first-in first-out, with a delay per message. With a ``WireModel`` messages occupy their
-link for some time, and every session's bytes are counted, as the runtime does.
+Links are first-in first-out, with a delay per message. With ``wires`` messages occupy their link
+for some time, and every session's bytes are counted, as the runtime does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Received
-from asyncspec.sim.costs import Costs, WireModel
+from asyncspec.sim.costs import CostModel, Costs
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Close, Message
@@ -74,7 +74,7 @@ class Network:
         self,
         clock: VirtualClock,
         costs: Costs,
-        wires: WireModel | None,
+        wires: CostModel | None,
         received: Callable[[Rank, Received], None],
         recorded: Container[Rank],
     ) -> None:

@@ -27,7 +27,7 @@ from asyncspec.core.machine import (
 )
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec.sim.actor import Actor, DeviceQueues, QueuedJob
-from asyncspec.sim.costs import Costs, WireModel
+from asyncspec.sim.costs import CostModel, Costs
 from asyncspec.sim.network import Network, VirtualClock
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank
@@ -49,7 +49,7 @@ class World:
         actors: Mapping[Rank, Actor],
         costs: Costs,
         trace_hooks: Mapping[Rank, TraceHook] | None = None,
-        wires: WireModel | None = None,
+        wires: CostModel | None = None,
         *,
         tasks: Mapping[str, Task] = {},
         whole_levels: bool = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,8 +36,11 @@ ROWS = VerifyConfig(Rank(1), 1).batch_rows
 class Other(Inspector):
     """A first stage that does something else with a question."""
 
-    def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
-        answer(link, message)
+    def received(self, link: Link, message: Any, data: memoryview | None) -> None:
+        if isinstance(message, PlanStatusRequest):
+            answer(link, message)
+        else:
+            super().received(link, message, data)
 
 
 answer: Callable[[Link, PlanStatusRequest], object]
@@ -130,7 +134,7 @@ def test_a_silent_draft_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PLAN_STATUS_SECONDS", 0.05)
 
     class Deaf(Inspector):
-        def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
+        def received(self, link: Link, message: Any, data: memoryview | None) -> None:
             pass
 
     async def main() -> None:

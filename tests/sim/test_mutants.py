@@ -27,7 +27,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
-from asyncspec_protocol.messages import PruneIndices
+from asyncspec_protocol.messages import PruneIndices, Segment
 from cluster import Cluster, ask
 from laws import FEATURES, SMALL, Shaken, check_after, newest_prune_wins, watch_invariants
 
@@ -161,13 +161,9 @@ def tokens_not_compacted(self: SlotTokens, start: int, keep: Any) -> None:
     """The cache is compacted, the tokens are not."""
 
 
-def tokens_lost_on_the_way(state: Any, waiting: Any, now: float, **how: Any) -> Any:
+def tokens_lost_on_the_way(*, tokens: Any, **fields: Any) -> Segment:
     """Between stages the tokens of a segment get out of step with its rows."""
-    waiting = replace(waiting, tokens=waiting.tokens[::-1])
-    return ONWARD(state, waiting, now, **how)
-
-
-ONWARD = batching._onward
+    return Segment(tokens=tokens[::-1], **fields)
 
 
 def dead_features_held(features: Any, passed: Any, tree: Any) -> Any:
@@ -228,7 +224,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("unsent nodes are not kept", verdicts, "_prune", unsent_not_kept),
     ("siblings' tokens are counted", SlotTokens, "own", siblings_counted),
     ("tokens are not compacted", SlotTokens, "compact", tokens_not_compacted),
-    ("tokens get out of step", batching, "_onward", tokens_lost_on_the_way),
+    ("tokens get out of step", batching, "Segment", tokens_lost_on_the_way),
     ("features of the dead are held", FeatureLog, "advance", dead_features_held),
     ("the old tip's feature is lost", FeatureLog, "advance", old_tip_forgotten),
     ("features are mixed up", FeatureLog, "receive", features_by_place),

@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import Deviation
-from asyncspec.core.machine import Input, Received
+from asyncspec.core.machine import Effects, Input, Received
 from asyncspec.dipsd import comparison
 from asyncspec.dipsd.comparison import PlanComparison
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import Effects, VerifyState
+from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Rates
 from dipsd.planned_cluster import Bench, Person, Trial

@@ -1,4 +1,4 @@
-"""StatusAnswers status queries: of the nodes, and of the first stage's plan.
+"""Answers to status queries: of the nodes, and of the first stage's plan.
 
 A client queries a draft node, which queries the others and passes on their answers. Every query
 ends: a disconnected node's status is not waited for, and the plan has a deadline.
@@ -20,15 +20,13 @@ from asyncspec.actor.runtime import Runtime
 from asyncspec_nodes.node.resources import resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.lifecycle import missing_peers
-from asyncspec_nodes.roles.draft.session import DraftState
+from asyncspec_nodes.roles.draft.session import FIRST, DraftState
 from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Hello, Inspect, PlanStatus, PlanStatusRequest, Status
-
-FIRST = Rank(1)
 
 ANSWER_SECONDS = 5.0
 """A first stage answers within a step of its machine."""
@@ -61,7 +59,7 @@ class _PlanQuery(Struct):
 
 
 class Inspector(LinkService):
-    """StatusAnswers for one node. ``rules``: of a draft node."""
+    """Answers for one node. ``rules``: of a draft node."""
 
     senders: ClassVar[Senders] = {
         Inspect: ("client", "draft"),
@@ -89,21 +87,28 @@ class Inspector(LinkService):
         message: Inspect | Status | PlanStatusRequest | PlanStatus,
         data: memoryview | None,
     ) -> None:
+        """Raises ``RemoteProtocolError`` where a node without the plan is queried or answers."""
+        is_draft, number = self._me.role == "draft", message.question
         match message:
+            case Inspect() if is_draft:
+                self.ask(link, number)
             case Inspect():
-                self.inspect(link, message)
+                link.send(self._status(number))
             case Status():
-                self.status(link, message)
-            case PlanStatusRequest():
-                self.plan_status_request(link, message)
-            case PlanStatus():
-                self.plan_status(link, message)
-
-    def inspect(self, link: Link, message: Inspect) -> None:
-        if self._me.role == "draft":
-            self.ask(link, message.question)
-        else:
-            link.send(self._status(message.question))
+                query = self._status_queries.get(number)
+                if query is not None and link.rank in query.waiting:
+                    answer = replace(message, question=query.number, rank=link.rank, last=False)
+                    query.asker.send(answer)
+                    query.waiting.discard(link.rank)
+                    self._end_if_complete(number)
+            case PlanStatusRequest() if is_draft:
+                self._ask_first_stage(link, number)
+            case PlanStatusRequest() if self._me.rank == FIRST:
+                link.send(plan_status(self._runtime.state, number))
+            case PlanStatus() if link.rank == FIRST:
+                self._end_plan_query(number, message)
+            case _:
+                raise RemoteProtocolError("only the first stage has a plan")
 
     def ask(self, asker: StatusSink, number: int) -> None:
         """Send the status of every node; the draft node's own is the first and the last."""
@@ -113,29 +118,6 @@ class Inspector(LinkService):
         for link in links.values():
             link.send(Inspect(key))
         self._end_if_complete(key)
-
-    def status(self, link: Link, message: Status) -> None:
-        query = self._status_queries.get(message.question)
-        if query is None or link.rank not in query.waiting:
-            return
-        query.asker.send(replace(message, question=query.number, rank=link.rank, last=False))
-        query.waiting.discard(link.rank)
-        self._end_if_complete(message.question)
-
-    def plan_status_request(self, link: Link, message: PlanStatusRequest) -> None:
-        """Raises ``RemoteProtocolError`` on a node without the plan."""
-        if self._me.role == "draft":
-            self._ask_first_stage(link, message.question)
-        elif self._me.rank == FIRST:
-            link.send(plan_status(self._runtime.state, message.question))
-        else:
-            raise RemoteProtocolError("only the first stage has a plan")
-
-    def plan_status(self, link: Link, message: PlanStatus) -> None:
-        """An answer after the deadline is ignored."""
-        if link.rank != FIRST:
-            raise RemoteProtocolError("only the first stage has a plan")
-        self._end_plan_query(message.question, message)
 
     def lost(self, link: Link, reason: str) -> None:
         for key, query in list(self._status_queries.items()):
@@ -171,6 +153,7 @@ class Inspector(LinkService):
         first.send(PlanStatusRequest(key))
 
     def _end_plan_query(self, key: int, answer: PlanStatus) -> None:
+        """An answer after the deadline is ignored."""
         query = self._plan_queries.pop(key, None)
         if query is not None:
             query.deadline.cancel()

@@ -21,6 +21,7 @@ from asyncspec.core.machine import (
     Compute,
     Computed,
     Effect,
+    Effects,
     Input,
     LinkDown,
     LinkUp,
@@ -37,8 +38,6 @@ from asyncspec_nodes.roles.ownership import check_owner
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, first_session, is_draft, owner
 from asyncspec_protocol.messages import Close, Expand, Floor, Message, Ready, Withdraw
-
-Effects = tuple[Effect, ...]
 
 
 class SourceConfig(Struct, frozen=True):

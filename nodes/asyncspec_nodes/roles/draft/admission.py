@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 
 from asyncspec.core import tree as trees
 from asyncspec.core.feature_log import FeatureLog
-from asyncspec.core.machine import Request, Send
+from asyncspec.core.machine import Effects, Request, Send
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec_nodes.roles.draft import lifecycle, prefix_cache
 from asyncspec_nodes.roles.draft.session import (
@@ -20,7 +20,6 @@ from asyncspec_nodes.roles.draft.session import (
     CachedPrompt,
     DraftSession,
     DraftState,
-    Effects,
     QueuedRequest,
     slots_needed,
 )
@@ -75,7 +74,9 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
     match = prefix_cache.longest_match(state, prefix_cache.prompt_key(state, queued))
     prefix = request.prompt + given
     last = NodeId(len(prefix) - 1)
-    counters = queued.counters.opened_at(now)
+    counters = queued.counters.plus(sessions=1, shared=match.common_prefix)
+    if counters.opened is None:
+        counters = replace(counters, opened=now)
     session = DraftSession(
         session=state.next_session,
         request=request,
@@ -90,11 +91,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         next_node=NodeId(len(prefix)),
         prefilled=match.common_prefix,
         features=FeatureLog.start(len(prefix), match.features) if features else None,
-        counters=replace(
-            counters,
-            sessions=counters.sessions + 1,
-            shared=counters.shared + match.common_prefix,
-        ),
+        counters=counters,
     )
     message = Open(
         session=session.session,

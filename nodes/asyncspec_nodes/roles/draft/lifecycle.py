@@ -18,14 +18,13 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from asyncspec.core.machine import Effect, Finish, Request, Send, SetTimer
+from asyncspec.core.machine import Effect, Effects, Finish, Send, SetTimer
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
     CachedPrompt,
     DraftSession,
     DraftState,
-    Effects,
     FinishingRequest,
     PendingRelease,
     QueuedRequest,
@@ -142,16 +141,6 @@ def accounts_overdue(state: DraftState, timer: str) -> tuple[DraftState, Effects
     return state, ()
 
 
-def lost_account(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
-    """No account of a lost peer will come."""
-    effects: Effects = ()
-    for key, finishing in state.finishing.items():
-        left = replace(finishing, missing=finishing.missing - {peer})
-        state, finished = finish_if_complete(_with_finishing(state, left), key)
-        effects += finished
-    return state, effects
-
-
 def _with_finishing(state: DraftState, finishing: FinishingRequest) -> DraftState:
     key = finishing.session.session
     return replace(state, finishing={**state.finishing, key: finishing})
@@ -166,7 +155,13 @@ def finish_if_complete(
         return state, ()
     session = finishing.session
     request, counters = session.request, _with_slots(session)
-    stats = _stats(request, counters, session.given, finishing.ended_at, stages=session.stages)
+    stats = summary(
+        counters,
+        prompt_tokens=len(request.prompt),
+        new_tokens=session.new_tokens,
+        ended=finishing.ended_at,
+        stages=session.stages,
+    )
     stats.update(session.policy.stats(state.memories.get(request.policy)))
     if session.policy.top_logprobs:
         stats["lossy"] = 1
@@ -177,30 +172,18 @@ def finish_if_complete(
 
 def unserved(queued: QueuedRequest, reason: str, detail: str, now: float, code: str = "") -> Finish:
     """The end of a request that is in no session."""
-    request, counters = queued.request, queued.counters
-    stats = _stats(request, counters, queued.given, now, stages=0)
+    request, counters, tokens = queued.request, queued.counters, len(queued.given)
+    stats = summary(
+        counters, prompt_tokens=len(request.prompt), new_tokens=tokens, ended=now, stages=0
+    )
     return Finish(
         request.request, reason, stats=stats, detail=detail, code=code, earlier=counters.earlier
     )
 
 
-def _stats(
-    request: Request, counters: Counters, given: tuple[int, ...], ended: float, *, stages: int
-) -> dict[str, float]:
-    length = len(request.prompt) + len(given)
-    return summary(
-        counters,
-        prompt_tokens=len(request.prompt),
-        new_tokens=len(given),
-        ended=ended,
-        useful_rows=stages * (length - 1 - counters.shared),
-    )
-
-
 def _with_slots(session: DraftSession) -> Counters:
     """A session's counters with the pipeline slots it has taken."""
-    counters = session.counters
-    return replace(counters, turns=counters.turns + session.clock.decoding)
+    return session.counters.plus(turns=session.clock.decoding)
 
 
 def _with_releases(state: DraftState, *releases: PendingRelease) -> DraftState:
@@ -279,9 +262,13 @@ def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Ef
         break_echoes=echoes,
         expected_verdicts=0,
     )
-    state, down = _broken(state, now, was_up=was_up)
-    state, finished = lost_account(state, peer)
-    return state, (*down, *finished)
+    state, effects = _broken(state, now, was_up=was_up)
+    for key, finishing in state.finishing.items():
+        # No account of a lost peer will come.
+        left = replace(finishing, missing=finishing.missing - {peer})
+        state, finished = finish_if_complete(_with_finishing(state, left), key)
+        effects += finished
+    return state, effects
 
 
 def _broken(

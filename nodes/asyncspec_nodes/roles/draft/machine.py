@@ -15,6 +15,7 @@ from asyncspec.core.jobs import DraftBatch
 from asyncspec.core.machine import (
     Cancelled,
     Computed,
+    Effects,
     Input,
     LinkDown,
     LinkUp,
@@ -34,7 +35,6 @@ from asyncspec_nodes.roles.draft.session import (
     DraftConfig,
     DraftSession,
     DraftState,
-    Effects,
     FinishingRequest,
     QueuedRequest,
 )

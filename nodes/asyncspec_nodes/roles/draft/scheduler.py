@@ -15,13 +15,13 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import RoundTripProbe
 from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
-from asyncspec.core.machine import Compute, Effect, Emit, Send
+from asyncspec.core.machine import Compute, Effect, Effects, Emit, Send
 from asyncspec.core.tree import connected
 from asyncspec.policy.base import Committed
 from asyncspec_nodes.roles.draft import planning, prefix_cache, speculation
 from asyncspec_nodes.roles.draft.admission import open_sessions
 from asyncspec_nodes.roles.draft.lifecycle import drop_prompts, finish_request
-from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState, Effects
+from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 from asyncspec_protocol.limits import MAX_NODES
@@ -178,18 +178,17 @@ def next_segment(
         raise LocalProtocolError(f"policy cut nodes that cannot be sent: {ids}")
     nodes, root = session.tree.nodes, session.tree.root
     parents = tuple(session.root_parent if n == root else nodes[n].parent for n in ids)
-    message = _segment(session, ids, parents, tuple(nodes[n].token for n in ids))
-    counters = session.counters
-    if not session.segments and session.decoding:
-        counters = replace(counters, rounds=counters.rounds + 1)
+    tokens = tuple(nodes[n].token for n in ids)
+    name, number = session.session, session.next_segment
+    message = Segment(name, number, session.version, ids, parents, tokens)
     session = replace(
         session,
         unsent=tuple([n for n in session.unsent if n not in chosen]),
         sent=session.sent | chosen,
         segments=session.segments + 1,
-        next_segment=SegmentId(session.next_segment + 1),
+        next_segment=SegmentId(number + 1),
         clock=session.clock.on_sent(message.segment, drafted=ids != (root,)),
-        counters=counters,
+        counters=session.counters.plus(rounds=not session.segments and session.decoding),
     )
     return session, message
 
@@ -199,8 +198,9 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
     end = min(start + rows, len(session.prefix))
     ids = tuple(NodeId(i) for i in range(start, end))
     parents = tuple(NodeId(i - 1) if i else NO_PARENT for i in ids)
-    message = _segment(session, ids, parents, session.prefix[start:end])
-    session = replace(session, prefilled=end, next_segment=SegmentId(session.next_segment + 1))
+    name, number = session.session, session.next_segment
+    message = Segment(name, number, session.version, ids, parents, session.prefix[start:end])
+    session = replace(session, prefilled=end, next_segment=SegmentId(number + 1))
     if root in ids:
         session = replace(
             session,
@@ -209,13 +209,3 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
             clock=session.clock.on_sent(message.segment, drafted=False),
         )
     return session, message
-
-
-def _segment(
-    session: DraftSession,
-    ids: tuple[NodeId, ...],
-    parents: tuple[NodeId, ...],
-    tokens: tuple[int, ...],
-) -> Segment:
-    name, number, version = session.session, session.next_segment, session.version
-    return Segment(name, number, version, ids, parents, tokens)

@@ -13,7 +13,7 @@ from asyncspec.core.cost_model.pipeline import PipelineCosts, RoundTripProbe
 from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import TensorRows
 from asyncspec.core.kv_slots import whole_blocks
-from asyncspec.core.machine import Effect, Request
+from asyncspec.core.machine import Request
 from asyncspec.core.tree import TokenTree
 from asyncspec.dipsd.measured import DraftMeasurements
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_tree_nodes
@@ -22,7 +22,6 @@ from asyncspec_nodes.roles.draft.stats import Counters, SlotClock
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand, Rates
 
-Effects = tuple[Effect, ...]
 FIRST = Rank(1)
 
 MAX_MEMORIES = 16

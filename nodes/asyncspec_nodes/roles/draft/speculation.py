@@ -15,11 +15,11 @@ from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Release
-from asyncspec.core.machine import Abandon, Compute, Effect, Received, Send
+from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Received, Send
 from asyncspec.policy.base import Drafted, Growth, max_tree_nodes
 from asyncspec.source.base import DraftResults, admitted, batched
 from asyncspec_nodes.roles.draft import planning
-from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState, Effects
+from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId, Version
 from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES
@@ -180,11 +180,7 @@ def merge_draft(
     if request is None or answer.base != request.length:
         raise LocalProtocolError(f"nothing was asked of the source for {session.session}")
     session = replace(session, draft_request=None)
-    counters = replace(
-        session.counters,
-        draft_passes=session.counters.draft_passes + 1,
-        draft_seconds=session.counters.draft_seconds + seconds,
-    )
+    counters = session.counters.plus(draft_passes=1, draft_seconds=seconds)
     if request.growth is None:
         return replace(session, counters=counters)
     clock = session.clock
@@ -208,7 +204,7 @@ def merge_draft(
         # A tree that was asked for in an earlier round is welcome, but not this round's own.
         drafts=session.drafts + (request.round == session.round),
         clock=clock,
-        counters=replace(counters, drafted=counters.drafted + len(new)),
+        counters=counters.plus(drafted=len(new)),
     )
 
 
@@ -253,14 +249,13 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
     elif verdict.feature_ids or handle is not None:
         raise RemoteProtocolError(f"features nobody wants in session {session.session}")
     alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}
-    counters, clock = session.counters, session.clock
     return replace(
         session,
         verified={**session.verified, **alive},
         features=features,
         acknowledged=max(session.acknowledged, verdict.applied),
-        clock=clock.on_verdict(verdict.segment, session.stages, verdict.pass_number),
-        counters=replace(counters, passes=counters.passes + session.decoding),
+        clock=session.clock.on_verdict(verdict.segment, session.stages, verdict.pass_number),
+        counters=session.counters.plus(passes=session.decoding),
     )
 
 
@@ -331,14 +326,12 @@ def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSe
     if not session.decoding:
         clock = clock.on_first_token()
         # A round that was begun before counts where it goes on.
-        rounds = counters.rounds + (hits > 0 and session.segments > 0)
-        counters = replace(counters, rounds=rounds, firsts=(*counters.firsts, place))
+        counters = counters.plus(rounds=hits > 0 and session.segments > 0, firsts=(place,))
         if counters.first_token is None:
             counters = replace(counters, first_token=now)
         place, tokens, hits = place + 1, tokens - 1, max(0, hits - 1)
-    missed = range(place + hits, place + tokens)
-    counters = replace(counters, misses=(*counters.misses, *missed))
-    return replace(session, counters=counters, clock=clock)
+    missed = tuple(range(place + hits, place + tokens))
+    return replace(session, counters=counters.plus(misses=missed), clock=clock)
 
 
 def _move_tip(

@@ -9,6 +9,7 @@ a slot, or the measured part of one. Verdicts say which segments shared a slot, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -116,9 +117,9 @@ class Counters(Struct, frozen=True):
     bytes_sent: int = 0
     turns: float = 0.0
 
-    def opened_at(self, now: float) -> Counters:
-        """A session is opened; the first one ends the time in the queue."""
-        return self if self.opened is not None else replace(self, opened=now)
+    def plus(self, **amounts: Any) -> Counters:
+        """With these amounts, or places, added."""
+        return replace(self, **{name: getattr(self, name) + n for name, n in amounts.items()})
 
     def with_account(self, account: Closed) -> Counters:
         """Add a stage's account of a session. Sums stay in the wire format's range, whatever stages
@@ -134,10 +135,11 @@ class Counters(Struct, frozen=True):
 
 
 def summary(
-    counters: Counters, *, prompt_tokens: int, new_tokens: int, ended: float, useful_rows: int
+    counters: Counters, *, prompt_tokens: int, new_tokens: int, ended: float, stages: int
 ) -> dict[str, float]:
-    """The statistics that a user gets. ``useful_rows``: rows of a run without speculation, over all
-    stages."""
+    """The statistics that a user gets."""
+    # Rows of a run without speculation.
+    useful_rows = stages * (prompt_tokens + new_tokens - 1 - counters.shared)
     first = ended if counters.first_token is None else counters.first_token
     opened = ended if counters.opened is None else counters.opened
     seconds = ended - first

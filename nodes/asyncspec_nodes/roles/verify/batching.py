@@ -23,11 +23,10 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
-from asyncspec.core.machine import Compute, RunNext, Send
+from asyncspec.core.machine import Compute, Effects, RunNext, Send
 from asyncspec_nodes.roles.verify.flow_control import return_credit
 from asyncspec_nodes.roles.verify.planning import pass_started
 from asyncspec_nodes.roles.verify.session import (
-    Effects,
     NextPass,
     Pass,
     PassPart,
@@ -249,33 +248,24 @@ def send_computed(
     if not ready:
         return state, ()
     state = replace(state, outbox=state.outbox[len(ready) :], sent=state.sent + len(ready))
-    remaining = range(len(ready) - 1, -1, -1)
-    return state, tuple(
-        [
-            _onward(state, segment, now, waited=waited, remaining=n)
-            for segment, n in zip(ready, remaining, strict=True)
-        ]
-    )
-
-
-def _onward(
-    state: VerifyState, segment: QueuedSegment, now: float, *, waited: bool, remaining: int
-) -> Send:
-    session = state.sessions[segment.session]
-    message = Segment(
-        session=segment.session,
-        segment=segment.segment,
-        applied=applied(session, segment),
-        ids=segment.ids,
-        parents=segment.parents,
-        tokens=segment.tokens,
-        aux_states=session.aux_states(state.config.end_layer),
-        waited=waited,
-        batch_remaining=remaining,
-        stage_seconds=segment.stage_seconds(now),
-        pass_number=segment.pass_number,
-    )
-    return Send(state.config.next_rank, message, segment.hidden)
+    effects: list[Send] = []
+    for number, segment in enumerate(ready, 1):
+        session = state.sessions[segment.session]
+        message = Segment(
+            session=segment.session,
+            segment=segment.segment,
+            applied=applied(session, segment),
+            ids=segment.ids,
+            parents=segment.parents,
+            tokens=segment.tokens,
+            aux_states=session.aux_states(state.config.end_layer),
+            waited=waited,
+            batch_remaining=len(ready) - number,
+            stage_seconds=segment.stage_seconds(now),
+            pass_number=segment.pass_number,
+        )
+        effects.append(Send(state.config.next_rank, message, segment.hidden))
+    return state, tuple(effects)
 
 
 def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:

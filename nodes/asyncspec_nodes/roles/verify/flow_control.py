@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.machine import Abandon, Send
+from asyncspec.core.machine import Abandon, Effects, Send
 from asyncspec_nodes.roles.verify.session import (
-    Effects,
     QueuedSegment,
     VerifyState,
     drop_dead_rows,

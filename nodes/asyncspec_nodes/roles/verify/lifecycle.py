@@ -9,11 +9,10 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Admit, Release, Trim
 from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.liveness import Liveness
-from asyncspec.core.machine import Compute, Effect, Send, SendClosed
+from asyncspec.core.machine import Compute, Effect, Effects, Send, SendClosed
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
 from asyncspec_nodes.roles.verify.session import (
-    Effects,
     LinkCredit,
     StageSession,
     VerifyState,

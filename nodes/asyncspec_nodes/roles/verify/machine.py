@@ -17,6 +17,7 @@ from asyncspec.core.jobs import Batch, Forward
 from asyncspec.core.machine import (
     Cancelled,
     Computed,
+    Effects,
     Input,
     LinkDown,
     LinkUp,
@@ -32,7 +33,7 @@ from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.batching import schedule, send_computed
 from asyncspec_nodes.roles.verify.results import pass_done
 from asyncspec_nodes.roles.verify.segments import receive_prune, receive_segment
-from asyncspec_nodes.roles.verify.session import Effects, VerifyConfig, VerifyState
+from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.messages import (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
-from asyncspec.core.machine import RunTask, Send, TaskDone
+from asyncspec.core.machine import Effects, RunTask, Send, TaskDone
 from asyncspec.dipsd.comparison import Throughput
 from asyncspec.dipsd.request import (
     MAX_JITTER,
@@ -31,7 +31,7 @@ from asyncspec_nodes.roles.verify.batch_schedule import (
     drop,
     suspend,
 )
-from asyncspec_nodes.roles.verify.session import Effects, VerifyState, check_was_opened
+from asyncspec_nodes.roles.verify.session import VerifyState, check_was_opened
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH

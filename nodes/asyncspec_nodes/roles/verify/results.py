@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, Forward, SamplerOutput, TensorRows
-from asyncspec.core.machine import Effect, Send
+from asyncspec.core.machine import Effect, Effects, Send
 from asyncspec_nodes.roles.verify.flow_control import report_costs
 from asyncspec_nodes.roles.verify.lifecycle import report
 from asyncspec_nodes.roles.verify.session import (
-    Effects,
     Pass,
     PassPart,
     QueuedSegment,
@@ -39,7 +38,7 @@ def pass_done(
     verdicts: list[Send] = []
     seen: set[SessionId] = set()
     for part, own_result in zip(running.parts, _results(running, result), strict=True):
-        name, own_rows = part.segment.session, len(part.segment.ids)
+        segment, name, own_rows = part.segment, part.segment.session, len(part.segment.ids)
         mapping = closing if name in closing else sessions
         session = mapping.get(name)
         if session is None:
@@ -59,7 +58,10 @@ def pass_done(
             continue  # an abandoned pass has no rows, also where a prune revives dead nodes
         if not state.config.last:
             if alive:
-                outbox.append(_computed(session, part, own_result, alive))
+                tokens = segment.tokens if session.tokens_travel else ()
+                hidden = TensorRows(own_result, tuple(range(own_rows)))
+                onward = replace(segment, tokens=tokens, hidden=hidden, passed_over=0)
+                outbox.append(onward.select(alive))
         elif verdict := _verdict(session, part, own_result, alive, now):
             verdicts.append(verdict)
     over = sorted(seen & closing.keys())
@@ -86,16 +88,6 @@ def _results(running: Pass, result: object) -> Sequence[object]:
 def _names(job: Forward | Batch) -> tuple[tuple[SessionId, SegmentId], ...]:
     passes = job.passes if isinstance(job, Batch) else (job,)
     return tuple([(one.session, one.segment) for one in passes])
-
-
-def _computed(
-    session: StageSession, part: PassPart, result: object, alive: Sequence[int]
-) -> QueuedSegment:
-    """What of a segment goes to the next stage."""
-    segment = part.segment
-    tokens = segment.tokens if session.tokens_travel else ()
-    hidden = TensorRows(result, tuple(range(len(segment.ids))))
-    return replace(segment, tokens=tokens, hidden=hidden, passed_over=0).select(alive)
 
 
 def _with_batch_remaining(verdicts: Sequence[Send]) -> Sequence[Send]:

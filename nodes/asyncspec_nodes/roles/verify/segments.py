@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import TensorRows
-from asyncspec.core.machine import Compute, Received
+from asyncspec.core.machine import Compute, Effects, Received
 from asyncspec_nodes.roles.verify.flow_control import (
     extend_credit,
     grant,
@@ -17,7 +17,6 @@ from asyncspec_nodes.roles.verify.flow_control import (
 from asyncspec_nodes.roles.verify.lifecycle import close_session
 from asyncspec_nodes.roles.verify.planning import segment_arrived
 from asyncspec_nodes.roles.verify.session import (
-    Effects,
     QueuedSegment,
     StageSession,
     VerifyState,

@@ -11,13 +11,11 @@ from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.jobs import Batch, Compact, Forward, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
-from asyncspec.core.machine import Effect, Send
+from asyncspec.core.machine import Send
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version, is_draft, owner
 from asyncspec_protocol.messages import Fault, Open, PruneIndices
-
-Effects = tuple[Effect, ...]
 
 _MIN_STAGE_SECONDS = 1e-9
 """Of a timed segment: 0 in ``Segment.stage_seconds`` means that it is not timed."""
