@@ -15,11 +15,22 @@ import torch
 
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
+from asyncspec.backend.hf.eagle.geometry import check_head
 from asyncspec.backend.hf.eagle.head import load_head
 from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.core.errors import CheckpointError, UserError
 from backend.eagle_growth import extend, grow
-from backend.eagle_heads import HIDDEN, TARGET, Sizes, State, eagle, eagle3, save, save_pickled
+from backend.eagle_heads import (
+    HIDDEN,
+    TARGET,
+    Sizes,
+    State,
+    eagle,
+    eagle3,
+    save,
+    save_pickled,
+    save_speculators,
+)
 from backend.tiny import VOCAB
 
 pytestmark = pytest.mark.torch
@@ -50,14 +61,14 @@ Opened = Callable[..., EagleCheckpoint]
 
 
 def test_what_a_head_reads_of_its_target(opened: Opened, tiny: MakeTiny, tmp_path: Path) -> None:
-    first = opened(eagle()).geometry
+    first = opened(eagle()).description
     assert (first.kind, first.features.depths, first.features.width) == ("EAGLE", (), HIDDEN)
-    third = opened(eagle3()).geometry
+    third = opened(eagle3()).description
     assert (third.kind, third.features.depths) == ("EAGLE-3", (2, 4, 5))
     assert third.features.width == 3 * HIDDEN
     deep = open_checkpoint(tiny("llama", num_hidden_layers=12)).info
     head = save(tmp_path / "head", eagle3())
-    assert open_eagle(head, deep).geometry.features.depths == (2, 6, 9)
+    assert open_eagle(head, deep).description.features.depths == (2, 6, 9)
 
 
 @pytest.mark.parametrize(
@@ -73,28 +84,81 @@ def test_what_a_head_reads_of_its_target(opened: Opened, tiny: MakeTiny, tmp_pat
 def test_depths_of_ones_own(
     opened: Opened, settings: dict[str, Any], depths: tuple[int, ...]
 ) -> None:
-    assert opened(eagle3(), **settings).geometry.features.depths == depths
+    assert opened(eagle3(), **settings).description.features.depths == depths
 
 
-def test_names_of_other_formats(opened: Opened, target: Checkpoint) -> None:
-    """Speculators number the layer and nest its settings; others keep a prefix and leftovers."""
+def test_names_of_other_programs(opened: Opened, target: Checkpoint) -> None:
+    """Some number the layer, and keep a prefix and leftovers."""
     renamed = {
         name.replace("midlayer.", "layers.0."): t
         for name, t in eagle3(proposes=PROPOSES, embed=True).items()
     }
-    nested = Sizes().settings()
-    checkpoint = opened(
-        renamed, speculators_model_type="eagle3", transformer_layer_config=nested, **REDUCED
-    )
-    assert checkpoint.geometry.kind == "EAGLE-3"
-    nested = {**nested, "rope_theta": 5e5}
-    inner = opened(eagle(), rope_theta=None, transformer_layer_config=nested).geometry
-    assert inner.rope_theta == 5e5
+    checkpoint = opened(renamed, **REDUCED)
+    assert checkpoint.description.kind == "EAGLE-3"
     prefixed = {f"model.{name}": tensor for name, tensor in eagle().items()}
     prefixed["lm_head.weight"] = torch.zeros(VOCAB, HIDDEN)
     prefixed["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
     assert "lm_head.weight" not in opened(prefixed).tensors
     load_head(checkpoint, target)
+
+
+def test_speculators_nest_the_settings_of_layers(target: Checkpoint, tmp_path: Path) -> None:
+    layer = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    state = eagle3() | {"verifier_norm.weight": torch.ones(HIDDEN)}
+    head = save_speculators(tmp_path / "head", state, layer=layer)
+    description = open_eagle(head, target.info).description
+    assert description.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+    assert description.features.depths == (2, 4, 5)
+
+
+def test_the_list_of_depths_may_end_with_what_was_trained_for(
+    target: Checkpoint, tmp_path: Path
+) -> None:
+    for depths, want in ((3, (2, 4, 5)), (4, (2, 4, 5, 8))):
+        ids = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5, 8]}
+        head = save_speculators(tmp_path / f"head-{depths}", eagle3(depths=depths), **ids)
+        assert open_eagle(head, target.info).description.features.depths == want
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"speculators_model_type": "peagle"}, "speculators_model_type 'peagle' is not supported"),
+        ({"transformer_layer_config": []}, r"transformer_layer_config is \[\], expected an object"),
+        ({"transformer_layer_config": None}, "missing setting: hidden_size"),
+        ({"layer": {"model_type": "qwen3_next"}}, "layers of model_type 'qwen3_next'"),
+        ({"layer": {"model_type": "qwen3"}}, "no tensor layers.0.self_attn.q_norm.weight"),
+        ({"layer": {"num_hidden_layers": 2}}, "no tensor layers.1.self_attn.q_proj.weight"),
+        ({"layer": {"layer_types": ["sliding_attention"]}}, "only full attention"),
+        ({"layer": {"hidden_size": 32}}, r"hidden size of 32 \(org/tiny-llama\), but the target"),
+        ({"layer": {"vocab_size": 99}}, r"vocabulary of 99 \(org/tiny-llama\), but the target"),
+        ({"fc_norm": True}, "no tensor fc_norm.0.weight"),
+        ({"norm_before_fc": True}, r"no tensor input_norm.weight \(expected shape \[192\]\)"),
+        ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
+        ({"layernorms": True}, "layernorms is not supported"),
+        ({"draft_vocab_size": 90}, r"no tensor d2t \(expected shape \[90\]\)"),
+    ],
+)
+def test_wrong_settings_of_speculators(
+    target: Checkpoint, tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
+    head = save_speculators(tmp_path / "head", eagle3(), **settings)
+    refused(lambda: open_eagle(head, target.info), says)
+
+
+def test_a_head_of_another_architecture(target: Checkpoint, tmp_path: Path) -> None:
+    verifier = {"architectures": ["Qwen3ForCausalLM"], "name_or_path": "Qwen/Qwen3-8B"}
+    config = {"speculators_config": {"verifier": verifier}}
+    head = save_speculators(tmp_path / "head", eagle3(), **config)
+    says = r"made for a Qwen3ForCausalLM \(Qwen/Qwen3-8B\), but the target is a LlamaForCausalLM"
+    refused(lambda: open_eagle(head, target.info), says)
+    # Without torch, and also where the weights cannot be looked through.
+    (head / "model.safetensors").rename(head / "pytorch_model.bin")
+    refused(lambda: check_head(head, target.info), says)
+    unnamed: dict[str, Any] = {"architectures": [], "name_or_path": None}
+    for silent in ({}, {"verifier": unnamed}):
+        head = save_speculators(tmp_path / "silent", eagle3(), speculators_config=silent)
+        open_eagle(head, target.info)
 
 
 def test_dtypes(target: Checkpoint, opened: Opened, tiny: MakeTiny) -> None:
@@ -158,9 +222,9 @@ def moved(name: str, at: int, by: int) -> Callable[[State], None]:
         ),
         (shaped("embed_tokens.weight", VOCAB + 1, HIDDEN), r"embed_tokens.weight .* \[161, 64\]"),
         (shaped("layers.0.self_attn.q_proj.bias", 64), r"no tensor layers.0.self_attn.k_proj.bias"),
-        (shaped("layers.1.mlp.up_proj.weight", 9, 9), r"layers.1.mlp.up_proj.weight .* one layer"),
+        (shaped("layers.1.mlp.up_proj.weight", 9, 9), r"a tensor layers.1.mlp.up_proj.weight that"),
         (shaped("layers.0.input_layernorm.weight", HIDDEN), r"layers.0.input_layernorm.weight"),
-        (shaped("gate.weight", 1), r"a tensor gate.weight that does not belong"),
+        (shaped("gate.weight", 1), r"a tensor gate.weight that its config.json says nothing of"),
         (State.clear, r"no tensor fc.weight"),
     ],
 )
@@ -178,7 +242,9 @@ def test_wrong_tensors_of_eagle(opened: Opened, change: Callable[[State], None],
         (without("d2t"), r"no tensor d2t \(expected shape \[90\]\)"),
         (shaped("lm_head.weight", VOCAB, HIDDEN), r"lm_head.weight .* expected \[90, 64\]"),
         (shaped("fc.weight", HIDDEN, HIDDEN), r"fc.weight .* expected \[64, 192\]"),
-        (shaped("fc_norm.0.weight", HIDDEN), r"fc_norm.0.weight"),
+        (shaped("fc_norm.0.weight", HIDDEN), r"a tensor fc_norm.0.weight that"),
+        (shaped("input_norm.weight", 3 * HIDDEN), r"a tensor input_norm.weight that"),
+        (shaped("midlayer.self_attn.q_norm.weight", 16), r"no tensor midlayer.self_attn.k_norm"),
         (moved("d2t", 89, VOCAB), r"d2t .* sends draft token 89 to 252 .* vocabulary of 160"),
         (moved("d2t", 0, -9), r"d2t .* sends draft token 0 to -6"),
         (moved("d2t", 1, 1), r"d2t .* two draft tokens to one"),
@@ -211,7 +277,15 @@ def test_wrong_tensors_of_eagle3(
         ({"num_key_value_heads": 3}, "3 key-value heads do not divide 4 heads"),
         ({"head_dim": 15}, "15 columns"),
         ({"head_dim": 8}, r"q_proj.weight .* shape \[64, 64\], expected \[32, 64\]"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; only heads of one"),
+        ({"num_hidden_layers": 2}, "no tensor layers.1.self_attn.q_proj.weight"),
+        ({"quantization_config": {"bits": 4}}, "its weights are quantised"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"num_experts": 8}, "mixture-of-experts"),
+        ({"use_sliding_window": True, "sliding_window": 512}, "only full attention"),
+        ({"logit_scale": 0.5}, "logit_scale is not supported"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor: expected float <= 1"),
+        ({"partial_rotary_factor": 0.2}, "3 columns cannot be rotated"),
+        ({"eagle_config": 1}, "eagle_config is 1, expected an object"),
         ({"rms_norm_eps": -1}, "rms_norm_eps: expected float > 0"),
         ({"rope_theta": "10000"}, "rope_theta: expected float, got str"),
         ({"rope_scaling": {"rope_theta": 0}}, "rope_theta: expected float > 0"),
@@ -231,7 +305,10 @@ def test_wrong_settings(opened: Opened, settings: dict[str, Any], says: str) -> 
     ("settings", "says"),
     [
         ({"target_hidden_size": 128}, "a hidden size of 128, but the target's is 64"),
-        ({"norm_before_fc": True}, "norm_before_fc is not supported"),
+        ({"norm_before_fc": True}, "no tensor input_norm.weight"),
+        ({"fc_norm": True}, "no tensor fc_norm.0.weight"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is False"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step is 4"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, r"\[2, 4, 9\], but .* 8 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [5, 4, 2]}, "expected ascending"),
         ({"eagle_aux_hidden_state_layer_ids": "all"}, "layer_ids: expected array"),
@@ -319,6 +396,19 @@ def pickled_list(head: Path) -> None:
     torch.save([torch.zeros(1)], head / "pytorch_model.bin")
 
 
+def not_finite(head: Path) -> None:
+    state = eagle()
+    state["fc.weight"][3, 3] = torch.nan
+    save(head, state)
+
+
+def not_finite_pickle(head: Path) -> None:
+    no_weights(head)
+    state = eagle()
+    state["layers.0.self_attn.q_proj.weight"][0, 0] = torch.inf
+    save_pickled(head, state)
+
+
 def quantised_pickle(head: Path) -> None:
     no_weights(head)
     save_pickled(head, {name: tensor.to(torch.int8) for name, tensor in eagle().items()})
@@ -336,6 +426,8 @@ def quantised_pickle(head: Path) -> None:
         (pickled_program, "pytorch_model.bin cannot be read"),
         (pickled_list, "something else than named tensors"),
         (quantised_pickle, "torch.int8 weights"),
+        (not_finite, "tensor fc.weight of .* holds NaN or infinite numbers"),
+        (not_finite_pickle, "q_proj.weight of .* holds NaN or infinite numbers"),
     ],
 )
 def test_broken_files(
@@ -373,7 +465,7 @@ def test_hub_heads_may_be_pickled(
         return str(save_pickled(tmp_path / "head", eagle()))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert open_eagle("some/head", target.info).geometry.kind == "EAGLE"
+    assert open_eagle("some/head", target.info).description.kind == "EAGLE"
     assert "pytorch_model*.bin" in asked
 
 

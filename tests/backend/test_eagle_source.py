@@ -20,7 +20,7 @@ from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads
 from backend.eagle_growth import ONE, extend, grow
-from backend.eagle_heads import HIDDEN, TARGET, Sizes, State
+from backend.eagle_heads import HEADS, HIDDEN, TARGET, Sizes, State
 from backend.eagle_reference import PlainHead
 from backend.tiny import VOCAB
 
@@ -47,8 +47,10 @@ class Case:
     options: dict[str, Any]
     sizes: Sizes | None = None
     settings: dict[str, Any] | None = None
-    pickled: bool = False
+    save: Callable[..., Path] = eagle_heads.save
     theta: float = 10_000.0
+    # Columns of a head that are rotated; 0: all.
+    rotary: int = 0
 
 
 CASES = {
@@ -62,7 +64,7 @@ CASES = {
     ),
     "eagle-qwen2": Case(eagle_heads.eagle, {"qkv_bias": True}, settings={"qkv_bias": True}),
     "eagle-shared-embedding": Case(eagle_heads.eagle, {"embed": False}),
-    "eagle-pickled": Case(eagle_heads.eagle, {}, pickled=True),
+    "eagle-pickled": Case(eagle_heads.eagle, {}, save=eagle_heads.save_pickled),
     "eagle-other-heads": Case(eagle_heads.eagle, {}, sizes=Sizes(heads=2, kv_heads=1, head_dim=32)),
     # Its heads do not divide its width, as no Llama's may.
     "eagle-wide": Case(
@@ -80,7 +82,7 @@ CASES = {
         eagle_heads.eagle3,
         {"proposes": PROPOSES},
         settings={"draft_vocab_size": 90},
-        pickled=True,
+        save=eagle_heads.save_pickled,
     ),
     "eagle3-whole-vocabulary": Case(
         eagle_heads.eagle3, {}, settings={"rope_parameters": {"rope_theta": 1e6}}, theta=1e6
@@ -94,7 +96,71 @@ CASES = {
     "eagle3-norm-before-residual": Case(
         eagle_heads.eagle3, {}, settings={"norm_before_residual": True}
     ),
+    "eagle-layers": Case(eagle_heads.eagle, {"qkv_bias": True}, sizes=Sizes(layers=2)),
+    "eagle-speculators": Case(
+        eagle_heads.eagle,
+        {"embed": False},
+        settings={"speculators_model_type": "eagle", "fusion_bias": True, "layernorms": False},
+        save=eagle_heads.save_speculators,
+    ),
+    "eagle3-layers": Case(eagle_heads.eagle3, {}, sizes=Sizes(layers=3)),
+    "eagle3-biases": Case(
+        eagle_heads.eagle3,
+        {"bias": True, "mlp_bias": True},
+        settings={"attention_bias": True, "mlp_bias": True},
+    ),
+    "eagle3-shared-head": Case(lambda *of, **how: headless(eagle_heads.eagle3(*of, **how)), {}),
+    "eagle3-five-depths": Case(
+        eagle_heads.eagle3,
+        {"depths": 5},
+        settings={"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 5, 7]}},
+    ),
+    "eagle3-partial-rotary": Case(
+        eagle_heads.eagle3,
+        {},
+        settings={"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        rotary=HIDDEN // HEADS // 2,
+    ),
+    "eagle3.1": Case(
+        eagle_heads.eagle3, {"fc_norm": True}, settings={"fc_norm": True, "norm_output": True}
+    ),
+    "eagle3.1-other-names": Case(
+        eagle_heads.eagle3,
+        {"norm_before_fc": True},
+        settings={"eagle_config": {"norm_before_fc": True, "return_hidden_post_norm": True}},
+    ),
+    "eagle3-speculators": Case(
+        eagle_heads.eagle3,
+        {"proposes": PROPOSES},
+        settings={"draft_vocab_size": 90, "norm_before_residual": True},
+        save=eagle_heads.save_speculators,
+    ),
+    "eagle3-speculators-qwen3": Case(
+        eagle_heads.eagle3,
+        {"qk_norm": True},
+        sizes=Sizes(layers=2),
+        settings={"layer": {"model_type": "qwen3", "layer_types": ["full_attention"] * 2}},
+        save=eagle_heads.save_speculators,
+    ),
+    "eagle3-speculators-norm-before-fc": Case(
+        eagle_heads.eagle3,
+        {"norm_before_fc": True},
+        settings={"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [2, 5, 8]},
+        save=eagle_heads.save_speculators,
+    ),
+    "eagle3.1-speculators": Case(
+        eagle_heads.eagle3,
+        {"fc_norm": True, "proposes": PROPOSES},
+        sizes=Sizes(layers=2),
+        settings={"fc_norm": True, "norm_output": True, "draft_vocab_size": 90},
+        save=eagle_heads.save_speculators,
+    ),
 }
+
+
+def headless(state: State) -> State:
+    """Without an output head: it is the target's."""
+    return {name: tensor for name, tensor in state.items() if name != "lm_head.weight"}
 
 
 @dataclass
@@ -131,8 +197,8 @@ class Twin:
 
 def twin(case: Case, target: Checkpoint, directory: Path) -> Twin:
     state = case.state(case.sizes, **case.options)
-    save = eagle_heads.save_pickled if case.pickled else eagle_heads.save
-    source = load_eagle(save(directory, state, case.sizes, **(case.settings or {})), target)
+    settings = case.settings or {}
+    source = load_eagle(case.save(directory, state, case.sizes, **settings), target)
     embedding, lm_head = (
         read_tensor(target.tensors[name], torch.float32)
         for name in ("model.embed_tokens.weight", "lm_head.weight")
@@ -142,7 +208,9 @@ def twin(case: Case, target: Checkpoint, directory: Path) -> Twin:
         for dtype in (torch.float64, torch.float32)
     )
     for head in (plain, rough):
-        head.norm_before_residual = bool((case.settings or {}).get("norm_before_residual"))
+        head.norm_before_residual = bool(settings.get("norm_before_residual"))
+        head.norm_output = "norm_output" in settings or "return_hidden_post_norm" in str(settings)
+        head.rotary = case.rotary or head.sizes.head_dim
     features = torch.randn(120, source.features.width, generator=torch.Generator().manual_seed(7))
     random = Random(3)
     return Twin(source, plain, rough, features, [random.randrange(VOCAB) for _ in range(120)])
@@ -188,7 +256,7 @@ def test_log_probs_are_those_of_the_formulas(
     both = twin(case, target, tmp_path / "head")
     both.extend(0, 30)
     # The whole vocabulary after the tip, and below its best successor.
-    vocab = both.source.head.geometry.draft_vocab_size
+    vocab = both.source.head.description.draft_vocab_size
     for path in ([], [both.grow(1, 1, 1)[1][0]]):
         want = both.plain.log_probs(both.features[:30], both.tokens[:30], path)
         grown = both.grow(1 + len(path), vocab, vocab * vocab)

@@ -19,7 +19,7 @@ from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec_nodes.cli import main as cli
-from backend.eagle_heads import TARGET, State, eagle, eagle3, save
+from backend.eagle_heads import TARGET, Sizes, State, eagle, eagle3, save
 
 pytestmark = pytest.mark.torch
 
@@ -91,14 +91,22 @@ def test_a_loaded_draft_has_the_predicted_size(
 
 
 @pytest.mark.parametrize(
-    "state", [eagle(), eagle(embed=False, qkv_bias=True), eagle3(), eagle3(embed=True)]
+    ("state", "layers"),
+    [
+        (eagle(), 1),
+        (eagle(embed=False, qkv_bias=True), 1),
+        (eagle3(), 1),
+        (eagle3(embed=True), 1),
+        (eagle3(Sizes(layers=2)), 2),
+    ],
 )
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
 def test_a_loaded_head_has_the_predicted_size(
-    state: State, stored: torch.dtype, tiny: Callable[..., Path], tmp_path: Path
+    state: State, layers: int, stored: torch.dtype, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     target = open_checkpoint(tiny("llama", dtype=stored, **TARGET))
-    path = save(tmp_path / "head", {name: tensor.to(stored) for name, tensor in state.items()})
+    halved = {name: tensor.to(stored) for name, tensor in state.items()}
+    path = save(tmp_path / "head", halved, Sizes(layers=layers))
     foretold = head_footprint(str(path), target.info, "auto")
     head = load_eagle(path, target)
     assert head.token_bytes == foretold.slot
@@ -107,8 +115,8 @@ def test_a_loaded_head_has_the_predicted_size(
 
 def held_by(head: EagleHead) -> int:
     """Bytes of all weights."""
-    layer = vars(head._layer)
-    linears = [x for x in (*vars(head).values(), *layer.values()) if isinstance(x, RowwiseLinear)]
+    parts = [head, *head._layers]
+    linears = [x for p in parts for x in vars(p).values() if isinstance(x, RowwiseLinear)]
     embedding = head._embedding.weight
     return sum(x.weight_bytes for x in linears) + embedding.numel() * embedding.itemsize
 

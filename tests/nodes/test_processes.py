@@ -308,10 +308,23 @@ def test_of_several_answers_it_is_said_how_many_were_cut_short() -> None:
     )
 
 
-def random_eagle3(directory: Path) -> Path:
-    """An EAGLE-3 head for the bundled target; its guesses are noise."""
-    sizes = Sizes(hidden=256, heads=4, kv_heads=2, head_dim=64, vocab=1024)
-    return eagle_heads.save(directory, eagle_heads.eagle3(sizes, reads=256), sizes)
+def random_eagle3(directory: Path, *, broken: bool = False) -> Path:
+    """An EAGLE-3 head of speculators for the bundled target; its guesses are noise."""
+    sizes = Sizes(hidden=256, heads=4, kv_heads=2, head_dim=64, vocab=1024, layers=2)
+    state = eagle_heads.eagle3(sizes, reads=256, fc_norm=True)
+    if broken:
+        state["norm.weight"][0] = torch.nan
+    return eagle_heads.save_speculators(directory, state, sizes, fc_norm=True, norm_output=True)
+
+
+def test_an_eagle_head_that_is_not_finite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = random_eagle3(tmp_path / "head", broken=True)
+    assert cli.main(["run", "--stages", "1", "--draft", f"eagle:{head}", "--prompt", "fox"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "tensor norm.weight of" in last
+    assert "holds NaN or infinite numbers" in last
 
 
 @pytest.mark.parametrize("head", ["bundled", "eagle3"])

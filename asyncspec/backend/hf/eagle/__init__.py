@@ -1,1 +1,1 @@
-"""EAGLE heads as token sources. Only ``geometry`` needs no torch."""
+"""EAGLE heads as token sources. ``description``, ``layouts`` and ``geometry`` need no torch."""

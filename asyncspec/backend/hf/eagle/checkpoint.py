@@ -14,7 +14,8 @@ from msgspec import Struct
 from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint import TORCH_DTYPES, read_tensor
 from asyncspec.backend.hf.checkpoint_files import TensorInfo, list_tensors
-from asyncspec.backend.hf.eagle.geometry import Geometry, describe, pickled
+from asyncspec.backend.hf.eagle.description import HeadDescription
+from asyncspec.backend.hf.eagle.geometry import describe, pickled
 from asyncspec.backend.hf.hub import locate
 from asyncspec.core.errors import CheckpointError, first_line
 
@@ -26,7 +27,7 @@ class Stored(Struct, frozen=True):
     # As stored; None for whole numbers in safetensors, and for types that are not read.
     dtype: torch.dtype | None
     # Reads it as a floating-point, integer or truth type; raises ``CheckpointError`` where it is
-    # stored as another kind of number.
+    # stored as another kind of number, or is not finite.
     read: Callable[[torch.dtype], torch.Tensor]
 
 
@@ -34,8 +35,8 @@ class EagleCheckpoint(Struct, frozen=True):
     """A head's directory whose files were looked through and fit together and to the target."""
 
     path: Path
-    geometry: Geometry
-    # By their names in EAGLE's own code.
+    description: HeadDescription
+    # By the names of ``description``.
     tensors: Mapping[str, Stored]
     # The target's id of every token the head can propose; None: they are the same.
     ids: torch.Tensor | None
@@ -52,18 +53,18 @@ def open_eagle(name: str | Path, target: ModelInfo) -> EagleCheckpoint:
             name: Stored(info.shape, TORCH_DTYPES.get(info.dtype), partial(_read, name, info))
             for name, info in list_tensors(path).items()
         }
-    geometry, names = describe(path, {key: tensor.shape for key, tensor in found.items()}, target)
+    head, names = describe(path, {key: tensor.shape for key, tensor in found.items()}, target)
     tensors = {plain: found[stored] for plain, stored in names.items()}
     ids = None
     if "d2t" in tensors:
         t2d = tensors["t2d"].read(torch.bool) if "t2d" in tensors else None
-        ids = _target_ids(tensors["d2t"].read(torch.int64), t2d, geometry.vocab_size, path)
-    return EagleCheckpoint(path, geometry, tensors, ids)
+        ids = _target_ids(tensors["d2t"].read(torch.int64), t2d, head.vocab_size, path)
+    return EagleCheckpoint(path, head, tensors, ids)
 
 
 def _read(name: str, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point:
-        return read_tensor(info, dtype)
+        return _finite(name, info.file, read_tensor(info, dtype))
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -106,7 +107,17 @@ def _convert(name: str, file: Path, tensor: torch.Tensor, dtype: torch.dtype) ->
     if tensor.dtype not in TORCH_DTYPES.values():
         raise CheckpointError(f"{file} holds {tensor.dtype} weights; use an unquantised one")
     # A copy in any case: the file is only mapped.
-    return tensor.detach().to(dtype, copy=True)
+    return _finite(name, file, tensor.detach().to(dtype, copy=True))
+
+
+def _finite(name: str, file: Path, tensor: torch.Tensor) -> torch.Tensor:
+    """Raises ``CheckpointError`` where a number is none: nothing would ever be proposed."""
+    # A sum takes no memory, but may be infinite where the numbers are not.
+    if not torch.isfinite(tensor.sum(dtype=torch.float32)) and not tensor.isfinite().all():
+        raise CheckpointError(
+            f"tensor {name} of {file} holds NaN or infinite numbers; download it again"
+        )
+    return tensor
 
 
 def _target_ids(

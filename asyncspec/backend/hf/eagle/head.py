@@ -23,7 +23,13 @@ from asyncspec.backend.hf.checkpoint_files import EMBEDDING as TARGET_EMBEDDING
 from asyncspec.backend.hf.checkpoint_files import HEAD
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
-from asyncspec.backend.hf.eagle.geometry import EMBEDDING, LAYER, VOCABULARY, Features, Geometry
+from asyncspec.backend.hf.eagle.description import (
+    EMBEDDING,
+    VOCABULARY,
+    Features,
+    HeadDescription,
+    layer,
+)
 from asyncspec.backend.hf.footprint import pass_scores, stored_half
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
@@ -40,7 +46,7 @@ class Weights:
     """Reads tensors in one type, each when it is asked for; the target's where a head has none."""
 
     def __init__(self, head: EagleCheckpoint, target: Checkpoint, dtype: torch.dtype) -> None:
-        self.geometry = head.geometry
+        self.description = head.description
         self.ids = head.ids
         self.dtype = dtype
         self._head = head
@@ -55,7 +61,7 @@ class Weights:
     def norm(self, name: str) -> Norm:
         """An RMSNorm [..., hidden] -> [..., hidden]."""
         weight = self._head.tensors[f"{name}.weight"].read(self.dtype)
-        eps = self.geometry.rms_norm_eps
+        eps = self.description.rms_norm_eps
         norm = torch.nn.functional.rms_norm
         return partial(norm, normalized_shape=weight.shape, weight=weight, eps=eps)
 
@@ -66,7 +72,7 @@ class Weights:
         return UpcastEmbedding(weight, self.dtype)
 
     def lm_head(self) -> RowwiseLinear:
-        """EAGLE-3's own, else the target's."""
+        """The head's own, else the target's."""
         if HEAD in self._head.tensors:
             return self._linear(self._matrix(HEAD), None)
         tied = head_is_embedding(self._target, self.dtype)
@@ -96,23 +102,29 @@ class Weights:
 
 
 class HeadLayer:
-    """The only decoder layer: grouped-query attention, then a gated feed-forward block.
+    """A decoder layer: grouped-query attention, then a gated feed-forward block.
 
-    Its attention is wider at the entrance than a model's own (EAGLE-3) and its norms are elsewhere,
-    so no model class of transformers fits; only the rotary embedding is taken from there.
+    The first one's attention is wider at the entrance than a model's own (EAGLE-3) and its norms
+    are elsewhere, so no model class of transformers fits; only the rotary embedding is taken from
+    there.
     """
 
-    def __init__(self, weights: Weights) -> None:
-        geometry, layer = weights.geometry, LAYER[weights.geometry.kind]
-        self._heads, self._kv_heads = geometry.num_attention_heads, geometry.num_key_value_heads
-        self._rotary = _rotary(geometry)
-        self._activation = _activation(geometry)
+    def __init__(self, weights: Weights, index: int, rotary: Any) -> None:
+        head, prefix = weights.description, layer(index)
+        self._index = index
+        self._heads, self._kv_heads = head.num_attention_heads, head.num_key_value_heads
+        self._rotary = rotary
+        self._activation = _activation(head)
         self._query, self._key, self._value, self._output = (
-            weights.linear(f"{layer}self_attn.{name}_proj") for name in "qkvo"
+            weights.linear(f"{prefix}self_attn.{name}_proj") for name in "qkvo"
         )
-        self._norm = weights.norm(f"{layer}post_attention_layernorm")
+        self._norm_query, self._norm_key = (
+            weights.norm(f"{prefix}self_attn.{name}_norm") if head.qk_norm else _unchanged
+            for name in "qk"
+        )
+        self._norm = weights.norm(f"{prefix}post_attention_layernorm")
         self._gate, self._up, self._down = (
-            weights.linear(f"{layer}mlp.{name}_proj") for name in ("gate", "up", "down")
+            weights.linear(f"{prefix}mlp.{name}_proj") for name in ("gate", "up", "down")
         )
 
     def forward(
@@ -129,43 +141,47 @@ class HeadLayer:
 
     def _attend(self, x: torch.Tensor, positions: torch.Tensor, tree: TreeMask) -> torch.Tensor:
         rows = len(x)
-        query = self._query(x).view(rows, self._heads, -1)
-        key = self._key(x).view(rows, self._kv_heads, -1)
+        query = self._norm_query(self._query(x).view(rows, self._heads, -1))
+        key = self._norm_key(self._key(x).view(rows, self._kv_heads, -1))
         value = self._value(x).view(rows, self._kv_heads, -1)
         cos_sin = signed_cos_sin(*self._rotary(x, positions.unsqueeze(0)))
         query, key = apply_rotary(query, cos_sin), apply_rotary(key, cos_sin)
-        params = AttentionParams(layer=0, scaling=float(query.shape[-1]) ** -0.5)
+        params = AttentionParams(layer=self._index, scaling=float(query.shape[-1]) ** -0.5)
         mixed = tree.attend(params, *(part.transpose(0, 1) for part in (query, key, value)))
         out: torch.Tensor = self._output(mixed.flatten(1))
         return out
 
 
-def _rotary(geometry: Geometry) -> Any:
+def _unchanged(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _rotary(head: HeadDescription) -> Any:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     try:
         # Only a head's width matters; the sizes of some EAGLE heads a Llama would refuse.
         config = LlamaConfig(
-            hidden_size=geometry.head_dim,
+            hidden_size=head.rotary_dim,
             num_attention_heads=1,
-            head_dim=geometry.head_dim,
-            max_position_embeddings=geometry.max_position_embeddings,
-            rope_parameters=geometry.rope_parameters,
+            head_dim=head.rotary_dim,
+            max_position_embeddings=head.max_position_embeddings,
+            rope_parameters=head.rope_parameters,
         )
         return LlamaRotaryEmbedding(config)
     except Exception as error:  # a setting that makes no sense may fail in any way
         raise CheckpointError(f"the EAGLE head's rope_scaling is incomplete: {error}") from error
 
 
-def _activation(geometry: Geometry) -> Any:
+def _activation(head: HeadDescription) -> Any:
     from transformers.activations import ACT2FN
 
-    if geometry.hidden_act not in ACT2FN:
+    if head.hidden_act not in ACT2FN:
         raise CheckpointError(
-            f"the EAGLE head's hidden_act {geometry.hidden_act!r} is unknown; most heads have silu"
+            f"the EAGLE head's hidden_act {head.hidden_act!r} is unknown; most heads have silu"
         )
-    return ACT2FN[geometry.hidden_act]
+    return ACT2FN[head.hidden_act]
 
 
 class EagleHead:
@@ -177,18 +193,21 @@ class EagleHead:
     """
 
     def __init__(self, weights: Weights) -> None:
-        self.geometry = weights.geometry
-        self.features = weights.geometry.features
+        self.description = weights.description
+        self.features = weights.description.features
         self.dtype = weights.dtype
-        self.cache_shape = cache_shape(self.geometry, weights.dtype)
+        self.cache_shape = cache_shape(self.description, weights.dtype)
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")
-        self._layer = HeadLayer(weights)
+        count, rotary = self.description.num_hidden_layers, _rotary(self.description)
+        self._layers = [HeadLayer(weights, index, rotary) for index in range(count)]
+        # Of all layers but the first, as in any decoder.
+        self._norms = [weights.norm(f"{layer(i)}input_layernorm") for i in range(1, count)]
         self._lm_head = weights.lm_head()
         self._ids = weights.ids
 
     def layer_features(self, features: torch.Tensor) -> torch.Tensor:
-        """True features [n, ``features.width``] as the layer takes them: [n, H]."""
+        """True features [n, ``features.width``] as the first layer takes them: [n, H]."""
         return features
 
     def predict(
@@ -201,7 +220,10 @@ class EagleHead:
         """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
         predictions, ``tokens`` [n] what follows them."""
         x, residual = self.layer_inputs(self._embedding(tokens), features)
-        return self._layer.forward(x, residual, positions, tree)
+        hidden = self._layers[0].forward(x, residual, positions, tree)
+        for norm, one in zip(self._norms, self._layers[1:], strict=True):
+            hidden = one.forward(norm(hidden), hidden, positions, tree)
+        return self.prediction(hidden)
 
     def successors(self, predicted: torch.Tensor, most: int) -> list[Proposal]:
         """The target's tokens that come next, by predictions [n, H]. A reduced vocabulary's
@@ -211,9 +233,14 @@ class EagleHead:
     def layer_inputs(
         self, embedded: torch.Tensor, features: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the layer's attention takes, and its residual, of tokens and features [n, H]."""
+        """What the first layer's attention takes, and its residual, of tokens and features
+        [n, H]."""
         fused = self._fuse(torch.cat([embedded, features], dim=-1))
         return fused, fused
+
+    def prediction(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What is fed back, of what comes out of the last layer."""
+        return hidden
 
     def normed(self, predicted: torch.Tensor) -> torch.Tensor:
         """What ``lm_head`` reads: a predicted feature is normed already."""
@@ -221,17 +248,28 @@ class EagleHead:
 
 
 class Eagle3Head(EagleHead):
-    """EAGLE-3: three depths of the target become one feature, and attention reads token and
-    feature side by side. A prediction is fed back as it is, without ``fc`` and without a norm."""
+    """EAGLE-3: some depths of the target become one feature, and attention reads token and feature
+    side by side. A prediction is fed back as it is, without ``fc`` and without a norm, but in
+    EAGLE-3.1, which norms it, and each depth as well."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights)
-        layer = LAYER[self.geometry.kind]
-        self._norm_token = weights.norm(f"{layer}input_layernorm")
-        self._norm_feature = weights.norm(f"{layer}hidden_norm")
+        head = self.description
+        self._norm_token = weights.norm(f"{layer(0)}input_layernorm")
+        self._norm_feature = weights.norm(f"{layer(0)}hidden_norm")
         self._final_norm = weights.norm("norm")
+        norms = {
+            "none": [],
+            "together": ["input_norm"],
+            "each": [f"fc_norm.{i}" for i in range(len(self.features.depths))],
+        }
+        # Of equal parts of a feature row, side by side.
+        self._feature_norms = [weights.norm(name) for name in norms[head.feature_norm]]
 
     def layer_features(self, features: torch.Tensor) -> torch.Tensor:
+        if norms := self._feature_norms:
+            parts = zip(norms, features.chunk(len(norms), -1), strict=True)
+            features = torch.cat([norm(part) for norm, part in parts], dim=-1)
         fused: torch.Tensor = self._fuse(features)
         return fused
 
@@ -240,15 +278,19 @@ class Eagle3Head(EagleHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         normed = self._norm_feature(features)
         x = torch.cat([self._norm_token(embedded), normed], dim=-1)
-        return x, normed if self.geometry.norm_before_residual else features
+        return x, normed if self.description.norm_before_residual else features
+
+    def prediction(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._final_norm(hidden) if self.description.norm_output else hidden
 
     def normed(self, predicted: torch.Tensor) -> torch.Tensor:
-        return self._final_norm(predicted)
+        return predicted if self.description.norm_output else self._final_norm(predicted)
 
 
-def cache_shape(geometry: Geometry, dtype: torch.dtype) -> CacheShape:
-    """Of the cache of a head's only layer."""
-    return CacheShape(1, geometry.num_key_value_heads, geometry.head_dim, dtype, exact=False)
+def cache_shape(head: HeadDescription, dtype: torch.dtype) -> CacheShape:
+    """Of the cache of a head's layers."""
+    layers, kv_heads = head.num_hidden_layers, head.num_key_value_heads
+    return CacheShape(layers, kv_heads, head.head_dim, dtype, exact=False)
 
 
 def token_bytes(shape: CacheShape, features: Features) -> int:
@@ -260,7 +302,7 @@ def token_bytes(shape: CacheShape, features: Features) -> int:
 def load_head(checkpoint: EagleCheckpoint, target: Checkpoint, dtype: str = "auto") -> EagleHead:
     """Read a head's weights, and from the target those the head shares with it. "auto": the type
     the target is computed in. Raises ``UserError`` or ``CheckpointError``."""
-    kind = Eagle3Head if checkpoint.geometry.kind == "EAGLE-3" else EagleHead
+    kind = Eagle3Head if checkpoint.description.kind == "EAGLE-3" else EagleHead
     with torch.inference_mode():
         return kind(Weights(checkpoint, target, resolve_dtype(target.info, dtype)))
 
@@ -271,7 +313,7 @@ def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
 
     Raises ``CheckpointError``, and ``UserError`` for an unknown type."""
     head = open_eagle(name, target)
-    geometry, computed = head.geometry, resolve_dtype(target, dtype)
+    description, computed = head.description, resolve_dtype(target, dtype)
     shared = sum(key not in head.tensors for key in (EMBEDDING, HEAD))
     matrix = target.vocab_size * target.hidden_size
     weights = shared * matrix * weight_dtype(stored_half(target), computed).itemsize
@@ -281,5 +323,6 @@ def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
             is_matrix = len(tensor.shape) > 1
             kept = weight_dtype(tensor.dtype, computed) if is_matrix else computed
             weights += prod(tensor.shape) * kept.itemsize
-    slot = token_bytes(cache_shape(geometry, computed), geometry.features)
-    return Footprint((0, 1), weights, slot, pass_scores(geometry.num_attention_heads))
+    slot = token_bytes(cache_shape(description, computed), description.features)
+    layers = (0, description.num_hidden_layers)
+    return Footprint(layers, weights, slot, pass_scores(description.num_attention_heads))

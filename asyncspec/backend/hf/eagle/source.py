@@ -47,7 +47,7 @@ class EagleSource(CachedSource[_Session]):
 
     def __init__(self, head: EagleHead, context: int) -> None:
         # A head's own context is no limit: beyond it, its predictions are worse.
-        super().__init__(context, head.geometry.draft_vocab_size)
+        super().__init__(context, head.description.draft_vocab_size)
         self.head = head
         self.features = head.features
         self.token_bytes = token_bytes(head.cache_shape, head.features)
@@ -74,7 +74,7 @@ class EagleSource(CachedSource[_Session]):
         # The first token of a session has no position before it, and so no row.
         tokens = job.committed[0 if job.base else 1 :]
         features = self._take(job.session, len(tokens))
-        want, vocab = (len(tokens), self.features.width), self.head.geometry.vocab_size
+        want, vocab = (len(tokens), self.features.width), self.head.description.vocab_size
         if features.shape != want:
             raise ValueError(f"features of shape {tuple(features.shape)}, expected {want}")
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:

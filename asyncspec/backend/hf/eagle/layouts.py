@@ -1,0 +1,207 @@
+"""Readers of published EAGLE heads: what a ``config.json`` and the names of tensors say, in this
+program's words. One reader for each layout; no torch.
+
+*Original*: EAGLE's own code, SpecForge, vLLM and Model Optimizer. Settings are flat, some of them
+in ``eagle_config``; the only layer is ``midlayer``, or layers are numbered.
+*Speculators*: settings of the layers are in ``transformer_layer_config``; ``verifier`` names the
+target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncspec.backend.hf.eagle.description import Kind, layer
+from asyncspec.backend.hf.model_config import FIXED_ROPE, read_config, scaling_kind
+from asyncspec.core.errors import CheckpointError, InputProblem
+
+Config = Mapping[str, Any]
+Size = Annotated[int, Meta(gt=0)]
+Real = Annotated[float, Meta(gt=0)]
+
+
+class Settings(Struct, frozen=True):
+    """Of ``config.json``; 0 where it leaves a size to the tensors or the target."""
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size = 0
+    head_dim: Size = 0
+    num_hidden_layers: Size = 1
+    vocab_size: Size = 0
+    draft_vocab_size: Size = 0
+    target_hidden_size: Size = 0
+    max_position_embeddings: Size = 2048
+    rms_norm_eps: Real = 1e-6
+    hidden_act: str = "silu"
+    # The default is that of the code the first heads were published with.
+    rope_theta: Real = 10_000.0
+    # transformers' ``rope_parameters``, in older files ``rope_scaling``.
+    rope_parameters: dict[str, Any] = {}
+    rope_scaling: dict[str, Any] = {}
+    partial_rotary_factor: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    bias: bool = False
+    qkv_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] = ()
+
+
+class Published(Struct, frozen=True):
+    """What a layout's reader makes of ``config.json``."""
+
+    settings: Settings
+    # "": the tensors say it.
+    kind: Kind | Literal[""] = ""
+    # Prefixes of the file's names, and those of this program's in their place.
+    prefixes: tuple[tuple[str, str], ...] = ()
+    # Whether queries and keys are normed in any case; else the tensors say it.
+    qk_norm: bool = False
+    # The target it was trained for: its name, and architectures. Empty where it is not said.
+    verifier: str = ""
+    architectures: tuple[str, ...] = ()
+
+    def plain_name(self, stored: str) -> str:
+        """This program's name of a tensor in the file."""
+        name = stored.removeprefix("model.")
+        for theirs, ours in self.prefixes:
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
+        return name
+
+    def stored_name(self, plain: str) -> str:
+        """What the layout calls a tensor."""
+        for theirs, ours in self.prefixes:
+            if plain.startswith(ours):
+                return theirs + plain.removeprefix(ours)
+        return plain
+
+
+def read_published(directory: Path) -> Published:
+    """Raises ``CheckpointError`` for settings that make no sense or are not supported."""
+    # null counts as left out.
+    config = {key: value for key, value in read_config(directory).items() if value is not None}
+    read = _speculators if "speculators_model_type" in config else _original
+    try:
+        return read(config)
+    except msgspec.ValidationError as error:
+        raise wrong(directory, InputProblem.of(error).sentence("setting")) from error
+    except _Unsupported as error:
+        raise wrong(directory, str(error)) from error
+
+
+class _Unsupported(Exception):
+    """Why a head of this layout cannot be used."""
+
+
+def wrong(directory: Path, problem: str) -> CheckpointError:
+    """A setting that is wrong."""
+    return CheckpointError(f"config.json of the EAGLE head {directory}: {problem}")
+
+
+def _original(config: Config) -> Published:
+    nested = _objects(config, "eagle_config")
+    settings = {**config, **nested}
+    for name, supported in _VARIANTS.items():
+        if (value := settings.get(name, supported)) != supported:
+            raise _Unsupported(f"{name} is {value}; only heads with {supported} are supported")
+    # Other programs' names of the same settings.
+    for name, meaning in (("use_aux_norm", "fc_norm"), ("return_hidden_post_norm", "norm_output")):
+        settings[meaning] = settings.get(meaning, settings.get(name, False))
+    third = any("eagle3" in str(one).lower() for one in settings.get("architectures") or ())
+    return Published(
+        _settings(settings),
+        kind="EAGLE-3" if third else "",
+        prefixes=(("midlayer.", layer(0)),),
+    )
+
+
+_VARIANTS: Mapping[str, object] = {
+    # Reads the final hidden state in place of several depths.
+    "use_aux_hidden_state": True,
+    # Every layer reads the token, not only the first.
+    "next_layer_regular": True,
+    "eh_proj_before_attn": False,
+    "use_mtp_layernorm": False,
+    # Several tokens in one pass (P-EAGLE, Medusa).
+    "parallel_draft_step": 1,
+}
+"""Settings of heads that compute something else, and what they are of the others."""
+
+
+def _speculators(config: Config) -> Published:
+    kinds: dict[str, Kind] = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
+    name = str(config["speculators_model_type"])
+    if name not in kinds:
+        raise _Unsupported(
+            f"speculators_model_type {name!r} is not supported; use a head of type eagle3 or eagle"
+        )
+    if config.get("layernorms"):
+        raise _Unsupported("layernorms is not supported; use a head without it")
+    inner = _objects(config, "transformer_layer_config")
+    family = inner.get("model_type", "llama")
+    if family not in ("llama", "qwen3"):
+        raise _Unsupported(f"layers of model_type {family!r} are not supported; use llama or qwen3")
+    outer = {key: config[key] for key in _OUTER if key in config}
+    verifier = _objects(_objects(config, "speculators_config"), "verifier")
+    names = verifier.get("architectures")
+    return Published(
+        _settings({**inner, **outer, "bias": config.get("fusion_bias", False)}),
+        kind=kinds[name],
+        prefixes=(("fusion_fc.", "fc."), ("transformer.", layer(0))) if name == "eagle" else (),
+        qk_norm=family == "qwen3",
+        verifier=str(verifier.get("name_or_path") or ""),
+        architectures=tuple(map(str, names)) if isinstance(names, list) else (),
+    )
+
+
+_OUTER = (
+    *("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"),
+    *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
+)
+"""Settings of speculators that are not the layers' own."""
+
+
+def _objects(config: Config, name: str) -> dict[str, Any]:
+    """A nested object; empty where there is none. null counts as left out."""
+    found = config.get(name, {})
+    if not isinstance(found, dict):
+        raise _Unsupported(f"{name} is {found!r}, expected an object")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _settings(values: Config) -> Settings:
+    """The settings that all layouts share. Raises ``_Unsupported``, ``msgspec.ValidationError``."""
+    if values.get("quantization_config"):
+        raise _Unsupported("its weights are quantised; use an unquantised head")
+    if values.get("kv_lora_rank"):
+        raise _Unsupported("latent attention (MLA) is not supported; use a head without it")
+    experts = ("num_experts", "num_local_experts", "n_routed_experts")
+    if any(isinstance(values.get(name), int) and values[name] > 1 for name in experts):
+        raise _Unsupported("mixture-of-experts layers are not supported; use a dense head")
+    kinds = values.get("layer_types") or ()
+    windowed = values.get("use_sliding_window") and values.get("sliding_window")
+    if windowed or any(kind != "full_attention" for kind in kinds):
+        raise _Unsupported("only full attention is supported; use a head without sliding windows")
+    if values.get("logit_scale", 1) != 1:
+        raise _Unsupported("logit_scale is not supported; use a head without it")
+    if values.get("norm_before_fc") and values.get("fc_norm"):
+        raise _Unsupported("norm_before_fc and fc_norm exclude each other; download it again")
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if isinstance(rope, dict):
+        inner = ("rope_theta", "partial_rotary_factor")
+        values = {**values, **{key: rope[key] for key in inner if rope.get(key) is not None}}
+        if (kind := scaling_kind(rope)) not in FIXED_ROPE:
+            known = ", ".join(sorted(FIXED_ROPE))
+            raise _Unsupported(f"RoPE scaling {kind!r} is not supported; expected one of {known}")
+    return msgspec.convert({k: v for k, v in values.items() if v is not None}, Settings)
