@@ -54,8 +54,7 @@ class DeviceThread:
         self._loop = asyncio.get_running_loop()
         self.start_lock = threading.Lock()
         """While it is held, no job begins that was not submitted."""
-        # The running job and its start (seconds of ``time.monotonic``). Set by the running thread,
-        # as is the time spent on jobs before it.
+        # The running job, its start (seconds of ``time.monotonic``), and seconds of jobs before it.
         self.running: tuple[Job, float] | None = None
         self._worked = 0.0
         # Reports of finished jobs, for ``deliver``.
@@ -79,8 +78,7 @@ class DeviceThread:
         return worked if running is None else worked + time.monotonic() - running[1]
 
     def submit(self, job: Job) -> None:
-        """Queue a job. One that has begun through ``run_next`` is submitted too, before any other:
-        else raises ``LocalProtocolError``."""
+        """Queue a job. One that ``run_next`` began comes first, else ``LocalProtocolError``."""
         self.pending += 1
         if self._begun is not None:
             if self._begun is not job:
@@ -92,8 +90,7 @@ class DeviceThread:
         self._jobs.put(job)
 
     def run_next(self, after: Job, job: Job | None) -> None:
-        """When ``after`` ends begin with ``job``, behind all that is submitted until then; with
-        nothing if that is None. ``start_lock`` is held."""
+        """Begin with ``job``, or nothing, when ``after`` ends. ``start_lock`` is held."""
         self._after, self._next = after, job
 
     def deliver(self) -> bool:
@@ -149,8 +146,7 @@ class DeviceThread:
             self._failed(job, error)
 
     def give_up(self) -> None:
-        """Drop all jobs without waiting for the running one, which may never end: its thread
-        stays."""
+        """Drop all jobs at once; the thread stays with the running one, which may never end."""
         self._closed = True
         self._jobs.put(None)
 

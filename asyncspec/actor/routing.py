@@ -57,8 +57,7 @@ class Host(LinkService):
 
 
 class Incoming:
-    """Dispatches the events of the mesh: ``feed`` takes inputs of the machine, services handle all
-    other messages."""
+    """Feeds the machine with the mesh's events; services handle messages of other types."""
 
     def __init__(self, feed: Callable[[Input], None], tensors: Tensors | None, host: Host) -> None:
         self.refused = host.refused
@@ -127,8 +126,7 @@ class Outgoing:
         self._holding: deque[Link] = deque()
 
     def send(self, to: Rank, message: Message, rows: TensorRows | None = None) -> int:
-        """Give a message to a link, which writes it at ``flush``. Returns its bytes: 0 if the link
-        is down."""
+        """Hand a message to a link, for ``flush``. Returns its bytes: 0 if the link is down."""
         link = self._links.get(to)
         if link is None:
             return 0

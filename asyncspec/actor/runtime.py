@@ -175,8 +175,7 @@ class Runtime(Generic[S]):
         self._mesh.record(hook)
 
     def feed(self, event: Input) -> None:
-        """Give the machine an input; on the event loop only. One that comes during a step is queued
-        behind it."""
+        """Give the machine an input, after the running step if any; on the event loop only."""
         self._inbox.append(event)
         self._work()
 

@@ -24,15 +24,13 @@ from asyncspec.core.jobs import (
 from asyncspec_protocol.messages import Expand
 
 FLOOR_SECONDS = 60.0
-"""Least limit, however short the jobs: memory may be swapped out, or other programs hold the
-cores."""
+"""Least limit of any job: memory may be swapped out, or other programs hold the cores."""
 
 FACTOR = 50.0
 """Limit as a multiple of what jobs of a kind have taken."""
 
 MIN_SAMPLES = 8
-"""Jobs of a type after which its times count. The first ones read weights from a disk, compile
-kernels or choose them."""
+"""Jobs before times count: the first ones read weights, or choose and compile kernels."""
 
 COLD_FACTOR = 10.0
 """Limit before that, as a multiple of the floor."""
@@ -99,8 +97,7 @@ class DeviceWatchdog:
         )
 
     def _expected(self, kind: type[Job], size: int) -> float:
-        """Of the nearest size that is no larger, in proportion to the rows; else of the next larger
-        one."""
+        """In proportion to the nearest size that is no larger, else as the next larger one."""
         slowest = self._slowest.get(kind, {})
         if smaller := [known for known in slowest if known <= size]:
             nearest = max(smaller)

@@ -39,13 +39,11 @@ TWINS: Mapping[str, Quantize] = {
     f"{TWIN}:int8": "int8",
     f"{TWIN}:none": "none",
 }
-"""Token sources that are the target itself, and how they keep its weights; the target's backend
-loads them."""
+"""Twins, loaded by the target's backend, and how they keep the target's weights."""
 
 
 def twin_quantize(source: str) -> Quantize | None:
-    """How a twin keeps the target's weights; None of any other token source. Raises
-    ``UserError``."""
+    """How a twin keeps the weights; None of another token source. Raises ``UserError``."""
     if source.partition(":")[0] != TWIN:
         return None
     if source not in TWINS:
@@ -212,8 +210,7 @@ class Tokenizer(Protocol):
         """Tokens of a prompt, without chat template."""
 
     def render(self, chat: str) -> tuple[int, ...]:
-        """Tokens of a conversation, a JSON list of messages. Raises ``ValueError`` with a
-        sentence for the user."""
+        """Tokens of a JSON list of messages. Raises ``ValueError`` with a sentence for users."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""
@@ -260,8 +257,7 @@ class Backend(Protocol):
         return name
 
     def locate(self, name: str) -> str:
-        """An absolute name that other processes of this machine can open; models on the Hub are
-        downloaded."""
+        """An absolute name for other processes of this machine. Downloads models of the Hub."""
 
     def inspect(self, name: str) -> ModelInfo:
         """The model's configuration. Of a model on the Hub no weights are downloaded."""
@@ -307,5 +303,4 @@ class Backend(Protocol):
         """Load a draft model, an EAGLE head or a twin."""
 
     def load_tokenizer(self, model: Any, template: str | None = None) -> Tokenizer:
-        """The tokenizer of an ``OpenModel``. ``template``: a chat template (Jinja) in place of its
-        own."""
+        """Of an ``OpenModel``. ``template``: a chat template (Jinja) in place of its own."""

@@ -76,8 +76,7 @@ class Trie:
         return len(path), self._keep(set(path), below)
 
     def append(self, tokens: Sequence[int]) -> tuple[Row, ...]:
-        """Commit tokens that are not computed yet; the rows of the pass that computes them. The
-        tree is empty (``advance`` came first)."""
+        """Commit tokens not computed yet, with an empty tree; the rows that compute them."""
         self._proposals.clear()
         ids = self._issue(len(tokens))
         parents = [self.tip, *ids[:-1]]
@@ -166,8 +165,7 @@ class TrieGrower(Generic[P]):
         return self._level(node) < self._room
 
     def _missing(self, nodes: Sequence[int]) -> list[int]:
-        """What one pass can compute of ``nodes`` and their ancestors: the uppermost of each path,
-        of those that the context has place for."""
+        """What one pass can compute: of each path the uppermost that fits the context."""
         missing: dict[int, None] = {}
         for node in filter(self._fits, nodes):
             top = None

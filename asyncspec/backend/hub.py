@@ -47,8 +47,7 @@ def download(name: HubName, patterns: Sequence[str], *, bars: bool = True) -> Pa
 
 @contextmanager
 def _bars(*, shown: bool) -> Iterator[None]:
-    """Inside, huggingface_hub's progress bars are ``shown`` on a terminal, and nowhere else unless
-    HF_HUB_DISABLE_PROGRESS_BARS says so."""
+    """Show progress bars on a terminal alone, unless HF_HUB_DISABLE_PROGRESS_BARS decides."""
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,

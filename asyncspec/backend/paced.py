@@ -19,8 +19,7 @@ MAX_ABANDONED = 128
 """Abandoned jobs and trees that are remembered: more than can be in progress."""
 
 DECAY = 0.9
-"""Of the largest share of real work with each job: the pace is to be kept where many processes
-share a core."""
+"""Of the largest share of real work with each job, as many processes may share a core."""
 
 LEAD = 0.25
 """Share of an emulated device's idle time that comes before its real work."""
@@ -35,8 +34,7 @@ class Pace(Struct, frozen=True):
     layers: int = 1
 
     def steps(self, job: Job) -> tuple[float, int]:
-        """Seconds the job takes, and its number of equal steps: an abandoned job ends with the step
-        it is in."""
+        """Seconds of the job, and its number of equal steps, after any of which it can end."""
         match job:
             case Forward() | Batch():
                 return self.stage.seconds(job.row_count), self.layers
@@ -73,8 +71,7 @@ class Paced:
         self._levels = LevelCache()
         # The largest share of real work in a job's time, lately.
         self._real = 1.0
-        # What runs, a batch tree by tree, and what was abandoned, maybe before it ran. A batch is
-        # abandoned when all of its trees are.
+        # What runs, a batch tree by tree, and what was abandoned, all or part, maybe before it ran.
         self._parts: tuple[Job, ...] = ()
         self._abandoned: deque[Job] = deque(maxlen=MAX_ABANDONED)
 

@@ -46,8 +46,7 @@ def backend_of(model: str) -> Backend:
 
 
 def with_backend(model: str, name: str) -> str:
-    """The name by which a model is the backend ``name``'s; "auto": whichever its name says. Raises
-    ``UserError``."""
+    """A model's name for a backend; "auto": the one it names. Raises ``UserError``."""
     if name in ("auto", backend_name(model)):
         return model
     if name == LLAMA:

@@ -47,8 +47,7 @@ Marks = npt.NDArray[np.bool_]
 
 
 def pack(wire: WireTensor) -> WireTensor:
-    """bfloat16 values [..., W] as bytes [..., B], B being some 11 W / 8; what is something else, or
-    would be no shorter, as it is."""
+    """bfloat16 values [..., W] as bytes [..., B], B about 11 W / 8; as they are if no shorter."""
     if wire.dtype != "bfloat16":
         return wire
     width = wire.shape[-1]
@@ -142,8 +141,7 @@ def _join(data: Bytes, start: int, count: int, windows: tuple[int, ...]) -> tupl
 
 
 def _places(marks: Marks, many: int) -> Marks | npt.NDArray[np.intp]:
-    """What picks ``many`` marked values: their places, or the marks themselves: places are faster,
-    but take eight bytes each."""
+    """Indices of ``many`` marked values, or the marks where eight bytes for each are too many."""
     return marks if 4 * many > marks.size else np.flatnonzero(marks)
 
 

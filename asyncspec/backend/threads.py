@@ -26,8 +26,7 @@ wake-up takes, so it costs little where a core is shared after all."""
 
 
 def set_thread_count(count: int) -> None:
-    """Give the products of this process and its children ``count`` threads, whatever the
-    environment says."""
+    """Give this process and its children ``count`` threads, whatever the environment says."""
     os.environ.update(dict.fromkeys(COUNT_VARIABLES, str(count)))
     set_thread_defaults()
 

@@ -34,8 +34,7 @@ class Admit(Struct, frozen=True):
     top_logprobs: int = 0
     # Whether drawn tokens come with their log-probabilities, as in ``Open.log_probs``.
     log_probs: bool = False
-    # Slots [0, common_prefix) are copied from the cache of ``parent_session``. Never where sampling
-    # penalises tokens.
+    # Slots [0, common_prefix) are copied from ``parent_session``, without penalties only.
     parent_session: SessionId = SessionId(-1)
     common_prefix: int = 0
 
@@ -110,8 +109,7 @@ class SamplerOutput(Struct, frozen=True):
 
 
 class Compact(Struct, frozen=True):
-    """Slot ``start + i`` takes what slot ``keep[i]`` holds; ``keep`` ascends, slots past it are
-    free. Never touches a slot below ``start``."""
+    """Move slot ``keep[i]``, ascending, to ``start + i``; slots past these are free."""
 
     session: SessionId
     start: int
@@ -119,8 +117,7 @@ class Compact(Struct, frozen=True):
 
 
 class Trim(Struct, frozen=True):
-    """Keep slots [0, slots) of a session, which will have no further pass; the rest of its memory
-    is returned."""
+    """Keep slots [0, slots) of a session without further passes; return other memory."""
 
     session: SessionId
     slots: int

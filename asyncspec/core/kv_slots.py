@@ -22,8 +22,7 @@ from asyncspec.core.jobs import Row
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 BLOCK = 64
-"""Cache slots of a block: caches grow by whole blocks, and exact attention sums the positions of
-each by one matrix product."""
+"""Slots of a block: unit of growth, and of positions that exact attention sums at once."""
 
 
 def whole_blocks(slots: int) -> int:

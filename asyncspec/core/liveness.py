@@ -34,8 +34,7 @@ class Liveness(Struct, frozen=True):
         return node >= self.horizon or self.committed(node) or node in self.keep
 
     def living(self, nodes: Collection[NodeId]) -> Sequence[int]:
-        """Which of ``nodes`` are alive, by their place. Most often all of them are, and that costs
-        no look at each."""
+        """Places of the living in ``nodes``; most often all, without a look at each."""
         horizon, accepted, keep = self.horizon, self.accepted, self.keep
         if keep.issuperset(nodes) or min(nodes) >= horizon:
             return range(len(nodes))

@@ -32,8 +32,7 @@ class Request(Struct, frozen=True):
     # Return the log-probability of each token, and those of the ``top_logprobs`` likeliest ones.
     log_probs: bool = False
     top_logprobs: int = 0
-    # An opaque name: only requests of the same tenant share prompt prefixes. All requests without
-    # one are one tenant.
+    # Only requests of one tenant share prompt prefixes; all without a name are one tenant.
     tenant: str = ""
 
 
@@ -88,8 +87,7 @@ class Cancelled(Struct, frozen=True, array_like=True, tag="cancelled", gc=False)
 
 
 class Stopped(Struct, frozen=True, array_like=True, tag="stopped", gc=False):
-    """A stop string ends the answer to a request after ``length`` tokens (draft node only).
-    Finished requests are ignored."""
+    """A stop string ends an answer after ``length`` tokens. Finished requests are ignored."""
 
     request: int
     length: int
@@ -131,8 +129,7 @@ class Compute(Struct, frozen=True):
 
 
 class Abandon(Struct, frozen=True):
-    """The result of a queued job is no longer needed: the device ends it as soon as it can and
-    returns a partial result as ``Computed``."""
+    """A job's result is not needed: the device returns a partial one as soon as it can."""
 
     job: Job
 

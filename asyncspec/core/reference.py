@@ -1,5 +1,4 @@
-"""The sequential decoder: the oracle that every other way of decoding is compared with. It has no
-trees, segments, stages or time."""
+"""The sequential decoder, the oracle of all others: no trees, segments, stages or time."""
 
 from __future__ import annotations
 

@@ -39,6 +39,5 @@ def uniforms(seed: int, position: int, tokens: int) -> list[float]:
 
 
 def _inside(x: int) -> float:
-    """The middle of one of 2^53 equal parts of (0, 1), by the upper bits of a hash. That of the
-    last part would round to 1."""
+    """Middle of one of 2^53 equal parts of (0, 1), by a hash's upper bits; never rounds to 1."""
     return min((x >> 11) + 0.5, LARGEST) * 2.0**-53

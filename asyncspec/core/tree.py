@@ -166,8 +166,7 @@ def by_level(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:
 
 
 def connected(tree: TokenTree, nodes: Sequence[NodeId], sent: Container[NodeId]) -> bool:
-    """True where every node's parent is in ``sent`` or earlier in ``nodes``. The root's own parent
-    is on the committed path and needs no check."""
+    """Whether all parents are in ``sent`` or earlier in ``nodes``, but for the root's own."""
     seen: set[NodeId] = set()
     for node in nodes:
         parent = tree.nodes[node].parent

@@ -47,8 +47,7 @@ class Actor(Struct):
     run_next: RunNext | None = None
 
     def check_next_job(self, event: Input, effects: Iterable[Effect]) -> None:
-        """Raises ``LocalProtocolError`` where a step does not compute the job that ``RunNext`` has
-        announced: a real device has started it by then."""
+        """Raises ``LocalProtocolError`` for another job than ``RunNext`` said, which has begun."""
         announced = self.run_next
         if announced is None or not isinstance(event, Computed) or event.job is not announced.after:
             return

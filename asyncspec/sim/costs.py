@@ -151,8 +151,7 @@ class ClusterCost(Struct, frozen=True):
 
 
 class CostModel:
-    """Times (``Costs``) and sizes in the simulator of one cluster. Called once for each job, in
-    their order."""
+    """``Costs`` of one cluster, and sizes. Called once for each job, in their order."""
 
     def __init__(self, cost: ClusterCost) -> None:
         self._cost = cost
@@ -162,8 +161,7 @@ class CostModel:
         self._nbytes = 0
 
     def nbytes(self, message: Message) -> int:
-        """Length of the real frame: prefix, header, and the tensor (of values of two bytes) that
-        real stages would send."""
+        """Length of the real frame with the tensor, of 16-bit values, of real stages."""
         if message is not self._measured:
             match message:
                 case Segment(ids=rows, tokens=()) | Verdict(feature_ids=rows):
@@ -245,8 +243,7 @@ PRESETS: dict[str, ClusterCost] = {
     # "jetson-7b" with ten times the latency.
     "slow-links": replace(JETSON_7B, wire=LinkCost(latency=0.3)),
 }
-"""Real clusters in units of one stage pass (of a segment that fits the plateau), so tokens a second
-are tokens a pass."""
+"""Real clusters in units of one pass within the plateau: tokens a second are tokens a pass."""
 
 
 def scaled(cost: ClusterCost, pass_seconds: float) -> ClusterCost:

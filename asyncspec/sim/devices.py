@@ -84,8 +84,7 @@ class PathStage:
 
 
 def _check(job: Forward, received: TensorRows, cache: list[int]) -> Sequence[Hidden]:
-    """A later stage: rows bring their paths, and are checked against its slots. A row of other
-    slots has a path of its own from here on."""
+    """A later stage: rows bring their paths; one of other slots has its own from here on."""
     handle = cast("Sequence[Hidden]", received.handle)
     hidden: list[Hidden] = []
     for row, number in zip(job.rows, received.rows, strict=True):

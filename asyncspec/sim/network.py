@@ -78,8 +78,7 @@ class Network:
         received: Callable[[Rank, Received], None],
         recorded: Container[Rank],
     ) -> None:
-        """``received``: called with each message at its target. ``recorded``: nodes whose messages
-        have sizes also without ``wires``."""
+        """``received`` is called at the target; messages of ``recorded`` always have sizes."""
         self._clock = clock
         self._costs = costs
         self._wires = wires
@@ -115,8 +114,7 @@ class Network:
         return True
 
     def send(self, channel: Channel, message: Message, handle: object | None) -> int:
-        """Put a message on a channel, with the receiver's handle to its rows. Returns its bytes; 0
-        where they are not measured."""
+        """Send a message, with the receiver's handle to its rows. Returns its bytes if measured."""
         source, target, wires = channel.source, channel.target, self._wires
         now, seconds = self._clock.now, 0.0
         sent = channel.free if channel.free > now else now

@@ -54,8 +54,7 @@ class World:
         tasks: Mapping[str, Task] = {},
         whole_levels: bool = False,
     ) -> None:
-        """``wires``, ``whole_levels``: see ``Network`` and ``DeviceQueues``. ``tasks``: by the
-        names of ``RunTask``."""
+        """``wires``, ``whole_levels``: see ``Network``, ``DeviceQueues``. ``tasks``: by name."""
         self.actors = dict(actors)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}

@@ -22,8 +22,7 @@ _PREFIX = struct.Struct("!II")
 _HTTP = int.from_bytes(b"HTTP", "big")
 
 AHEAD_BYTES = 4096
-"""Read at once where a frame begins: more than most frames have without their tensors, and little
-enough to copy where a tensor follows."""
+"""Read ahead of a frame: more than most take without tensors, little to copy with one."""
 
 
 class Header(Struct, array_like=True, frozen=True):
@@ -101,8 +100,7 @@ class FrameReader:
     def __init__(
         self, *, trusted: bool = True, allocate: Callable[[int], memoryview] = zeroed
     ) -> None:
-        """``allocate``: writable memory for a tensor. Its content does not matter, because every
-        byte of it is received before anybody sees it."""
+        """``allocate``: writable memory for a tensor, every byte of which is overwritten."""
         # False until the handshake is done: a stranger's frames are small.
         self.trusted = trusted
         self._allocate = allocate
@@ -122,8 +120,7 @@ class FrameReader:
         return self._ahead[self._end :]
 
     def buffer_updated(self, count: int) -> None:
-        """``count`` bytes have come: take what they complete with ``next_frame`` until there is no
-        more, before the next ``get_buffer``."""
+        """``count`` bytes have come: drain ``next_frame`` before the next ``get_buffer``."""
         if self._part is not None:
             self._filled += count
         else:

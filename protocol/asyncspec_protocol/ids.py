@@ -16,8 +16,7 @@ _Id = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 _OptionalId = Annotated[int, Meta(ge=-1, le=MAX_COUNT)]
 
 Rank = NewType("Rank", _OptionalId)
-"""1..N are the verify stages in pipeline order, N+1 a token source; 0 and ranks above
-``FURTHER`` are draft nodes."""
+"""1..N are stages in pipeline order, N+1 a token source; 0 and from ``FURTHER`` on drafts."""
 
 SessionId = NewType("SessionId", _OptionalId)
 """One request's life inside one pipeline. Ids of one draft node only grow, also over its restarts;

@@ -110,15 +110,13 @@ LinkMessage = Hello | Welcome | Ready | Heartbeat | Clock | Fault
 
 
 def answer(me: Hello, peer: Hello | Welcome) -> Welcome | Fault:
-    """The listening side's answer to ``peer``'s first frame; the dialling side uses it as well, to
-    check a ``Welcome``, and sends nothing."""
+    """The answer to ``peer``'s first frame; the dialling side checks a ``Welcome`` with it."""
     problem = _cluster_problem(me, peer) or _node_problem(me, peer)
     return Welcome(**asdict(me)) if problem is None else Fault(HANDSHAKE, problem)
 
 
 def client_hello(cluster: str = "") -> Hello:
-    """A client's first frame. Without a name it accepts any cluster, and its ``Welcome`` names
-    it."""
+    """A client's first frame; without a name any cluster accepts it, and says its own."""
     return Hello(PROTOCOL_VERSION, cluster, NO_RANK, "client", 0, (0, 0), "", "", "")
 
 
@@ -136,8 +134,7 @@ def _cluster_problem(me: Hello, peer: Hello | Welcome) -> str | None:
             f"protocol {peer.protocol} meets protocol {me.protocol}: "
             f"upgrade the older side, the {older}"
         )
-    # A client with an address alone accepts any cluster. A node never does: one of another cluster
-    # would serve, and be served, unnoticed.
+    # Only a client may be nameless: a node of another cluster would serve and be served unnoticed.
     nameless = isinstance(peer, Hello) and peer.role == "client" and not peer.cluster
     if peer.cluster != me.cluster and not nameless:
         return (

@@ -1,5 +1,4 @@
-"""The Hugging Face backend: transformers checkpoints on CPUs, by torch. torch is imported inside
-the functions that load."""
+"""The Hugging Face backend: transformers on CPUs. torch is imported where models are loaded."""
 
 from __future__ import annotations
 

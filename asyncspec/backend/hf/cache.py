@@ -20,8 +20,7 @@ from asyncspec.backend.hf.process import free_heap
 from asyncspec.core.kv_slots import whole_blocks
 
 ONES = 16
-"""Columns of ones beside each value, so that the same product gives the softmax sum. One column
-would do; a whole vector keeps rows aligned."""
+"""Columns of ones beside each value: their product is the softmax sum. 16 keep rows aligned."""
 
 _MIN_GROWTH = 256
 """Slots."""

@@ -61,8 +61,7 @@ class CheckpointFiles:
         self.directory = directory
 
     def tensors(self) -> dict[str, TensorInfo]:
-        """All tensors by name, also those whose file is not fetched yet. Raises
-        ``CheckpointError``."""
+        """All tensors by name, also of files to be fetched. Raises ``CheckpointError``."""
         return list_tensors(self.directory)
 
     def fetch(self, files: Iterable[Path]) -> None:
@@ -92,8 +91,7 @@ def config_digest(config: Mapping[str, Any]) -> hashlib._Hash:
 
 
 def list_tensors(directory: Path) -> dict[str, TensorInfo]:
-    """All tensors of a checkpoint by name. Raises ``CheckpointError`` where a file is missing,
-    truncated or not what it should be."""
+    """All tensors by name. Raises ``CheckpointError`` for missing or broken files."""
     single, index = directory / SINGLE, directory / INDEX
     # Of a directory that has both, transformers reads the single file.
     if single.is_file():
@@ -129,8 +127,7 @@ def read_index(index: Path) -> dict[str, str]:
 
 
 def select_indexed(index: Path, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Those of the found tensors that an index names. Raises ``CheckpointError`` where one is
-    missing."""
+    """The tensors that an index names. Raises ``CheckpointError`` where one is missing."""
     names = read_index(index)
     if missing := sorted(names.keys() - found.keys()):
         raise CheckpointError(
@@ -147,8 +144,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
 
 def read_entries(file: Path) -> tuple[int, dict[str, Entry]]:
-    """The offset of the first tensor of a safetensors file in bytes, and its header. Raises
-    ``CheckpointError``."""
+    """Offset of the first tensor (bytes), and the header. Raises ``CheckpointError``."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -166,8 +162,7 @@ def read_entries(file: Path) -> tuple[int, dict[str, Entry]]:
 def locate_tensors(
     file: Path, size: int, base: int, entries: Mapping[str, Entry]
 ) -> dict[str, TensorInfo]:
-    """The tensors of a file of ``size`` bytes, the first of which begins at byte ``base``. Raises
-    ``CheckpointError`` where they do not fit in it."""
+    """The tensors of a file, the first at byte ``base``; ``CheckpointError`` if they do not fit."""
     found: dict[str, TensorInfo] = {}
     for name, entry in entries.items():
         start, end = entry.data_offsets

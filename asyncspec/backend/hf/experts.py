@@ -28,8 +28,7 @@ _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
 
 
 def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The tensors of a checkpoint, experts that are stored in one tensor a layer one by one: each
-    of their matrices is a run of its bytes."""
+    """Tensors by name, each matrix of stacked experts (a run of the stack's bytes) apart."""
     found: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         stem, _, stack = name.rpartition(".")

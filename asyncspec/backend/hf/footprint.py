@@ -1,5 +1,4 @@
-"""What a stage or a draft model takes of a device's memory, from a model's configuration alone
-(SpecPipe 4.5)."""
+"""Memory of a stage or a draft model, from a model's configuration alone (SpecPipe 4.5)."""
 
 from __future__ import annotations
 

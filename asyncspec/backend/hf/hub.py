@@ -76,8 +76,7 @@ def locate(name: str | Path, *, pickled: bool = False) -> Path:
 
 
 def open_files(name: str | Path, *, tokenizer: bool = True) -> CheckpointFiles:
-    """The files of a local directory or a Hub id; no weights are fetched. Raises as ``parse`` and
-    ``download``."""
+    """A model's files; weights are not fetched. Raises as ``parse`` and ``download``."""
     found = parse(name)
     if isinstance(found, Path):
         return CheckpointFiles(found)
@@ -112,8 +111,7 @@ class HubFiles(CheckpointFiles):
         return select_indexed(index, found) if index.is_file() else found
 
     def fetch(self, files: Iterable[Path]) -> None:
-        """Raises as ``download``, and ``CheckpointError`` where the Hub's file is not what its
-        header said."""
+        """Raises as ``download``, and ``CheckpointError`` for a file of another header."""
         missing = sorted({file for file in files if not file.is_file()})
         if not missing:
             return

@@ -50,8 +50,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_generation_config(directory: Path) -> dict[str, Any]:
-    """``generation_config.json`` as it is; empty where there is none. Raises ``CheckpointError``
-    where it is broken."""
+    """Its content, {} where there is no file. Raises ``CheckpointError`` for a broken one."""
     file = directory / GENERATION_CONFIG
     return _read_json(file) if file.is_file() else {}
 
@@ -64,8 +63,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def inspect_checkpoint(directory: Path) -> ModelInfo:
-    """The configuration of a causal language model that this program can run. Raises
-    ``CheckpointError``."""
+    """The configuration of a supported causal LM. Raises ``CheckpointError`` for another."""
     config = read_config(directory)
     name = architecture(config)
     if reason := _unsupported(config, name):

@@ -58,8 +58,7 @@ def choose_settings(shard: Shard) -> KernelSettings:
 
 
 def min_invariant_rows(linears: list[RowwiseLinear]) -> int | None:
-    """Fewest rows from which on a row's result does not depend on how many there are; None where
-    there is no such number."""
+    """Fewest rows from which on results do not depend on their number; None if there are none."""
     # A matrix shared with the embedding (no bytes of its own) is multiplied unpacked.
     by_shape = {(x.in_features, x.out_features, x.weight_bytes): x for x in linears}
     least = max(x.min_tested_rows for x in linears)
@@ -190,8 +189,7 @@ def _ignores_zeros(shape: CacheShape, rows: int, length: int, few: int) -> bool:
     return torch.equal(got[:, :few], want)
 
 
-# --- The loaded stage: layers of every kind over a short path, one row per pass, and again inside a
-# tree.
+# --- The loaded stage: layers of every kind over a short path, row by row and inside a tree.
 
 _TREE = ProbeTree(BLOCK - 3, siblings=(2, 1, 4, 3, 6, 2), levels=((0,), (1, 2), (3,), (4, 5)))
 

@@ -42,8 +42,7 @@ _MIN_PROBE_LAYERS = 4
 
 
 class Shard:
-    """Layers [first, last) of a model; the first shard has the embedding, the last one norm and
-    head."""
+    """Layers [first, last); the first shard has the embedding, the last one norm and head."""
 
     def __init__(
         self, model: Any, checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
@@ -68,8 +67,7 @@ class Shard:
         return cast("Tensor", out.last_hidden_state[0, : len(inputs)])
 
     def logits(self, inputs: Tensor, positions: Tensor, tree: TreeMask, rows: Tensor) -> Tensor:
-        """As ``hidden``, but the logits [len(rows), vocab] of some rows. The head runs on those
-        rows only."""
+        """As ``hidden``, but logits [len(rows), vocab]: the head runs on these rows only."""
         count = len(rows)
         if getattr(self.model.config, "final_logit_softcapping", None):
             # The cap's tanh runs over [rows, vocab]: fill whole vectors (``elementwise.py``).
@@ -126,8 +124,7 @@ class Shard:
         return rest + sum(linear.bytes_held for linear in self.linears)
 
     def describe(self) -> str:
-        """How the matrices of layers and head are kept, and why layers are slower than they could
-        be."""
+        """How matrices of layers and head are kept, and why layers are not optimized."""
         head, why = self.model.lm_head, self.unoptimized_reason
         weights = " and ".join(sorted({x.description for x in self.linears if x is not head}))
         if self.has_head and head.description != weights:

@@ -96,8 +96,7 @@ class HFTokenizer:
 
 
 def load_tokenizer(directory: Path, template: str | None = None) -> HFTokenizer:
-    """Read a checkpoint's tokenizer. ``template``: a chat template in place of its own. Raises
-    ``CheckpointError``."""
+    """``template``: a chat template in place of its own. Raises ``CheckpointError``."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -109,8 +108,7 @@ def load_tokenizer(directory: Path, template: str | None = None) -> HFTokenizer:
 
 
 def token_ids(directory: Path) -> dict[str, int]:
-    """Every token of a checkpoint's ``tokenizer.json`` and its id, added tokens included. Raises
-    ``CheckpointError``."""
+    """Ids of all tokens in ``tokenizer.json``, added ones too. Raises ``CheckpointError``."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(

@@ -208,8 +208,7 @@ def _linear(
 
 
 class UpcastEmbedding(nn.Module):
-    """Rows of a matrix [vocab, H], converted to ``dtype`` when they are looked up, which halves the
-    matrix's memory."""
+    """Rows of [vocab, H], converted to ``dtype`` at look-up, which halves the memory."""
 
     def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
@@ -222,8 +221,7 @@ class UpcastEmbedding(nn.Module):
 
 
 def is_plain_embedding(embedding: nn.Module) -> bool:
-    """Whether rows are returned unchanged: Gemma's embedding scales them, in the type of its
-    weights."""
+    """Whether rows are returned unchanged; Gemma's embedding scales them in its weights' type."""
     return type(embedding) is nn.Embedding
 
 

@@ -1,5 +1,4 @@
-"""Hidden states and features as bytes and back. bfloat16 has no name in numpy, so tensors are
-viewed as bytes."""
+"""Hidden states and features as bytes and back; numpy has no bfloat16, so tensors are bytes."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ def select(rows: TensorRows) -> Tensor:
 def from_wire(
     wire: WireTensor, dtype: torch.dtype, width: int, *, captured: bool = False
 ) -> Tensor:
-    """Received hidden states [n, width], with ``captured`` also [n, 1 + captured, width]. Raises
-    ``ValueError`` where they are something else."""
+    """Hidden states [n, width] or, if ``captured``, [n, 1 + k, width]. Raises ``ValueError``."""
     check_hidden_states(wire, type_name(dtype), width, (2, 3) if captured else (2,))
     # A buffer that is read-only, or reused, must not be shared with a tensor.
     data = bytearray(wire.data) if wire.data.readonly else wire.data

@@ -38,8 +38,7 @@ def huge_page_environment(given: Mapping[str, str], modes: Path = MODES) -> dict
 
 
 def reexec_with_huge_pages(modes: Path = MODES) -> None:
-    """Restart this process's program in place where it needs another environment. The process id,
-    arguments and open files stay."""
+    """Re-execute this program where it needs another environment; id, arguments, files stay."""
     wanted = huge_page_environment(os.environ, modes)
     if wanted != os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], wanted)

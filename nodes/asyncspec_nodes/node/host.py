@@ -107,8 +107,7 @@ class LocalEngine:
 
 
 class WorkerThread:
-    """A ``WorkQueue``: one thread beside the running event loop. The loop's end does not wait for
-    work in progress, whose result is dropped."""
+    """A ``WorkQueue``: one thread, whose running work the event loop's end drops."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()

@@ -38,8 +38,7 @@ def cache_budget(config: Config, rank: int) -> int:
 
 
 def set_threads(config: Config, rank: int, host: str, wanted: int | None = None) -> None:
-    """Before torch is imported: ``wanted`` threads, else as many as the environment says, else the
-    share of a node that listens at ``host``."""
+    """Before torch is imported: ``wanted``, the environment's, or the node's share of threads."""
     if wanted is None and not any(name in os.environ for name in COUNT_VARIABLES):
         wanted = thread_share(config, rank, host)
     if wanted is None:
@@ -63,8 +62,7 @@ def thread_share(config: Config, rank: int, host: str) -> int:
 
 
 def cores() -> int:
-    """Whole cores that this process may use. Threads of one core share one unit for products, so
-    they count once."""
+    """Whole cores of this process: threads of one core share one unit for products."""
     threads = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
     whole = allowed * (psutil.cpu_count(logical=False) or threads) / threads

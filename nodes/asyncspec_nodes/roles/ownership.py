@@ -7,7 +7,6 @@ from asyncspec_protocol.ids import Rank, SessionId, is_draft, owner
 
 
 def check_owner(session: SessionId, peer: Rank) -> None:
-    """Check that a draft node speaks of its own sessions only; stages pass on those of all of them.
-    Raises ``RemoteProtocolError``."""
+    """Raise ``RemoteProtocolError`` where a draft node speaks of another one's session."""
     if is_draft(peer) and owner(session) != peer:
         raise RemoteProtocolError(f"session {session} is another draft node's", peer=peer)

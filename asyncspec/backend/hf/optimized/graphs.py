@@ -70,8 +70,7 @@ _POSITIONS, _COS, _SIN = "positions", "cos", "sin"
 
 
 class LayerGraph(RowwiseLinear):
-    """A part of a layer. It counts as a linear layer: each output row depends on its input row
-    alone, and its weights are packed."""
+    """A part of a layer. As in a linear layer an output row depends on its input row alone."""
 
     any_rows = True
 
@@ -86,8 +85,7 @@ class LayerGraph(RowwiseLinear):
 
 
 class PreAttentionGraph(LayerGraph):
-    """Hidden states to queries, keys and values, rotated to their positions; ``rotary_width`` is
-    the width of cos and sin. Raises ``GraphError``."""
+    """Hidden states to rotated queries, keys and values. Raises ``GraphError``."""
 
     def __init__(self, layer: OptimizedLayer, rotary_width: int) -> None:
         attention = layer.attention
@@ -120,8 +118,7 @@ class PreAttentionGraph(LayerGraph):
 
 
 class PostAttentionGraph(LayerGraph):
-    """The output of attention and the layer's input to the layer's output. Raises
-    ``GraphError``."""
+    """Output of attention and the layer's input to its output. Raises ``GraphError``."""
 
     def __init__(self, layer: OptimizedLayer, activation: str) -> None:
         mlp, (_, after, before_mlp, after_mlp) = layer.mlp, layer.norms

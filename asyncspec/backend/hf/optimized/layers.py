@@ -17,8 +17,7 @@ _PROBE_ROWS = 5
 
 
 class OptimizedNorm(nn.Module):
-    """RMS norm: x / rms(x) in float32, times ``factors`` [W] before it is rounded to the type of
-    ``x`` or, if ``late``, after."""
+    """x / rms(x) in float32, times ``factors`` [W] before or, if ``late``, after rounding."""
 
     def __init__(self, original: Any, epsilon: float, factors: Tensor, *, late: bool) -> None:
         super().__init__()
@@ -36,8 +35,7 @@ class OptimizedNorm(nn.Module):
 
 
 def optimized_norm(original: Any) -> nn.Module:
-    """The ``OptimizedNorm`` with the bits of ``original`` on noise, else ``original``; the identity
-    for None."""
+    """The one with the bits of ``original`` on noise, else ``original``; identity for None."""
     if original is None:
         return nn.Identity()
     weight = getattr(original, "weight", None)
@@ -76,8 +74,7 @@ _ALIGNMENT = 64
 
 
 class CachedRotary:
-    """The rotary embedding of layers of one type (Gemma 3 has two). Passes ask for neighbouring
-    positions, so a window of them is cached."""
+    """Of layers of one type (Gemma 3 has two); caches a window of neighbouring positions."""
 
     def __init__(self, original: Any, layer_type: str | None) -> None:
         self._original = original
@@ -123,8 +120,7 @@ def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:
 
 
 class OptimizedAttention(nn.Module):
-    """Grouped-query attention with the linear layers and norms of ``original``. Raises
-    ``AttributeError`` where it has other parts."""
+    """Attention of ``original``'s parts. Raises ``AttributeError`` where it has others."""
 
     def __init__(self, original: Any, params: AttentionParams) -> None:
         super().__init__()

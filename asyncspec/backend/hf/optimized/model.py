@@ -117,8 +117,7 @@ def optimize_model(model: Any, run: Callable[[TreeMask], Tensor], count: int) ->
 def _trace(
     model: Any, run: Callable[[TreeMask], Tensor], count: int
 ) -> tuple[list[AttentionParams], list[Tensor], Any]:
-    """Of a pass the parameters of its attention calls, its tensors from attention inputs to result,
-    and what the model's body returns."""
+    """Of a pass its attention parameters, all its tensors, and what the model's body returns."""
     tree, results = RecordingAttention(count), []
     hook = model.model.register_forward_hook(lambda _body, _inputs, out: results.append(out))
     try:

@@ -138,8 +138,7 @@ def has_room(state: DraftState, request: Request) -> bool:
 
 
 def _evictable_for(state: DraftState, request: Request) -> tuple[CachedPrompt, ...]:
-    """Cached prompts to drop for a request, the oldest first; none where it would have to wait all
-    the same, or waits only for pending releases."""
+    """Cached prompts to drop for a request, oldest first; none where that would not help."""
     then = replace(state, pending_releases=())
     if has_room(then, request):
         return ()

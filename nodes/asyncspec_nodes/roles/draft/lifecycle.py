@@ -42,8 +42,7 @@ REJOIN = "rejoin"
 """The timer of requests that wait for a pipeline that is down."""
 
 MAX_SESSIONS_LEFT = 2**32
-"""Sessions that a draft node must be able to open after those a stage has heard of: more than it
-ever opens."""
+"""Sessions that must stay free above any that a stage reports: more than are ever opened."""
 
 SUSPECT_BREAKS = 2
 """Breaks in a row without a token between after which a request is tried alone: machines fail for
@@ -64,8 +63,7 @@ def finish_request(
 def close_session(
     state: DraftState, session: DraftSession, *, keep: bool = False
 ) -> tuple[DraftState, Effects]:
-    """Close a session everywhere; its request may go on in another one. ``keep``: its prompt stays
-    on the stages."""
+    """Close a session, not its request. ``keep``: the stages keep its prompt."""
     message = Close(session.session, keep)
     closes = tuple(Send(rank, message) for rank in sorted(state.peers))
     release = PendingRelease(session.session, session.slots, state.floor_aware)

@@ -30,8 +30,7 @@ def count_links(state: DraftState, message: Verdict, now: float) -> DraftState:
 
 
 def count_round(state: DraftState, session: DraftSession, hits: int) -> DraftState:
-    """A round is over: how much of its draft was right. Verdicts cover the levels of the tree that
-    were sent, and the next one where there is any."""
+    """A round is over. Verdicts cover the levels that were sent and the next one, if any."""
     if not _is_planned(session):
         return state
     tree = session.tree
@@ -67,8 +66,7 @@ def schedule_received(state: DraftState, message: Schedule) -> DraftState:
 
 
 def pass_on(state: DraftState, message: PassTimes) -> Effects:
-    """Pass on a later stage's pass times to the first one, which plans for all stages and is linked
-    to none but the next."""
+    """Pass on a later stage's pass times to the first, which plans and has no link to it."""
     if message.rank == FIRST or not any(map(_is_planned, state.sessions.values())):
         return ()
     return (Send(FIRST, message),)

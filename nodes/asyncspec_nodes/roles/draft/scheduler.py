@@ -77,8 +77,7 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
 
 
 def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    """Hand out credit, one segment a session in turn, the longest waiting first. What is sent after
-    credit had run out has ``waited``."""
+    """Hand out credit, a segment a session in turn; after a lack of it segments ``waited``."""
     if state.sent >= state.allowed:
         return (state if state.out_of_credit else replace(state, out_of_credit=True)), ()
     segments: list[Segment] = []
@@ -114,8 +113,7 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
 
 
 def _with_chunk_rows(state: DraftState, busy: int) -> DraftState:
-    """Set the chunk rows of sessions whose prompts are new, once and for all; ``busy``: rows of
-    sessions that are further on."""
+    """Set the chunk rows of new prompts once and for all; ``busy``: rows of other sessions."""
     new = [one for one in state.sessions.values() if not (one.chunk_rows or one.decoding)]
     if not new:
         return state
@@ -148,8 +146,7 @@ def _with_tree_budget(
 
 
 def with_batch_remaining(segments: Sequence[Segment]) -> Sequence[Segment]:
-    """Segments sent at once, each with the number of those behind it that can share its pass, which
-    has one segment of a session at most."""
+    """Segments with the number of those behind that share a pass: one a session at most."""
     found: list[Segment] = []
     after: set[SessionId] = set()
     for segment in reversed(segments):
@@ -163,8 +160,7 @@ def with_batch_remaining(segments: Sequence[Segment]) -> Sequence[Segment]:
 def next_segment(
     state: DraftState, session: DraftSession, prefill_rows: int
 ) -> tuple[DraftSession, Segment] | None:
-    """The next chunk of the prompt, or what the policy wants to send; None where there is
-    nothing."""
+    """The next chunk of the prompt, or what the policy wants to send, if anything."""
     if session.prefilled < len(session.prefix):
         return _prefill(session, min(session.chunk_rows, prefill_rows))
     if not state.may_speculate(session):

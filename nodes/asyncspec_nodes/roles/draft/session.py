@@ -29,8 +29,7 @@ MAX_MEMORIES = 16
 
 
 def slots_needed(request: Request, policy: Policy, stages: int) -> int:
-    """The most cache slots that a session of a request takes on any stage, in whole blocks: prompt,
-    answer, and its policy's largest tree."""
+    """The most cache slots of a request on any stage: prompt, answer and largest tree."""
     answer = request.max_new_tokens
     return whole_blocks(len(request.prompt) + answer + max_tree_nodes(policy, stages))
 
@@ -99,8 +98,7 @@ class DraftSession(Struct, frozen=True):
     request: Request
     policy: Policy
     stages: int
-    # What it reads as its prompt: the user's, and tokens of earlier sessions of this request, which
-    # are also in ``before``.
+    # Its prompt: the user's, and tokens of earlier sessions of this request (also ``before``).
     prefix: tuple[int, ...]
     before: tuple[int, ...]
     tree: TokenTree
@@ -187,8 +185,7 @@ class DraftSession(Struct, frozen=True):
 
     @property
     def top_logprobs(self) -> int:
-        """Likeliest tokens that come with every verdict: those its policy decides by, else those
-        its user asks for."""
+        """Likeliest tokens with every verdict, for its policy, else for its user."""
         return self.policy.top_logprobs or self.request.top_logprobs
 
     @property
@@ -258,8 +255,7 @@ class CachedPrompt(Struct, frozen=True):
 
 
 class PendingRelease(Struct, frozen=True):
-    """A session that is over, or the cached prompt of one: its cache slots count until every stage
-    has freed them."""
+    """A closed session, or its cached prompt, whose slots are not free on all stages yet."""
 
     session: SessionId
     slots: int

@@ -27,8 +27,7 @@ from asyncspec_protocol.messages import Expand, Expanded, PruneIndices, Verdict,
 
 
 def dispatch_draft_requests(state: DraftState) -> tuple[DraftState, Effects]:
-    """Send the sessions' draft requests to the source, the longest waiting first, as far as it
-    takes them now."""
+    """Send draft requests, the longest waiting first, as far as the source takes them."""
     if state.source_busy:
         return state, ()
     source, requests = state.config.source, dict[SessionId, DraftRequest]()

@@ -46,8 +46,7 @@ class SlotClock(Struct, frozen=True):
         return replace(self, earliest={**self.earliest, segment: slot})
 
     def on_verdict(self, segment: SegmentId, stages: int, passes: int) -> SlotClock:
-        """A segment's verdict has come; it was in the session's ``passes``-th pass at the first of
-        ``stages`` stages."""
+        """A segment was in the session's ``passes``-th pass at the first of ``stages`` stages."""
         slot = self.earliest.get(segment)
         if slot is None:
             return self
@@ -122,8 +121,7 @@ class Counters(Struct, frozen=True):
         return replace(self, **{name: getattr(self, name) + n for name, n in amounts.items()})
 
     def with_account(self, account: Closed) -> Counters:
-        """Add a stage's account of a session. Sums stay in the wire format's range, whatever stages
-        say and however often."""
+        """Add a stage's account, within the wire format's range whatever the stage says."""
         return replace(
             self,
             rows=min(MAX_COUNT, self.rows + account.rows),

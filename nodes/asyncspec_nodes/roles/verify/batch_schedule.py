@@ -26,8 +26,7 @@ DEADLINE_PERIODS = 1.5
 """From a batch's pass to its next deadline, in periods of the plan: half a period of jitter."""
 
 MIN_DEADLINE_PERIODS = 0.5
-"""From the moment a batch becomes the current one to its deadline, at least: its members may still
-be waiting for verdicts."""
+"""From a batch's turn to its deadline at least: its members may wait for verdicts."""
 
 PROBATION, MAX_PROBATION = 8, 1024
 """Segments in time that end a first suspension; and any: the number doubles with each."""
@@ -115,8 +114,7 @@ class BatchSchedule(Struct, frozen=True):
         return self.comparison.tried is None and now >= self.retry_at
 
     def held(self, waiting: Collection[SessionId]) -> Collection[SessionId]:
-        """Sessions whose batch is not the current one or not complete, given those that have a
-        segment here."""
+        """Sessions of batches that are not current or not complete, given the ``waiting`` ones."""
         current = self.current
         ready = all(session in waiting or session in self.served for session in current)
         return {s for batch in self.batches if not (ready and batch is current) for s in batch}
@@ -130,8 +128,7 @@ class BatchSchedule(Struct, frozen=True):
 
 
 def without(schedule: BatchSchedule, gone: Collection[SessionId]) -> BatchSchedule:
-    """The schedule without some sessions. The current batch remains the current one, unless none
-    of its sessions is left to be served."""
+    """The schedule without some sessions; the current batch stays until all of it is served."""
     served = schedule.served.difference(gone)
     complete = bool(served) and served.issuperset(s for s in schedule.current if s not in gone)
     batches: list[tuple[SessionId, ...]] = []

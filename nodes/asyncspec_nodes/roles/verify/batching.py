@@ -88,8 +88,7 @@ def _first_segments(
     costs: BatchCost | None,
     share: FairShare | None,
 ) -> set[int]:
-    """Which of the sessions' first segments, in this order, share a pass. Prefill chunks may exceed
-    the fair share: they are short and few."""
+    """First segments, in this order, that share a pass. Prefill chunks may exceed the share."""
     taken: set[int] = set()
     rows = shared = 0
     for i in heads:
@@ -228,8 +227,7 @@ def _blocked(state: VerifyState) -> bool:
 
 
 def schedule(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    """After every input: send what is computed, start the next pass where the device is free, and
-    tell the device which one follows."""
+    """After every input: send what is computed, start the next pass, announce its successor."""
     effects: Effects = ()
     if state.outbox:
         state, effects = send_computed(state, now)

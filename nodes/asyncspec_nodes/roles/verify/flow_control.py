@@ -33,8 +33,7 @@ def queued(state: VerifyState, peer: Rank) -> int:
 
 
 def queue_limit(state: VerifyState, peer: Rank) -> int:
-    """Segments from a peer that may wait here: ``window`` passes, each of as many segments as it
-    has sessions and as fit."""
+    """Places in the queue for a peer: ``window`` passes of as many segments as fit in one."""
     sessions = len(state.sessions)
     if len(state.inbound) > 1:
         upstream_of = state.config.upstream_of
@@ -56,8 +55,7 @@ def grant(state: VerifyState, peers: Iterable[Rank] | None = None) -> tuple[Veri
 
 
 def extend_credit(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
-    """One segment more for a link that let this stage run dry: ``message``, which is not queued
-    yet, waited for credit."""
+    """Extend the credit of a link whose ``message`` waited for it while this stage was idle."""
     credit, config = state.inbound[peer], state.config
     dry = state.running is None and not state.queue and not state.outbox
     if not (message.waited and dry) or credit.extra >= config.max_window - config.window:

@@ -27,8 +27,7 @@ MAX_CLOSED_EARLY = 4096
 
 
 def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, Effects]:
-    """Open a session and announce it to the next stage. Raises ``RemoteProtocolError`` for one that
-    cannot be."""
+    """Open a session, here and at the next stage. Raises ``RemoteProtocolError``."""
     if peer not in state.inbound:
         raise RemoteProtocolError("session opened by a peer that is not linked", peer=peer)
     config, name, draft = state.config, message.session, owner(message.session)
@@ -82,8 +81,7 @@ def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyS
 
 
 def _cached_tokens(state: VerifyState, message: Open) -> int | None:
-    """Tokens of the parent session's prompt in the cache, 0 where none are shared; None where the
-    parent session is not here."""
+    """Cached tokens of the parent's prompt, 0 if none are shared; None without the parent."""
     if not message.common_prefix:
         return 0
     parent = state.sessions.get(message.parent_session)
@@ -188,8 +186,7 @@ def link_up(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
 
 
 def ready(state: VerifyState, draft: Rank) -> Send:
-    """Report to a draft node whether this stage is linked, its share of the slots, and which of its
-    sessions are over."""
+    """Report this stage's link, its slots for a draft node, and which sessions are over."""
     config, marks = state.config, state.marks(draft)
     up = config.last or config.next_rank in state.peers
     slots = max(1, config.slots // len(state.drafts)) if config.slots else 0

@@ -51,8 +51,7 @@ MAX_PASS_SECONDS, MAX_PASS_ROWS = MAX_MS / 1000, 1e6
 
 
 def rates_received(state: VerifyState, message: Rates) -> VerifyState:
-    """A draft node reports what it measures. Raises ``RemoteProtocolError`` for a session that was
-    never opened."""
+    """Note a report. Raises ``RemoteProtocolError`` for a session that was never opened."""
     session = message.session
     if session not in state.sessions:
         check_was_opened(state, session, owner(session))
@@ -69,8 +68,7 @@ def pass_times_received(state: VerifyState, peer: Rank, message: PassTimes) -> V
 
 
 def plan_request(state: VerifyState) -> PlanRequest | None:
-    """The planner's input as things are now; None where no session is eligible, or some stage's
-    passes are unknown."""
+    """The planner's input; None without eligible sessions, or where pass times are unknown."""
     schedule = state.schedule
     sessions = schedule.eligible
     stages = _stage_costs(state, len(sessions))
@@ -81,8 +79,7 @@ def plan_request(state: VerifyState) -> PlanRequest | None:
 
 
 def _stage_costs(state: VerifyState, users: int) -> StageCosts | None:
-    """The affine cost of every stage's passes, over as many rows as so many users may have; None
-    where some stage's is unknown."""
+    """The affine cost of each stage's passes with so many users; None where one is unknown."""
     most = max(1, users) * (MAX_DRAFT_LENGTH + 1)
     own = state.cost.averages()
     later = [_reported_cost(state.schedule, n, most) for n in range(2, state.config.stages + 1)]
@@ -133,8 +130,7 @@ def segment_arrived(state: VerifyState, session: SessionId, now: float) -> Verif
 def pass_started(
     state: VerifyState, sessions: Sequence[SessionId], now: float
 ) -> tuple[VerifyState, Effects]:
-    """A pass of some sessions starts. Where not all of the current batch fits, its next pass
-    follows, with a deadline of its own."""
+    """A pass starts. What of the current batch does not fit is next, with its own deadline."""
     schedule = state.schedule
     part = set(schedule.current).intersection(sessions)
     if not part:
@@ -157,8 +153,7 @@ def deadline_passed(state: VerifyState, now: float) -> tuple[VerifyState, Effect
 
 
 def update_plan(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    """After every input: drop sessions that are over, stop using a plan that fails, and request a
-    new one where that is due."""
+    """Drop sessions that are over, stop a failing plan, request a new one where it is due."""
     state, dropped = _drop_closed(state, now)
     state, stopped = _stop_failing(state, now)
     state, requested = _request(state, now)
@@ -179,8 +174,7 @@ def _drop_closed(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
 
 
 def _stop_failing(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    """Use greedy batching where the plan brings less, or for a probe of what greedy batching
-    brings."""
+    """Use greedy batching where the plan brings less, or to measure what greedy brings."""
     schedule = state.schedule
     comparison, request, decision = schedule.comparison, schedule.planned_for, schedule.decision
     if not schedule.batches or request is None or decision is None:
@@ -227,8 +221,7 @@ def plan_done(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifySta
 def _apply(
     state: VerifyState, request: PlanRequest, decision: Decision, now: float
 ) -> tuple[VerifyState, Effects]:
-    """Use the plan that was decided on, or greedy batching where there is none or it has failed,
-    and send the draft nodes their schedules."""
+    """Use the decided plan, or greedy batching where it has failed, and send schedules."""
     schedule = state.schedule
     comparison = schedule.comparison
     changed = schedule.failed_for is not None and drifted(schedule.failed_for, request)

@@ -99,8 +99,7 @@ def _count_segment(state: VerifyState, peer: Rank, message: Segment) -> VerifySt
 
 
 def receive_prune(state: VerifyState, message: PruneIndices) -> tuple[VerifyState, Effects]:
-    """Apply a prune to all there is of its session. Raises ``RemoteProtocolError`` for one that
-    kills a queued node's parent and keeps the node."""
+    """Apply a prune. Raises ``RemoteProtocolError`` where it leaves a queued orphan node."""
     name = message.session
     session = state.sessions.get(name)
     if session is None:

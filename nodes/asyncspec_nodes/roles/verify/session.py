@@ -180,8 +180,7 @@ class StageSession(Struct, frozen=True):
         return opening.capacity + opening.max_tree_nodes if opening.max_tree_nodes >= 0 else 0
 
     def aux_states(self, layers: int) -> int:
-        """Hidden states beside its own that a row brings from the first so many layers, for the
-        token source."""
+        """Hidden states of the first ``layers`` layers that a row brings for the token source."""
         return sum(0 <= depth <= layers for depth in self.opening.features) if layers else 0
 
 

@@ -54,8 +54,7 @@ def reads_half() -> bool:
 
 
 def half_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """FBGEMM's product of float32 rows [..., K] with float32 ``weight`` [N, K], which it packs as
-    float16. Requires ``reads_half``."""
+    """Product of float32 rows [..., K] and ``weight`` [N, K], kept as float16 by FBGEMM."""
     pack = getattr(torch, "fbgemm_pack_gemm_matrix_fp16", None)
     multiply = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
     # The operators share a product among threads, the plain functions do not; same bits.
@@ -63,8 +62,7 @@ def half_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]
         packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
         return lambda x: cast("torch.Tensor", torch.ops.quantized.linear_dynamic_fp16(x, packed))
     with warnings.catch_warnings():
-        # Deprecated, but the operators above, whose packed weights are an object, take 16 us
-        # longer: more than a small layer's product.
+        # Deprecated; the operators above take 16 us longer, more than a small layer's product.
         warnings.simplefilter("ignore", UserWarning)
         packed = pack(weight)
         multiply(weight.new_zeros(1, weight.shape[1]), packed, None)

@@ -19,8 +19,7 @@ from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear, can_mmap, prefers_m
 from asyncspec.backend.hf.probing import noise
 
 SMALL_LAYER = 2 << 20
-"""Weights of a layer: 4 MiB of float16, which take as long to read as torch's operations around the
-products."""
+"""Weights of a layer; 4 MiB of float16 are read in the time torch needs around its products."""
 
 
 def weight_dtype(stored: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
@@ -108,8 +107,7 @@ def tune_min_rows(linears: Sequence[RowwiseLinear]) -> None:
 
 
 def is_faster(linears: Sequence[RowwiseLinear], min_rows: int) -> bool:
-    """Whether products of ``TUNED_MIN_ROWS`` rows take less time than those of ``min_rows``, all
-    layers together, measured alternately."""
+    """Whether ``TUNED_MIN_ROWS`` rows take less time than ``min_rows``, over all layers."""
     own = tuned = float("inf")
     for _ in range(_REPEATS):
         own = min(own, _seconds(linears, min_rows))

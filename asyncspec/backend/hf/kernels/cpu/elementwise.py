@@ -35,8 +35,7 @@ class PaddedActivation(nn.Module):
 
 
 class PaddedRotary(nn.Module):
-    """A rotary embedding computed for a multiple of 32 positions, so that cos and sin are whole
-    vectors."""
+    """A rotary embedding for multiples of 32 positions: cos and sin are whole vectors."""
 
     def __init__(self, function: nn.Module) -> None:
         super().__init__()

@@ -27,8 +27,7 @@ from asyncspec.backend.hf.kernels.cpu.linear import (
 )
 
 _TOP_EXPONENT = 16
-"""Weights are scaled to less than 2^16: float16 ends at 65,504, and bfloat16's last number before
-2^16 is 65,280."""
+"""Weights are below 2^16: float16 ends at 65,504, and below 2^16 bfloat16 at 65,280."""
 
 _MAX_EXPONENT = 126
 """Of a scale: float32 has its inverse too."""
@@ -45,8 +44,7 @@ _KEY_SLICE = 512
 """Keys converted at a time."""
 
 _CHAIN_TERMS = 128
-"""Longest product that is one chain for any number of float32 rows. MKL's of 192 terms is two for
-eight rows, and others for sixteen."""
+"""Longest product that is one chain for any number of float32 rows; of 192 terms MKL's is not."""
 
 _MAX_BF16_WIDTH = 256
 """Widest heads of bfloat16 that are multiplied as bfloat16: those of 512 have other bits in passes
@@ -131,8 +129,7 @@ class UpcastLinear(PackedLinear):
 
 
 def max_abs(weight: torch.Tensor) -> float:
-    """The largest absolute value of a matrix, not finite where one of its numbers is not; without a
-    copy of the matrix."""
+    """The largest absolute value, not finite where a number is not; copies nothing."""
     low, high = torch.aminmax(weight)
     return max(-float(low), float(high))
 

@@ -45,8 +45,7 @@ def pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 class RowwiseLinear(nn.Module):
-    """``x @ weight.T + bias`` for x [..., K], computed on at least ``min_rows`` rows. Subclasses
-    are the products."""
+    """Base: ``x @ weight.T + bias`` for x [..., K], on at least ``min_rows`` rows."""
 
     min_tested_rows = 1
     """Fewest rows that the self-test tries."""
@@ -86,8 +85,7 @@ class RowwiseLinear(nn.Module):
         raise NotImplementedError
 
     def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
-        """``product`` before its last rounding, where that is available: rounding hides differences
-        from the self-test that another row shows."""
+        """``product`` before the last rounding, if possible: that hides differences from tests."""
         return self.product(x)
 
     @property

@@ -36,8 +36,7 @@ _OPSET, _FORMAT = 17, 8
 
 
 def import_onnxruntime() -> Any:
-    """onnxruntime, without telemetry, for which it keeps a thread and a file. Raises
-    ``ImportError``."""
+    """onnxruntime without telemetry, a thread and a file less. Raises ``ImportError``."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import_module("onnx.helper")
     return import_module("onnxruntime")
@@ -102,8 +101,7 @@ class Graph:
     def compile(
         self, outputs: Sequence[str], floats: Sequence[str], integers: Sequence[str] = ()
     ) -> Run:
-        """A function that runs the graph; arguments are names. Both raise ``GraphError`` where this
-        onnxruntime has no such operation."""
+        """Runs the graph; arguments are names. Both raise ``GraphError`` for unknown operations."""
         ort = _runtime()
         options = ort.SessionOptions()
         options.use_per_session_threads = False
@@ -186,8 +184,7 @@ def is_available() -> bool:
 
 
 class MlasLinear(RowwiseLinear):
-    """Dense float32 weights [N, K], packed by onnxruntime: a graph of one node. The originals may
-    be freed."""
+    """Dense float32 weights [N, K], packed by onnxruntime; the originals may be freed."""
 
     any_rows = True
 
