@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Effect, Input, Received, Send
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import (

@@ -14,9 +14,8 @@ from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Record, Trace, TraceHeader
 from asyncspec_nodes.roles.draft.machine import DraftMachine

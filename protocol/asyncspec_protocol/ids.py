@@ -10,6 +10,7 @@ from typing import Annotated, NewType
 
 from msgspec import Meta
 
+from .errors import RemoteProtocolError
 from .limits import MAX_COUNT
 
 _Id = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -74,3 +75,9 @@ def owner(session: SessionId) -> Rank:
     """The draft node of a session; for an id that no draft node issues, a rank out of use."""
     number = session >> _SESSION_BITS
     return Rank(FURTHER + number) if number else DRAFT
+
+
+def check_owner(session: SessionId, peer: Rank) -> None:
+    """Raise ``RemoteProtocolError`` where a draft node speaks of another one's session."""
+    if is_draft(peer) and owner(session) != peer:
+        raise RemoteProtocolError(f"session {session} is another draft node's", peer=peer)

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from asyncspec.backend.base import LoadedSource, ModelInfo
 from asyncspec.backend.tree_stage import TreeStage
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
+from asyncspec.sim.world import Actor
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig

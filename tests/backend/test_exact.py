@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.backend.hf.attention import ExactAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec_protocol.ids import NodeId
 from backend.conformance import Pipeline, Walk, sequential

@@ -57,7 +57,7 @@ def test_shapes_types_and_settings_make_kinds() -> None:
 
 def seen_layers(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int]:
     """How many layers the passes of a stage's start went through."""
-    from asyncspec.backend.hf.exact_attention import ExactAttention
+    from asyncspec.backend.hf.attention import ExactAttention
 
     seen: dict[int, set[int]] = {}
     mix = ExactAttention.compute

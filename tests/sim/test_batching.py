@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from asyncspec.core.jobs import DraftBatch, Job, draft_jobs
 from asyncspec.core.machine import Abandon, Cancelled, Compute, Effect, Input, Request
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import ClusterCost, CostModel, DraftCost, pass_rows
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Expand, Expanded
 from cluster import Cluster, ask

@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from asyncspec.core.machine import Request
 from asyncspec.core.trace_hook import TraceHook
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import Costs
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Closed, Message

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from asyncspec.core.jobs import Forward, Row
 from asyncspec.core.machine import Effect, LinkUp, Received, Send
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import (
     PRESETS,
     PROMPT_ROWS,
@@ -22,7 +21,7 @@ from asyncspec.sim.costs import (
     StageCost,
     scaled,
 )
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.ids import DRAFT, Rank

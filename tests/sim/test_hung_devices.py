@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from asyncspec.actor.watchdog import COLD_FACTOR, DeviceWatchdog
 from asyncspec.core.jobs import Job, Release
 from asyncspec.core.machine import Compute, Effect, Request
-from asyncspec.sim.actor import Actor, QueuedJob
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, QueuedJob, World
 from asyncspec_protocol.ids import Rank, SessionId
 from cluster import Cluster, ask
 from costs import UnitCosts

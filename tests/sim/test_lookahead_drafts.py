@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.jobs import Batch, Forward, Job, draft_jobs
 from asyncspec.core.machine import Effect, Input, Received, Send
-from asyncspec.sim.actor import Actor
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, is_draft
 from asyncspec_protocol.messages import Expand, Expanded, Message, Segment, Withdraw

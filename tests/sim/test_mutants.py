@@ -14,8 +14,6 @@ from msgspec.structs import replace
 
 import asyncspec_nodes.roles.draft.speculation as verdicts
 import asyncspec_nodes.roles.verify.batching as batching
-import asyncspec_nodes.roles.verify.results as results
-import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.tree_stage import SlotTokens
 from asyncspec.core.accept import Walk, walk
@@ -25,6 +23,7 @@ from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
+from asyncspec_nodes.roles.verify import segments
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices, Segment
@@ -217,7 +216,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
     ("a slot is reused too early", stage_session, "allocate", slot_reused_too_early),
     ("a one-row segment is masked wrongly", stage_session, "allocate", one_row_unmasked),
     ("a path is taken for contiguous", stage_session, "reclaim", path_assumed_contiguous),
-    ("dead rows are sent on", results, "survivors", dead_rows_sent_on),
+    ("dead rows are sent on", segments, "survivors", dead_rows_sent_on),
     ("the cache is not compacted", segments, "prune", compaction_forgotten),
     ("a bonus is taken for a hit", verdicts, "walk", bonus_taken_for_a_hit),
     ("the version is not moved", verdicts, "_prune", version_not_moved),
@@ -234,7 +233,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
         "source_limit",
         property(asked_ahead_of_features),
     ),
-    ("features of other rows are sent", results, "TensorRows", first_features_sent),
+    ("features of other rows are sent", segments, "TensorRows", first_features_sent),
     ("an old plan is followed", batching, "_basis", plan_not_renewed),
     ("another plan is followed", batching, "_start", next_pass_replanned),
 ]

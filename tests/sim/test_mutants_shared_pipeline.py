@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 import asyncspec_nodes.roles.verify.batching as batching
 import asyncspec_nodes.roles.verify.lifecycle as lifecycle
-import asyncspec_nodes.roles.verify.results as results
 from asyncspec.core.machine import Request
+from asyncspec_nodes.roles.verify import segments
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session
 from byzantine_draft import LinkClosingWorld, inert, opening
@@ -105,8 +105,8 @@ DROP = lifecycle._drop
 
 MUTANTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
     ("all wait for what one has announced", batching, "_held", all_wait_for_one),
-    ("verdicts are counted over all links", results, "_with_batch_remaining", counted_together),
-    ("verdicts go to draft node 0", results, "owner", all_to_the_first),
+    ("verdicts are counted over all links", segments, "_with_batch_remaining", counted_together),
+    ("verdicts go to draft node 0", segments, "owner", all_to_the_first),
     ("a lost draft node takes all with it", lifecycle, "_drop", all_sessions_dropped),
 ]
 

@@ -15,11 +15,10 @@ import pytest
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import PRESETS, CostModel
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.recorded import Recorded, read_language
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.roles.draft.machine import DraftMachine

@@ -11,8 +11,8 @@ from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.sampling import Sampling
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import PRESETS
+from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.layout import even_split
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig

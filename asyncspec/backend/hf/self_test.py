@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
+from asyncspec.backend.hf.attention import ExactAttention
 from asyncspec.backend.hf.cache import CacheShape, KVCache
-from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import MAX_K, KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear

@@ -9,6 +9,7 @@ import torch
 from asyncspec.backend.base import Guarantee, Mode, Quantize, WireTensor
 from asyncspec.backend.hf.attention import (
     BatchedAttention,
+    ExactAttention,
     FastAttention,
     TreeAttention,
     row_slices,
@@ -16,7 +17,6 @@ from asyncspec.backend.hf.attention import (
 from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.eagle.hidden_states import capture_hidden_states
-from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize

@@ -34,9 +34,8 @@ from asyncspec.core.machine import (
     TimerFired,
 )
 from asyncspec.source.base import DraftResults, admitted, batched, draft_results
-from asyncspec_nodes.roles.ownership import check_owner
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import Rank, SessionId, first_session, is_draft, owner
+from asyncspec_protocol.ids import Rank, SessionId, check_owner, first_session, is_draft, owner
 from asyncspec_protocol.messages import Close, Expand, Floor, Message, Ready, Withdraw
 
 

@@ -15,11 +15,10 @@ from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import ClusterCost, CostModel
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential
-from asyncspec.sim.world import Stalled, World
+from asyncspec.sim.world import Actor, Stalled, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import NodeRecord, Record
 from asyncspec_nodes.roles.draft.machine import DraftMachine

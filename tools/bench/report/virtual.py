@@ -13,9 +13,8 @@ from typing import Any
 from asyncspec.backend.base import LoadedSource
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.machine import Request, Submitted
-from asyncspec.sim.actor import Actor
 from asyncspec.sim.costs import CostModel
-from asyncspec.sim.world import World
+from asyncspec.sim.world import Actor, World
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_source

@@ -27,15 +27,13 @@ from asyncspec.core.machine import (
     TaskDone,
     TimerFired,
 )
-from asyncspec_nodes.roles.ownership import check_owner
 from asyncspec_nodes.roles.verify import lifecycle, planning
 from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.batching import schedule, send_computed
-from asyncspec_nodes.roles.verify.results import pass_done
-from asyncspec_nodes.roles.verify.segments import receive_prune, receive_segment
+from asyncspec_nodes.roles.verify.segments import pass_done, receive_prune, receive_segment
 from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import is_draft
+from asyncspec_protocol.ids import check_owner, is_draft
 from asyncspec_protocol.messages import (
     Close,
     Credit,
