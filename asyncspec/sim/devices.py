@@ -110,7 +110,7 @@ class LanguageSource(StateSource[int]):
     """A simulated draft: a session's state is the path of its text."""
 
     def __init__(self, language: Language) -> None:
-        super().__init__(lambda: EMPTY, follow)
+        super().__init__(lambda _: EMPTY, follow)
         self._language = language
 
     def grower(self, job: Expand) -> Grower:

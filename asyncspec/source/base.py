@@ -73,15 +73,16 @@ class TokenSource(ABC):
 class StateSource(TokenSource, Generic[S]):
     """A source without passes: a session's state is a function of its tokens, one by one."""
 
-    def __init__(self, start: Callable[[], S], extend: Callable[[S, int], S]) -> None:
-        """``start``: the state before the first token; ``extend``: that one token further on."""
+    def __init__(self, start: Callable[[Expand], S], extend: Callable[[S, int], S]) -> None:
+        """``start``: the state before the first token of the session that a request opens;
+        ``extend``: that one token further on."""
         self.start, self.extend = start, extend
         # Committed tokens and the state after them.
         self._sessions: dict[SessionId, tuple[int, S]] = {}
 
     def commit(self, job: Expand) -> Coroutine[Any, int]:
         yield from ()
-        length, state = self._sessions.get(job.session) or (0, self.start())
+        length, state = self._sessions.get(job.session) or (0, self.start(job))
         if length != job.base:
             raise ValueError(f"the source knows {length} tokens, not {job.base}")
         for token in job.committed:

@@ -286,6 +286,10 @@ class Expand(WireMessage, array_like=True, frozen=True, tag="expand", gc=False):
     scores: tuple[LogProb, ...] = ()
     # Where to grow from: indices into that part, or -1 for the tip. Empty: the tip alone.
     frontier: TreeParents = ()
+    # With ``base`` 0, for a source that remembers answers: whose it is (only sessions of the same
+    # tenant profit from it), and how many of its tokens are the user's prompt.
+    tenant: str = ""
+    prompt_length: Count = 0
 
     def check(self) -> None:
         require(len(self.widths) in (0, self.depth), "every level has its width, or none")

@@ -29,7 +29,7 @@ from backend.probe import Everything
 from backend.stage_cluster import LoadedTarget, StageCluster
 from cluster import ask
 
-SOURCES = ("draft", "eagle", "eagle3", "ngram", "draft+ngram", "eagle+ngram")
+SOURCES = ("draft", "eagle", "eagle3", "ngram", "suffix", "draft+ngram", "eagle+ngram")
 NUCLEUS = Sampling(temperature=0.7, top_p=0.9)
 DRAWS = {"greedy": Sampling(), "T=0.7 top-p=0.9": NUCLEUS}
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}

@@ -18,6 +18,7 @@ from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
+from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli import main as cli
 from backend.eagle_heads import TARGET, Sizes, State, eagle, eagle3, save
 
@@ -146,6 +147,9 @@ def test_what_drafts_is_added_up(
 
     assert drafts("none")["total_bytes"] == 0
     assert drafts(f"{path}+ngram") == drafts(path)
+    remembered = drafts("suffix+ngram")["total_bytes"]
+    assert remembered == MAX_TOKENS * TOKEN_BYTES
+    assert drafts(f"{path}+suffix")["total_bytes"] == drafts(path)["total_bytes"] + remembered
     assert drafts(path)["weights_bytes"] > 0
 
 

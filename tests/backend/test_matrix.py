@@ -20,13 +20,16 @@ from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.backend.sampling import draw
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
+from asyncspec.source.suffix import EarlierAnswers, SuffixSource
 from asyncspec_protocol.errors import ProtocolError
+from asyncspec_protocol.ids import SessionId
 from backend import predictable_models
 from backend.hf_cluster import Loaded
-from backend.matrix import SOURCES, Cell, Matrix, cells
+from backend.matrix import SOURCES, TEXTS, Cell, Matrix, cells
 from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
 
 pytestmark = pytest.mark.torch
@@ -51,10 +54,27 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         LoadedSource(draft),
         *(reading(head, head) for head in heads),
         LoadedSource(ngram),
+        LoadedSource(suffix := Remembering()),
         LoadedSource(with_draft),
         reading(with_eagle, heads[0]),
     )
-    return Matrix(Loaded(checkpoint), dict(zip(SOURCES, made, strict=True)))
+    matrix = Matrix(Loaded(checkpoint), dict(zip(SOURCES, made, strict=True)))
+    prompts = [matrix.prompt(number) for number in range(0, TEXTS, 2)]
+    suffix.answers = tuple(matrix.answer(prompt, Sampling()).tokens for prompt in prompts)
+    suffix.release(SessionId(0))
+    return matrix
+
+
+class Remembering(SuffixSource):
+    """Knows the same earlier answers in every cell: greedy ones to half of the prompts."""
+
+    answers: tuple[tuple[int, ...], ...] = ()
+
+    def release(self, session: SessionId) -> None:
+        super().release(session)
+        self.earlier = EarlierAnswers()
+        for answer in self.answers:
+            self.earlier.add("", answer)
 
 
 def reading(source: EagleSource | HybridSource, head: EagleSource) -> LoadedSource:

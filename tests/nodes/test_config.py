@@ -211,6 +211,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("eagle:a/b", "eagle:a/b"),
         ("twin", "twin"),
         ("twin:int8+ngram", "twin:int8+ngram"),
+        ("suffix+ngram", "suffix+ngram"),
         ("./twin", "{}/twin"),
     ],
 )

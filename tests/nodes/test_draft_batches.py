@@ -136,3 +136,15 @@ def test_a_batch_is_bounded_in_rows_and_no_session_is_left_out_twice() -> None:
     # All have read the first half before anybody goes on with the second.
     order = [session for turn in turns for session in turn]
     assert order == [*range(1, len(order) // 2 + 1)] * 2
+
+
+def test_a_source_that_remembers_is_told_whose_answer_it_is() -> None:
+    """With the first request of a session alone, and others are not told."""
+    driven = draft(source_remembers=True)
+    (first,) = jobs(submit(driven, 0, (1, 2, 3), tenant="ann"))
+    assert (first.tenant, first.prompt_length) == ("ann", 3)
+    driven.feed(verdict(0, {2: 5}))
+    (then,) = jobs(done(driven, first))
+    assert (then.base, then.tenant, then.prompt_length) == (3, "", 0)
+    (first,) = jobs(submit(draft(), 0, (1, 2, 3), tenant="ann"))
+    assert (first.tenant, first.prompt_length) == ("", 0)

@@ -21,8 +21,9 @@ CONFIG = local_config(
 RESTART_STAGES = replace(CONFIG, node=tuple(node for node in CONFIG.node if node.rank))
 
 
-def draft_state(rank: Rank, named: bool) -> DraftState:
+def draft_state(rank: Rank, named: bool, source: str = "none") -> DraftState:
     config = CONFIG if named else RESTART_STAGES
+    config = replace(config, draft=replace(config.draft, source=source))
     state = load_node(config, rank, Reporter(rank, None)).machine.initial()
     assert isinstance(state, DraftState)
     return state
@@ -35,3 +36,11 @@ def test_a_draft_node_that_the_file_names_need_not_look_out_for_others() -> None
 @pytest.mark.parametrize("number", [0, 1])
 def test_where_the_file_names_none_there_may_be_several(number: int) -> None:
     assert not draft_state(draft_rank(number), named=False).config.sole
+
+
+@pytest.mark.parametrize(
+    ("source", "remembers"),
+    [("ngram", False), ("suffix", True), ("ngram+suffix", True), ("twin:int8+suffix", True)],
+)
+def test_suffix_decoding_remembers_answers(source: str, remembers: bool) -> None:
+    assert draft_state(DRAFT, named=True, source=source).config.source_remembers == remembers

@@ -360,6 +360,21 @@ def test_a_token_source_in_a_process_of_its_own(capsys: pytest.CaptureFixture[st
     assert found["stats"]["draft_seconds"] > 0
 
 
+@pytest.mark.parametrize("options", [["suffix"], ["suffix+ngram", "--source-apart"]])
+def test_suffix_decoding_knows_earlier_answers(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of two equal requests is proposed what the first was answered."""
+    (tmp_path / "prompts").write_text(2 * (json.dumps({"prompt": PROMPTS[0]}) + "\n"))
+    argv = ["run", "--stages", "1", "--prompts", str(tmp_path / "prompts"), "--json", "--draft"]
+    argv += [*options, "--policy", "pruned", "--max-new-tokens", "24"]
+    assert cli.main(argv) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    want = generate(BUNDLED_TARGET, PROMPTS[0], 24)[0]
+    assert first["token_ids"] == second["token_ids"] == want
+    assert second["stats"]["hits"] > first["stats"]["hits"] + 5
+
+
 def nodes_of(parent: psutil.Process) -> list[psutil.Process]:
     """The nodes a process has started, by whatever ways."""
     found = []

@@ -82,6 +82,8 @@ def questions(draw: st.DrawFn) -> Expand:
         known.tokens,
         known.scores,
         tuple(draw(st.lists(st.integers(-1, size - 1), max_size=4))),
+        draw(st.text(max_size=5)),
+        draw(count),
     )
 
 

@@ -52,6 +52,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             7, 4, 30, (600,), 1, 8, 64, 64, True, (8,), (-1, 0), (8, 9), (-0.25, -1.5), (1, 0)
         ),
     ),
+    "expand-tenant": (m.Expand(7, 4, 0, (5, 600), 0, 0, 0, tenant="5fe0", prompt_length=31),),
     "expanded": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5)),),
     "expanded-seconds": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5), 0.5),),
     "withdraw": (m.Withdraw(7),),

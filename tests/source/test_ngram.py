@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.jobs import Release
-from asyncspec.source.ngram import MatchRate, NGramSource
+from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -65,12 +65,3 @@ def test_a_text_that_copies_is_trusted_more_than_one_that_misleads() -> None:
     copies = (1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2)
     misleads = (1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 5, 7, 1, 2, 6, 4, 8, 3, 4, 8)
     assert trust(copies) > trust((1, 2, 3, 9, 1, 2)) > trust(misleads)
-
-
-@given(st.lists(st.booleans(), max_size=60))
-def test_a_rate_is_a_chance_and_follows_what_was_seen(seen: list[bool]) -> None:
-    rate = MatchRate()
-    for right in seen:
-        more, less = rate.counted(right=True), rate.counted(right=False)
-        assert 0 < less.chance(3) < more.chance(3) < 1
-        rate = more if right else less

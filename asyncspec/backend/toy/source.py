@@ -31,7 +31,7 @@ class ToySource(StateSource[ToyState]):
     """
 
     def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
-        super().__init__(model.start, model.extend)
+        super().__init__(lambda _: model.start(), model.extend)
         self._model = model
         self._top = top
         self._seed = seed
@@ -78,7 +78,7 @@ class ToyEagle(ToySource):
         fed, needed = self.fed.get(job.session, []), job.base + len(job.committed) - 1
         if len(fed) != max(needed, 0):
             raise ValueError(f"{len(fed)} features for {needed} positions")
-        start, state = self._sessions.get(job.session) or (0, self.start())
+        start, state = self._sessions.get(job.session) or (0, self._model.start())
         for position, token in enumerate(job.committed, start):
             if position and fed[position - 1] != self._model.feature(state, self.features):
                 raise ValueError(f"the feature of position {position - 1} is another one")

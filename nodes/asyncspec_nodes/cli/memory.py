@@ -17,8 +17,9 @@ from asyncspec.backend.registry import backend_of, backend_of_source, with_backe
 from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
+from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
-from asyncspec_nodes.cluster.checkpoints import WITHOUT_MODEL, parts, spelled_out
+from asyncspec_nodes.cluster.checkpoints import SUFFIX, WITHOUT_MODEL, parts, spelled_out
 from asyncspec_nodes.cluster.config import TargetTable
 from asyncspec_nodes.cluster.layout import check_stages, even_split
 from asyncspec_nodes.console.arguments import COUNT, NODES, POSITIONS, Parser, given
@@ -38,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add(
         "--draft",
-        metavar="DIR|GGUF|HF_ID|eagle:DIR|twin|ngram|none",
+        metavar="DIR|GGUF|HF_ID|eagle:DIR|twin|ngram|suffix|none",
         help="what the draft node takes as well",
     )
     add("--policy", default="flow", metavar="NAME", help="theirs (default: flow)")
@@ -83,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             for part in parts(spelled_out(arguments.draft, target))
             if part not in WITHOUT_MODEL
         ]
+        if SUFFIX in parts(arguments.draft):
+            models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, 0, 0))
         draft = _node_memory(0, (0, 0), models, slots, tree, process)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})

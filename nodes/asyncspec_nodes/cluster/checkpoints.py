@@ -1,7 +1,7 @@
 """Names of models and token sources, and what can be checked before a process is started.
 
-A token source is ``DIR``, ``eagle:DIR``, ``twin``, ``ngram``, ``none``, or a mix of them joined by
-``+``.
+A token source is ``DIR``, ``eagle:DIR``, ``twin``, ``ngram``, ``suffix``, ``none``, or a mix of
+them joined by ``+``.
 Everything here is instant, without torch.
 """
 
@@ -22,8 +22,9 @@ BUNDLED_DRAFT = MODELS / "demo-draft"
 BUNDLED_EAGLE = MODELS / "demo-eagle"
 
 NGRAM = "ngram"
+SUFFIX = "suffix"
 NONE = "none"
-WITHOUT_MODEL = (NGRAM, NONE)
+WITHOUT_MODEL = (NGRAM, SUFFIX, NONE)
 
 HYBRID = "hybrid"
 """The bundled draft model and n-gram lookup, in one tree."""

@@ -68,7 +68,7 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
 
     # What proposes tokens: a draft model's directory or Hugging Face id, an EAGLE head's with
     # "eagle:" before it, "twin" (the target itself in four bits; "twin:int8", "twin:none"),
-    # "ngram", several of these joined by "+", or "none"
+    # "ngram", "suffix", several of these joined by "+", or "none"
     # (docs/reference/sources.md).
     source: Annotated[str, Meta(min_length=1)] = "ngram"
     # The strategy for requests that name none.

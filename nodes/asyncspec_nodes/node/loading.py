@@ -6,7 +6,7 @@ Backends import torch when they are used, after the thread settings are made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,9 @@ from asyncspec.sim.costs import DraftCost, StageCost
 from asyncspec.source.base import TokenSource
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
+from asyncspec.source.suffix import SuffixSource
 from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, WITHOUT_MODEL, parts
+from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, SUFFIX, WITHOUT_MODEL, parts
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.layout import layout
 from asyncspec_nodes.node.reports import Reporter
@@ -48,6 +49,9 @@ from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
 from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
+
+LOOKUPS: Mapping[str, Callable[[], TokenSource]] = {NGRAM: NGramSource, SUFFIX: SuffixSource}
+"""Token sources without a model, by name."""
 
 _IDLE = LoadedSource(NGramSource())
 """Of a node whose machine sends no draft requests to its device."""
@@ -68,17 +72,16 @@ def load_source(config: Config, target: OpenModel) -> LoadedSource:
             SourceSpec(name, target, config.target.dtype, config.llama)
         )
         for name in names
-        if name != NGRAM
+        if name not in WITHOUT_MODEL
     ]
-    lookups = [NGramSource()] if NGRAM in names else []
+    bases = [loaded.source for loaded in models]
+    lookups = [LOOKUPS[name]() for name in names if name in LOOKUPS]
     reader = next((loaded for loaded in models if loaded.features), None)
-    source: TokenSource
-    if len(names) == 1:
-        source = models[0].source if models else lookups[0]
-    else:
-        source = HybridSource(
-            [loaded.source for loaded in models], lookups, reader.source if reader else None
-        )
+    if not bases:
+        bases, lookups = lookups[:1], lookups[1:]
+    source = bases[0]
+    if len(names) > 1:
+        source = HybridSource(bases, lookups, reader.source if reader else None)
     return LoadedSource(
         source,
         sum(loaded.token_bytes for loaded in models),
@@ -200,6 +203,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 max_sessions=config.limits.sessions,
                 rejoin_seconds=config.limits.rejoin_seconds,
                 features=source.features,
+                source_remembers=SUFFIX in parts(config.draft.source),
                 slots=_source_slots(config, rank, source.token_bytes),
                 first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
             )

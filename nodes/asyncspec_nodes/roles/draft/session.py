@@ -62,6 +62,8 @@ class DraftConfig(Struct, frozen=True):
     account_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
     features: tuple[int, ...] = ()
+    # Whether the token source remembers answers.
+    source_remembers: bool = False
     # Session ids grow also over restarts of this node: the shell starts from the clock.
     first_session: SessionId = SessionId(0)
 

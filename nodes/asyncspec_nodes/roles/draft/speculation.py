@@ -74,6 +74,9 @@ def _draft_request(state: DraftState, session: DraftSession) -> DraftRequest | N
     if length < session.source_limit:
         growth = None  # it reads first, in chunks between which others' drafts are grown
     job = _expand(session, growth, length)
+    if state.config.source_remembers and job.base == 0:
+        request = session.request
+        job = replace(job, tenant=request.tenant, prompt_length=len(request.prompt))
     slot = session.clock.source_free()
     return DraftRequest(job, growth, session.version, session.round, slot, length)
 
