@@ -134,6 +134,17 @@ class OpenModel(Protocol):
         """Name of the type that ``dtype`` means, as in ``Hello.dtype``."""
 
 
+SharedMatrix = Literal["embedding", "head"]
+
+
+class SharingModel(OpenModel, Protocol):
+    """An ``OpenModel`` whose EAGLE heads another backend computes."""
+
+    def shared_matrix(self, name: SharedMatrix) -> Any:
+        """What heads without their own share: an array [vocab, hidden] of float16. Raises
+        ``CheckpointError``."""
+
+
 KVType = Literal["f16", "q8_0"]
 FlashAttention = Literal["auto", "on", "off"]
 

@@ -15,12 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import LoadedSource
+from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.reference import decode
 from asyncspec.core.jobs import Batch, Forward, Job, Release, draft_jobs
 from asyncspec.core.machine import Abandon, Effect, Input, Received
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import LOSSLESS
+from asyncspec.source.hybrid import HybridSource
 from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Message, PruneIndices
@@ -79,6 +81,11 @@ def cells() -> list[Cell]:
         for i, (policy, source, draws) in enumerate(product(LOSSLESS, SOURCES, PENALISED))
     )
     return [Cell(*one) for one in (*whole, *some)]
+
+
+def reading(source: EagleSource | HybridSource, head: EagleSource) -> LoadedSource:
+    """A source whose ``head`` reads the target's features."""
+    return LoadedSource(source, features=head.features.wanted, tensors=head)
 
 
 class Interleaving:

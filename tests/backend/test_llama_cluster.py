@@ -13,7 +13,7 @@ import pytest
 from asyncspec.backend.base import EngineOptions
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.llama.tokenizer import LlamaTokenizer
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from backend.gguf_models import convert, own_greedy
@@ -53,8 +53,12 @@ def cluster(target: Path, draft: Path) -> Iterator[Background]:
         background.close()
 
 
-def test_run_and_check(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["run", "--target", str(target), "--draft", str(draft), "--stages", "2"]
+@pytest.mark.parametrize("head", [False, True])
+def test_run_and_check(
+    target: Path, draft: Path, head: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"eagle:{BUNDLED_EAGLE}" if head else str(draft)
+    argv = ["run", "--target", str(target), "--draft", source, "--stages", "2"]
     argv += ["--no-chat", "--prompt", PROMPT, "--max-new-tokens", "32", "--check", "--json"]
     got = json_output(capsys, *argv)
     assert got["check"]["equal"]
@@ -103,7 +107,7 @@ def test_memory(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -
         (("--quantize", "int8"), "a GGUF file is quantised as it is"),
         (("--dtype", "bfloat16"), "llama.cpp's stages exchange float32"),
         (("--kv-type", "q8_0", "--flash-attention", "off"), "q8_0 needs flash attention"),
-        (("--draft", "eagle:head"), "EAGLE heads do not work on GGUF targets"),
+        (("--draft", "eagle:./head"), "there is no directory"),
         (("--draft", "twin"), "twin does not quantise GGUF targets; give a smaller quantisation"),
         (("--stages", "9"), "9 stages are more than the target's 8 layers"),
     ],

@@ -3,31 +3,50 @@ numbers of stages; the text and the bits are those of one stage and one row a pa
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from asyncspec.backend.base import LoadedSource
+from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.backend.llama.draft_model import load_draft
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import OpenTarget, open_target
 from asyncspec.policy.registry import LOSSLESS
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from backend import predictable_models
-from backend.gguf_models import convert
-from backend.matrix import DRAWS, PENALISED, Cell, Matrix
+from backend.gguf_models import convert, quantise
+from backend.matrix import DRAWS, PENALISED, Cell, Matrix, reading
 from backend.stage_cluster import LoadedTarget
 
 pytestmark = pytest.mark.torch
 
-KINDS = ("F16", "Q8_0", "Q4_0")
+FULL = "ASYNCSPEC_FULL_MATRIX"
+"""Set in the environment: every combination, which takes a quarter of an hour."""
+
+KINDS = ("F16", "Q8_0", "Q4_0", "Q4_K")
+"""K-quants need wide rows: they are the bundled target's, which has no EAGLE-3 head."""
+
 STAGES = (1, 2, 4)
-SOURCES = ("draft", "ngram", "draft+ngram")
-CELLS = [
-    (KINDS[i % 3], Cell(policy, source, draws, STAGES[i // 3 % 3]))
-    for i, (policy, source, draws) in enumerate(product(LOSSLESS, SOURCES, DRAWS | PENALISED))
-]
+SOURCES = ("draft", "eagle", "eagle3", "ngram", "draft+ngram", "eagle+ngram")
+
+
+def cells() -> Iterator[tuple[str, Cell]]:
+    """A cell of each combination but of kinds and stages, which rotate; or all."""
+    some = product(LOSSLESS, SOURCES, DRAWS | PENALISED)
+    for i, (policy, source, draws) in enumerate(some):
+        kinds = KINDS[:3] if source == "eagle3" else KINDS
+        places = [*product(STAGES, kinds)]
+        for stages, kind in places if FULL in os.environ else [places[(i + i // 4) % len(places)]]:
+            yield kind, Cell(policy, source, draws, stages)
+
+
+CELLS = [*cells()]
 
 
 class LoadedGGUF(LoadedTarget[LlamaStage]):
@@ -46,15 +65,36 @@ def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Matrix]:
     folder = tmp_path_factory.mktemp("matrix")
     target = predictable_models.save_target(folder / "target")
     small = predictable_models.save_draft(folder / "draft", target)
-    opened = open_target(convert(small, folder / "draft.gguf", "Q8_0"))
-    draft, ngram = load_draft(opened, predictable_models.VOCAB), NGramSource()
-    both = HybridSource([draft], [ngram])
-    sources = {
-        name: LoadedSource(source)
-        for name, source in zip(SOURCES, (draft, ngram, both), strict=True)
+    draft = open_target(convert(small, folder / "draft.gguf", "Q8_0"))
+    heads = {
+        "eagle": predictable_models.save_eagle(folder / "eagle", target),
+        "eagle3": predictable_models.save_eagle3(folder / "eagle3", target),
     }
-    files = {kind: convert(target, folder / f"{kind}.gguf", kind) for kind in KINDS}
-    return {kind: Matrix(LoadedGGUF(open_target(file)), sources) for kind, file in files.items()}
+    found = {}
+    for kind in KINDS[:3]:
+        opened = open_target(convert(target, folder / f"{kind}.gguf", kind))
+        found[kind] = Matrix(LoadedGGUF(opened), sources(draft, heads, opened))
+    whole = convert(BUNDLED_TARGET, folder / "bundled.gguf")
+    opened = open_target(quantise(whole, folder / "Q4_K.gguf", 15))
+    draft = open_target(convert(BUNDLED_DRAFT, folder / "bundled-draft.gguf"))
+    found["Q4_K"] = Matrix(LoadedGGUF(opened), sources(draft, {"eagle": BUNDLED_EAGLE}, opened))
+    return found
+
+
+def sources(
+    draft: OpenTarget, heads: dict[str, Path], target: OpenTarget
+) -> dict[str, LoadedSource]:
+    """Those of ``SOURCES`` that there are, by their names."""
+    small, ngram = load_draft(draft, target.info.vocab_size), NGramSource()
+    both = HybridSource([small], [ngram])
+    loaded = {name: load_eagle(head, target) for name, head in heads.items()}
+    eagle = loaded["eagle"]
+    return {name: reading(head, head) for name, head in loaded.items()} | {
+        "draft": LoadedSource(small),
+        "ngram": LoadedSource(ngram),
+        "draft+ngram": LoadedSource(both),
+        "eagle+ngram": reading(HybridSource([eagle], [ngram], eagle), eagle),
+    }
 
 
 @pytest.mark.parametrize(
@@ -68,6 +108,7 @@ def test_speculation_hit_and_missed(matrices: dict[str, Matrix]) -> None:
     if sum(len(matrix.passed) for matrix in matrices.values()) < len(CELLS):
         pytest.skip("only where every cell was run")
     for matrix in matrices.values():
-        assert matrix.happened["draft", "hits"] > 0
-        assert matrix.happened["draft", "misses"] > 0
+        for source in matrix.sources:
+            assert matrix.happened[source, "hits"] > 0, source
+            assert matrix.happened[source, "misses"] > 0, source
         assert matrix.happened["all", "prunes in a pass"] > 0

@@ -16,7 +16,7 @@ from asyncspec.backend import sampling
 from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
+from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.backend.sampling import draw
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate
@@ -29,7 +29,7 @@ from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import SessionId
 from backend import predictable_models
 from backend.hf_cluster import Loaded
-from backend.matrix import SOURCES, TEXTS, Cell, Matrix, cells
+from backend.matrix import SOURCES, TEXTS, Cell, Matrix, cells, reading
 from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
 
 pytestmark = pytest.mark.torch
@@ -75,11 +75,6 @@ class Remembering(SuffixSource):
         self.earlier = EarlierAnswers()
         for answer in self.answers:
             self.earlier.add("", answer)
-
-
-def reading(source: EagleSource | HybridSource, head: EagleSource) -> LoadedSource:
-    """A source whose ``head`` reads the target's features."""
-    return LoadedSource(source, features=head.features.wanted, tensors=head)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from asyncspec.backend.base import (
     EAGLE,
     TWIN,
@@ -28,6 +30,7 @@ from asyncspec.backend.hf.eagle.geometry import check_head
 from asyncspec.backend.hf.hub import locate, open_files, short_name
 from asyncspec.backend.hf.model_config import inspect_checkpoint, read_generation_config
 from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
+from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
 from asyncspec.core.errors import AsyncSpecError
 
 
@@ -56,10 +59,11 @@ class HFBackend:
         return model_info
 
     def check_source(self, name: str, target: str) -> str:
-        target_directory = open_files(target).directory
         if name.startswith(EAGLE):
-            head = check_head(name.removeprefix(EAGLE), inspect_checkpoint(target_directory))
+            # The target may be another backend's.
+            head = check_head(name.removeprefix(EAGLE), backend_of(target).inspect(target))
             return f"{EAGLE}{head.absolute()}"
+        target_directory = open_files(target).directory
         if (twin := twin_quantize(name)) is not None:
             return f"{TWIN}:{twin}"
         draft = locate(name).absolute()
@@ -84,6 +88,10 @@ class HFBackend:
         from asyncspec.backend.hf.eagle.head import head_footprint
         from asyncspec.backend.hf.footprint import footprint, stored_info
 
+        if name.startswith(EAGLE) and backend_name(target) != DEFAULT:
+            # The type of ``SharingModel.shared_matrix``.
+            info = replace(backend_of(target).inspect(target), dtype="float16")
+            return head_footprint(name.removeprefix(EAGLE), info, dtype)
         files = open_files(target if in_target(name) else name, tokenizer=False)
         info = stored_info(files)
         if name.startswith(EAGLE):

@@ -22,7 +22,7 @@ from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.model_file import PREFIX, locate, short_name
 from asyncspec.backend.llama.target import OpenTarget, check_vocab, open_target
 from asyncspec.backend.llama.trial import check_loads
-from asyncspec.backend.registry import LLAMA, backend_name
+from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name
 from asyncspec.core.errors import CheckpointError, UserError
 
 _SAMPLING = {
@@ -65,7 +65,7 @@ class LlamaBackend:
     def check_source(self, name: str, target: str) -> str:
         """See ``Backend``."""
         if name.startswith(EAGLE):
-            raise CheckpointError(f"{name}: EAGLE heads do not work on GGUF targets yet")
+            return backend(DEFAULT).check_source(name, target)
         _check_no_twin(name)
         if backend_name(target) != LLAMA:
             raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
@@ -88,6 +88,8 @@ class LlamaBackend:
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         """See ``Backend``."""
+        if name.startswith(EAGLE):
+            return backend(DEFAULT).source_footprint(name, target, dtype)
         _check_no_twin(name)
         draft = self.open(name)
         return footprint(draft, (0, draft.info.layers))
@@ -124,8 +126,11 @@ class LlamaBackend:
         """See ``Backend``."""
         from asyncspec.backend.llama.draft_model import load_draft
 
+        if spec.name.startswith(EAGLE):
+            # Heads are safetensors files, computed by torch.
+            return backend(DEFAULT).load_source(spec)
         _check_no_twin(spec.name)
-        if spec.name.startswith(EAGLE) or not isinstance(spec.target, OpenTarget):
+        if not isinstance(spec.target, OpenTarget):
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
         check_vocab(spec.target, draft)

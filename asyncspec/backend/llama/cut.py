@@ -57,8 +57,8 @@ SCALED_INPUT = frozenset({"gemma", "gemma2"})
 """Families that multiply whatever comes in by the root of its width, embeddings or not."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-EMBEDDING, _HEAD, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
-_OF_THE_HEAD = (_HEAD, _NORM, "output.bias", "output_norm.bias")
+EMBEDDING, HEAD, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
+_OF_THE_HEAD = (HEAD, _NORM, "output.bias", "output_norm.bias")
 _LEFT_OUT = ("tokenizer.", "split.", "general.alignment")
 DUMMY_VOCAB = 32
 
@@ -78,7 +78,7 @@ def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str,
         elif first <= int(layer[1]) < last:
             tensors[f"blk.{int(layer[1]) - first}.{layer[2]}"] = tensor
     embedding = matrix(model, EMBEDDING)
-    head = model.tensors.get(_HEAD)
+    head = model.tensors.get(HEAD)
     width, vocab = embedding.shape[0], embedding.shape[1]
     if has_head:
         tensors |= {name: model.tensors[name] for name in _OF_THE_HEAD if name in model.tensors}
@@ -90,7 +90,7 @@ def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str,
         vocab = vocab if has_head else DUMMY_VOCAB
         tensors[EMBEDDING] = _hole((width, vocab), embedding.type)
     if not has_head and head is not None:
-        tensors[_HEAD] = _hole((width, vocab), head.type)
+        tensors[HEAD] = _hole((width, vocab), head.type)
     return _metadata(model, first, last, vocab), tensors
 
 

@@ -74,6 +74,9 @@ class Engine:
         self._captured: dict[str, Floats] = {}
         self._listens = bool(last)
         bound = self._bound = model.bound
+        # Computed of the rows that are outputs only.
+        end = bound.llama_model_n_layer(model.handle) - 1
+        self._of_outputs = {b"result_norm", f"l_out-{end}".encode()}
         self._batch = Batch(bound, self.most_rows + 16, model.width)
         self._name = bound._lib.ggml_get_name
         self._name.argtypes, self._name.restype = [ctypes.c_void_p], ctypes.c_char_p
@@ -307,7 +310,7 @@ class Engine:
     def _outputs(self, wanted: list[bool]) -> npt.NDArray[np.int8]:
         """Rows that go through the last layer as a whole and the head."""
         outputs = np.array(wanted, np.int8)
-        if self._wanted:
+        if not self._of_outputs.isdisjoint(self._wanted):
             outputs[:] = 1
         elif any(wanted):
             lacking = max(0, self.settings.min_rows - int(outputs.sum()))

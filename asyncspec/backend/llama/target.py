@@ -6,11 +6,12 @@ import hashlib
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.backend.base import DType, ModelInfo
-from asyncspec.backend.llama.cut import EMBEDDING, layer_count, matrix
+from asyncspec.backend.base import DType, ModelInfo, SharedMatrix
+from asyncspec.backend.llama.cut import EMBEDDING, HEAD, layer_count, matrix
 from asyncspec.backend.llama.gguf_file import GGUF, Tensor, open_gguf
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec_protocol.links import GGUF_PREFIX
@@ -97,6 +98,13 @@ class OpenTarget(Struct, frozen=True):
         if dtype not in ("auto", DTYPE, "fp32"):
             raise UserError(f"llama.cpp's stages exchange float32; leave dtype {dtype} out")
         return DTYPE
+
+    def shared_matrix(self, name: SharedMatrix) -> Any:
+        """See ``SharingModel``."""
+        from asyncspec.backend.llama.dequantize import dequantized
+
+        tied = name == "embedding" or HEAD not in self.model.tensors
+        return dequantized(matrix(self.model, EMBEDDING if tied else HEAD))
 
 
 def open_target(path: Path) -> OpenTarget:

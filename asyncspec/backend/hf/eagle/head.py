@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from asyncspec.backend.base import Footprint, ModelInfo
+from asyncspec.backend.base import Footprint, ModelInfo, SharedMatrix, SharingModel
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask
 from asyncspec.backend.hf.cache import CacheShape
 from asyncspec.backend.hf.checkpoint import (
@@ -45,7 +45,9 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 class Weights:
     """Reads tensors in one type, each when it is asked for; the target's where a head has none."""
 
-    def __init__(self, head: EagleCheckpoint, target: Checkpoint, dtype: torch.dtype) -> None:
+    def __init__(
+        self, head: EagleCheckpoint, target: Checkpoint | SharingModel, dtype: torch.dtype
+    ) -> None:
         self.description = head.description
         self.ids = head.ids
         self.dtype = dtype
@@ -68,24 +70,29 @@ class Weights:
     def embedding(self) -> UpcastEmbedding:
         """[vocab, hidden]."""
         own = EMBEDDING in self._head.tensors
-        weight = self._matrix(EMBEDDING) if own else self._shared(TARGET_EMBEDDING)
+        weight = self._matrix(EMBEDDING) if own else self._shared("embedding")
         return UpcastEmbedding(weight, self.dtype)
 
     def lm_head(self) -> RowwiseLinear:
         """The head's own, else the target's."""
         if HEAD in self._head.tensors:
             return self._linear(self._matrix(HEAD), None)
-        tied = head_is_embedding(self._target, self.dtype)
-        return self._linear(self._shared(TARGET_EMBEDDING if tied else HEAD), None)
+        return self._linear(self._shared("head"), None)
 
     def _matrix(self, name: str) -> torch.Tensor:
         """A matrix of the head's own, in the type it is kept in."""
         stored = self._head.tensors[name]
         return stored.read(weight_dtype(stored.dtype, self.dtype))
 
-    def _shared(self, name: str) -> torch.Tensor:
-        """As ``_matrix``, one of the target that is as large as its embedding."""
+    def _shared(self, which: SharedMatrix) -> torch.Tensor:
+        """As ``_matrix``, one of the target."""
         target = self._target
+        if not isinstance(target, Checkpoint):
+            matrix = torch.from_numpy(target.shared_matrix(which))
+            return matrix.to(weight_dtype(matrix.dtype, self.dtype))
+        name = TARGET_EMBEDDING
+        if which == "head" and not head_is_embedding(target, self.dtype):
+            name = HEAD
         info, want = target.tensors.get(name), (target.info.vocab_size, target.info.hidden_size)
         if info is None or info.shape != want:
             found = "no" if info is None else f"a {list(info.shape)}"
@@ -299,7 +306,9 @@ def token_bytes(shape: CacheShape, features: Features) -> int:
     return shape.max_slot_bytes() + features.width * shape.dtype.itemsize
 
 
-def load_head(checkpoint: EagleCheckpoint, target: Checkpoint, dtype: str = "auto") -> EagleHead:
+def load_head(
+    checkpoint: EagleCheckpoint, target: Checkpoint | SharingModel, dtype: str = "auto"
+) -> EagleHead:
     """Read a head's weights, and from the target those the head shares with it. "auto": the type
     the target is computed in. Raises ``UserError`` or ``CheckpointError``."""
     kind = Eagle3Head if checkpoint.description.kind == "EAGLE-3" else EagleHead

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from asyncspec.backend.base import WireTensor
+from asyncspec.backend.base import SharingModel, WireTensor
 from asyncspec.backend.draft_model import (
     CachedSession,
     CachedSource,
@@ -144,7 +144,9 @@ class EagleSource(CachedSource[_Session]):
             assert session.predicted.keys() == nodes
 
 
-def load_eagle(name: str | Path, target: Checkpoint, *, dtype: str = "auto") -> EagleSource:
+def load_eagle(
+    name: str | Path, target: Checkpoint | SharingModel, *, dtype: str = "auto"
+) -> EagleSource:
     """Open a head made for ``target`` and read it. Raises ``UserError`` or ``CheckpointError``."""
     head = load_head(open_eagle(name, target.info), target, dtype)
     return EagleSource(head, target.info.context_length)
