@@ -98,7 +98,9 @@ class DeviceThread:
         if not self._reports:
             return False
         self.pending -= 1
-        self._reports.popleft()()
+        report = self._reports.popleft()
+        if not self._closed:
+            report()
         return True
 
     def _serve(self) -> None:
@@ -129,21 +131,15 @@ class DeviceThread:
         try:
             result = self._run(job)
         except BaseException as error:
-            return partial(self._report_error, job, error)
+            return partial(self._failed, job, error)
         until = time.monotonic()
         self._worked, self.running = self._worked + until - at, None
         return partial(self._report, job, result, at, until)
 
     def _report(self, job: Job, result: object | None, at: float, until: float) -> None:
-        if self._closed:
-            return
         self._ran(job, at, until)
         if result is not None:
             self._done(job, result, until - at)
-
-    def _report_error(self, job: Job, error: BaseException) -> None:
-        if not self._closed:
-            self._failed(job, error)
 
     def give_up(self) -> None:
         """Drop all jobs at once; the thread stays with the running one, which may never end."""

@@ -118,7 +118,10 @@ class Link(asyncio.BufferedProtocol):
         elif missing:
             self._bandwidth.on_frame_end()
         self.bytes_received += nbytes
-        self._note_arrival()
+        heard, self._heard = self._heard, self._loop.time()
+        silent = self._heard - heard > SILENT_BEATS * self._options.heartbeat_seconds
+        if silent and self.hook is not None:
+            self.hook.silent(self.rank, heard, self._heard)
         try:
             self._reader.buffer_updated(nbytes)
             while not self._reason and (frame := self._reader.next_frame()) is not None:
@@ -252,34 +255,24 @@ class Link(asyncio.BufferedProtocol):
         self._echo = 0.0
         self._beat = self._loop.call_later(options.heartbeat_seconds, self._tick)
 
-    def _note_arrival(self) -> None:
-        heard, self._heard = self._heard, self._loop.time()
-        silence = self._heard - heard
-        if self.hook is not None and silence > SILENT_BEATS * self._options.heartbeat_seconds:
-            self.hook.silent(self.rank, heard, self._heard)
-
     def _take(self, frame: Frame) -> None:
         """Handle a frame: heartbeats and clock probes here, all others by ``received``."""
-        message = frame.message
+        message, now = frame.message, time.monotonic()
         if isinstance(message, Heartbeat):
-            self._heartbeat(message)
+            if message.echo:
+                # Bytes wait at both ends, so this is an upper bound; keep the least.
+                trip = max(0.0, now - message.echo)
+                self.rtt = trip if self.rtt is None else min(self.rtt, trip)
+            self._echo, self._came = message.sent, now
+            seconds = message.byte_seconds
+            self.packs = should_pack(self.packs, seconds, self._options.packing_seconds)
         elif isinstance(message, Clock) and self.peer is not None:
-            now = time.monotonic()
             if not message.answered:
                 self.send(Clock(asked=message.asked, answered=now))
             elif self.hook is not None:
                 self.hook.probed(self.rank, message.asked, message.answered, now)
         else:
             self._received(self, frame)
-
-    def _heartbeat(self, beat: Heartbeat) -> None:
-        now = time.monotonic()
-        if beat.echo:
-            # Bytes wait at both ends, so this is an upper bound; keep the least.
-            trip = max(0.0, now - beat.echo)
-            self.rtt = trip if self.rtt is None else min(self.rtt, trip)
-        self._echo, self._came = beat.sent, now
-        self.packs = should_pack(self.packs, beat.byte_seconds, self._options.packing_seconds)
 
 
 def _uninitialised(size: int) -> memoryview:

@@ -9,18 +9,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from asyncspec.core.jobs import (
-    Admit,
-    Batch,
-    Compact,
-    DraftBatch,
-    Feed,
-    Forward,
-    Job,
-    Release,
-    Trim,
-    draft_jobs,
-)
+from asyncspec.core import jobs
+from asyncspec.core.jobs import Job
 from asyncspec_protocol.messages import Expand
 
 FLOOR_SECONDS = 60.0
@@ -72,7 +62,11 @@ class DeviceWatchdog:
         kind, size = job_kind(job)
         cold = self._count.get(kind, 0) < MIN_SAMPLES
         least = COLD_FACTOR * self._floor if cold else self._floor
-        return max(least, FACTOR * self._expected(kind, size))
+        # In proportion to the nearest size that is no larger, else as the next larger one.
+        slowest = self._slowest.get(kind, {size: 0.0})
+        nearest = max((known for known in slowest if known <= size), default=min(slowest))
+        expected = slowest[nearest] * 2.0 ** max(0, size - nearest)
+        return max(least, FACTOR * expected)
 
     def check(self, running: tuple[Job, float] | None, now: float) -> str:
         """Given the running job with its start: why the node must end, or nothing.
@@ -96,29 +90,21 @@ class DeviceWatchdog:
             "allows: this node is given up"
         )
 
-    def _expected(self, kind: type[Job], size: int) -> float:
-        """In proportion to the nearest size that is no larger, else as the next larger one."""
-        slowest = self._slowest.get(kind, {})
-        if smaller := [known for known in slowest if known <= size]:
-            nearest = max(smaller)
-            return slowest[nearest] * 2.0 ** (size - nearest)
-        return slowest[min(slowest)] if slowest else 0.0
-
 
 def job_kind(job: Job) -> tuple[type[Job], int]:
     """Type, and bit length of the size: jobs of one kind differ by less than a factor of two."""
     match job:
-        case Forward() | Batch():
+        case jobs.Forward() | jobs.Batch():
             size = job.row_count
-        case Compact(keep=keep):
+        case jobs.Compact(keep=keep):
             size = len(keep)
-        case Admit(common_prefix=size) | Trim(slots=size):
+        case jobs.Admit(common_prefix=size) | jobs.Trim(slots=size):
             pass
-        case Expand() | DraftBatch():
-            size = sum([one.count + len(one.committed) for one in draft_jobs(job)])
-        case Feed(rows=rows):
+        case Expand() | jobs.DraftBatch():
+            size = sum([one.count + len(one.committed) for one in jobs.draft_jobs(job)])
+        case jobs.Feed(rows=rows):
             size = sum([len(some.rows) for some in rows])
-        case Release():
+        case jobs.Release():
             size = 0
         case _:
             assert_never(job)

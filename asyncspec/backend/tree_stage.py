@@ -12,18 +12,9 @@ from typing import Generic, Protocol, Self, TypeVar
 from asyncspec.backend import sampling
 from asyncspec.backend.base import Guarantee, ModelInfo, WireTensor
 from asyncspec.backend.reference import SESSION, chain
+from asyncspec.core import jobs
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.jobs import (
-    Admit,
-    Batch,
-    Compact,
-    Forward,
-    Release,
-    Row,
-    SamplerOutput,
-    StageJob,
-    Trim,
-)
+from asyncspec.core.jobs import Admit, Batch, Forward, Release, Row, SamplerOutput, StageJob
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import ITEM_BYTES, MIN_LOG_PROB
@@ -163,14 +154,14 @@ class TreeStage(ABC, Generic[C]):
         match job:
             case Admit():
                 self._admit(job)
-            case Trim(session, slots):
+            case jobs.Trim(session, slots):
                 known = self._session(session)
                 known.cache.trim(slots)
                 known.tokens, known.committed = None, min(known.committed, slots)
             case Release(session):
                 if (gone := self._sessions.pop(session, None)) is not None:
                     gone.cache.close()
-            case Compact(session, start, keep):
+            case jobs.Compact(session, start, keep):
                 known = self._session(session)
                 known.cache.compact(start, keep)
                 if known.tokens is not None:
@@ -226,7 +217,11 @@ class TreeStage(ABC, Generic[C]):
         if job.sampled_rows and not self.has_head:
             raise ValueError("only the last stage samples")
         if self.has_embedding or session.tokens is not None:
-            self._check_tokens(job)
+            vocab = self.info.vocab_size
+            if len(job.tokens) != len(job.rows) or not job.rows:
+                raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
+            if min(job.tokens) < 0 or max(job.tokens) >= vocab:
+                raise ValueError(f"a token that is not in the vocabulary of {vocab}")
         if not self.has_embedding and (
             job.hidden is None or len(job.hidden.rows) != len(job.rows) or not job.rows
         ):
@@ -235,13 +230,6 @@ class TreeStage(ABC, Generic[C]):
         if session.tokens is not None:
             session.tokens.write(job.committed, job.rows, job.tokens)
         return session
-
-    def _check_tokens(self, job: Forward) -> None:
-        vocab = self.info.vocab_size
-        if len(job.tokens) != len(job.rows) or not job.rows:
-            raise ValueError(f"{len(job.tokens)} tokens for {len(job.rows)} rows")
-        if min(job.tokens) < 0 or max(job.tokens) >= vocab:
-            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
 
     def _admit(self, job: Admit) -> None:
         if job.session in self._sessions:

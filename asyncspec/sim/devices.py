@@ -9,18 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from asyncspec.core.jobs import (
-    Admit,
-    Batch,
-    Compact,
-    Forward,
-    Release,
-    Row,
-    SamplerOutput,
-    StageJob,
-    TensorRows,
-    Trim,
-)
+from asyncspec.core import jobs
+from asyncspec.core.jobs import Forward, Row, SamplerOutput, StageJob, TensorRows
 from asyncspec.core.rng import MASK, mix
 from asyncspec.sim.language import EMPTY, Language, follow, likely
 from asyncspec.source.base import StateSource
@@ -46,17 +36,17 @@ class PathStage:
         match job:
             case Forward():
                 return self._forward(job)
-            case Batch(passes):
+            case jobs.Batch(passes):
                 return tuple([self._forward(one) for one in passes])
-            case Compact(session, start, keep):
+            case jobs.Compact(session, start, keep):
                 cache, _ = self._sessions[session]
                 cache[start:] = [cache[slot] for slot in keep]
-            case Admit(session, parent_session=parent, common_prefix=shared):
+            case jobs.Admit(session, parent_session=parent, common_prefix=shared):
                 cache = self._sessions[parent][0][:shared] if shared else []
                 self._sessions[session] = cache, job.top_logprobs
-            case Trim(session, slots):
+            case jobs.Trim(session, slots):
                 del self._sessions[session][0][slots:]
-            case Release(session):
+            case jobs.Release(session):
                 self._sessions.pop(session, None)
         return None
 
