@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Generic, TypeVar, assert_never
+from typing import Any, assert_never
 
 from asyncspec.actor.device import DeviceThread
 from asyncspec.actor.link import Link, LinkOptions
@@ -20,36 +20,14 @@ from asyncspec.actor.mesh import Address, Mesh, Security
 from asyncspec.actor.routing import Host, Incoming, LinkService, Outgoing
 from asyncspec.actor.watchdog import FLOOR_SECONDS, DeviceWatchdog
 from asyncspec.backend.base import Tensors
+from asyncspec.core import machine
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Job
-from asyncspec.core.machine import (
-    Abandon,
-    Compute,
-    Computed,
-    Effect,
-    Emit,
-    Finish,
-    Input,
-    LinkDown,
-    LinkUp,
-    Machine,
-    Received,
-    RunNext,
-    RunTask,
-    Send,
-    SendClosed,
-    SetTimer,
-    Task,
-    TaskDone,
-    TimerFired,
-)
+from asyncspec.core.machine import Computed, Effect, Input, Machine, Received, Task, TimerFired
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Fault, Hello
-
-S = TypeVar("S")
-
 
 KEPT_INPUTS = 40
 
@@ -86,9 +64,9 @@ def _describe(event: object) -> str:
             return f"computed {job} of session {session} in {seconds:.4f} s"
         case TimerFired(timer):
             return f"fired {timer}"
-        case LinkUp(peer):
+        case machine.LinkUp(peer):
             return f"link to rank {peer} up"
-        case LinkDown(peer, reason):
+        case machine.LinkDown(peer, reason):
             return f"link to rank {peer} down: {reason}"
         case _:
             return type(event).__name__.lower()
@@ -121,13 +99,13 @@ class Timers:
         self._feed(TimerFired(timer))
 
 
-class Runtime(Generic[S]):
+class Runtime:
     """One node: a machine, its links, its device and its timers."""
 
     def __init__(
         self,
-        machine: Machine[S],
-        state: S,
+        machine: Machine[Any],
+        state: Any,
         *,
         me: Hello,
         peers: Mapping[Rank, Address],
@@ -277,29 +255,31 @@ class Runtime(Generic[S]):
         device, outgoing = self._device, self._outgoing
         assert device is not None
         match effect:
-            case Send(to, message, rows):
+            case machine.Send(to, message, rows):
                 return outgoing.send(to, message, rows)
-            case Compute(job):
+            case machine.Compute(job):
                 device.submit(job)
-            case Abandon(job):
+            case machine.Abandon(job):
                 self._abandon_job(job)
-            case RunNext(after, job):
+            case machine.RunNext(after, job):
                 device.run_next(after, job)
-            case Emit():
+            case machine.Emit():
                 self._host.emit(effect)
-            case Finish(stats=stats):
+            case machine.Finish(stats=stats):
                 sent = sum(map(outgoing.take_bytes, effect.sessions))
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self._host.finish(effect)
-            case SendClosed(to, session):
+            case machine.SendClosed(to, session):
                 account = effect.account(self.rank, outgoing.take_bytes(session))
                 size = outgoing.send(to, account)
                 outgoing.take_bytes(session)  # of the account itself
                 return size
-            case SetTimer(timer, at):
+            case machine.SetTimer(timer, at):
                 self._timers.set(timer, at)
-            case RunTask():
-                self._run_task(effect)
+            case machine.RunTask(task, argument):
+                # On a thread of its own: neither the device nor the event loop waits for it.
+                future = self._loop.run_in_executor(None, self._tasks[task], argument)
+                future.add_done_callback(partial(self._task_done, effect))
             case _:
                 assert_never(effect)
         return 0
@@ -328,16 +308,11 @@ class Runtime(Generic[S]):
         error.add_note(f"while the device ran {type(job).__name__}")
         self._fail(error)
 
-    def _run_task(self, effect: RunTask) -> None:
-        """Runs on a thread of its own: neither the device nor the event loop waits for it."""
-        future = self._loop.run_in_executor(None, self._tasks[effect.task], effect.argument)
-        future.add_done_callback(partial(self._task_done, effect))
-
-    def _task_done(self, effect: RunTask, future: asyncio.Future[object]) -> None:
+    def _task_done(self, effect: machine.RunTask, future: asyncio.Future[object]) -> None:
         if self._end.done() or future.cancelled():
             return
         if (error := future.exception()) is not None:
             error.add_note(f"while task {effect.task} ran")
             self._fail(error)
         else:
-            self.feed(TaskDone(effect.task, effect.argument, future.result()))
+            self.feed(machine.TaskDone(effect.task, effect.argument, future.result()))

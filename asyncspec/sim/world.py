@@ -11,27 +11,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.backend.base import Tensors
+from asyncspec.core import machine
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, TensorRows, draft_jobs
-from asyncspec.core.machine import (
-    Abandon,
-    Compute,
-    Computed,
-    Effect,
-    Emit,
-    Finish,
-    Input,
-    LinkDown,
-    LinkUp,
-    Machine,
-    RunNext,
-    RunTask,
-    Send,
-    SendClosed,
-    SetTimer,
-    Task,
-    TaskDone,
-    TimerFired,
-)
+from asyncspec.core.machine import Compute, Computed, Effect, Input, Machine, RunNext, Send, Task
 from asyncspec.core.trace_hook import TraceHook
 from asyncspec.sim.costs import CostModel, Costs
 from asyncspec.sim.network import Network, VirtualClock
@@ -178,7 +160,7 @@ class World:
         """``wires``, ``whole_levels``: see ``Network``, ``DeviceQueues``. ``tasks``: by name."""
         self.actors = dict(actors)
         self.tokens: dict[int, list[int]] = {}
-        self.finished: dict[int, Finish] = {}
+        self.finished: dict[int, machine.Finish] = {}
         self.steps = 0
         # Of a ``RunTask``, in virtual time.
         self.task_seconds = 0.0
@@ -215,21 +197,21 @@ class World:
     def connect(self, one: Rank, other: Rank) -> None:
         """Bring up the link between two nodes."""
         if self.network.connect(one, other):
-            self.feed(one, LinkUp(other))
-            self.feed(other, LinkUp(one))
+            self.feed(one, machine.LinkUp(other))
+            self.feed(other, machine.LinkUp(one))
 
     def cut(self, one: Rank, other: Rank) -> None:
         """Take down a link; what is on the way is lost."""
         if self.network.cut(one, other):
-            self.feed(one, LinkDown(other))
-            self.feed(other, LinkDown(one))
+            self.feed(one, machine.LinkDown(other))
+            self.feed(other, machine.LinkDown(one))
 
     def restart(self, rank: Rank, actor: Actor) -> None:
         """Replace a node by a fresh one without sessions. Its links stay down."""
         self._queues.clear(self.actors[rank])
         for peer in self.network.peers(rank):
             if self.network.cut(peer, rank):
-                self.feed(peer, LinkDown(rank))
+                self.feed(peer, machine.LinkDown(rank))
         for owner, timer in list(self._timers):
             if owner == rank:
                 self._set_timer(owner, timer, None)
@@ -252,25 +234,25 @@ class World:
                 return self._send(rank, actor, effect)
             case Compute(job):
                 self._queues.submit(rank, actor, job)
-            case SetTimer(timer, when):
+            case machine.SetTimer(timer, when):
                 self._set_timer(rank, timer, when)
-            case Emit(request, tokens):
+            case machine.Emit(request, tokens):
                 if request in self.finished:
                     raise LocalProtocolError(f"tokens after the end of request {request}")
                 self.tokens.setdefault(request, []).extend(tokens)
-            case Abandon(job):
+            case machine.Abandon(job):
                 self._queues.abandon(rank, actor, job)
             case RunNext():  # a step takes no time here, so the device waits for none
                 actor.run_next = effect
-            case RunTask():  # beside the device
+            case machine.RunTask():  # beside the device
                 self.at(self.now + self.task_seconds, self._task_done, rank, actor, effect)
-            case Finish(request, stats=stats):
+            case machine.Finish(request, stats=stats):
                 if request in self.finished:
                     raise LocalProtocolError(f"request {request} ended twice")
                 sent = sum([self.network.take_bytes(rank, one) for one in effect.sessions])
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self.finished[request] = effect
-            case SendClosed(to, session):
+            case machine.SendClosed(to, session):
                 account = effect.account(rank, self.network.take_bytes(rank, session))
                 size = self._send(rank, actor, Send(to, account))
                 self.network.take_bytes(rank, session)  # of the account itself
@@ -302,10 +284,10 @@ class World:
         if result is not None:
             self.feed(rank, Computed(entry.job, result, entry.end - entry.start))
 
-    def _task_done(self, rank: Rank, actor: Actor, effect: RunTask) -> None:
+    def _task_done(self, rank: Rank, actor: Actor, effect: machine.RunTask) -> None:
         if self.actors[rank] is actor:
             result = self._tasks[effect.task](effect.argument)
-            self.feed(rank, TaskDone(effect.task, effect.argument, result))
+            self.feed(rank, machine.TaskDone(effect.task, effect.argument, result))
 
     def _set_timer(self, rank: Rank, timer: str, when: float | None) -> None:
         number = self._timers.pop((rank, timer), None)
@@ -316,4 +298,4 @@ class World:
 
     def _fire(self, rank: Rank, timer: str) -> None:
         del self._timers[rank, timer]
-        self.feed(rank, TimerFired(timer))
+        self.feed(rank, machine.TimerFired(timer))

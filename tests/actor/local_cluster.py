@@ -135,7 +135,7 @@ class LocalCluster:
         self.collectors: dict[int, NodeTraceCollector] = {}
         self.model = model or ToyModel()
         self.shells: dict[int, RecordingHost] = {}
-        self.nodes: dict[int, Runtime[Any]] = {}
+        self.nodes: dict[int, Runtime] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.backends: dict[int, ToyStage] = {}
         self.ports: dict[Rank, tuple[str, int]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import count
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -69,7 +69,7 @@ class Inspector(LinkService):
     }
 
     def __init__(
-        self, runtime: Runtime[Any], me: Hello, model: str = "", rules: ServingConfig | None = None
+        self, runtime: Runtime, me: Hello, model: str = "", rules: ServingConfig | None = None
     ) -> None:
         self._runtime = runtime
         self._me = me

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asyncspec.actor.link import LinkOptions
 from asyncspec.actor.mesh import Security
@@ -122,10 +122,10 @@ def _http(http: HttpSocket, reporter: Reporter) -> HttpServer:
 
 def _runtime(
     config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
-) -> tuple[Runtime[Any], LocalEngine | None]:
+) -> tuple[Runtime, LocalEngine | None]:
     """The node, and on the draft node the engine of an HTTP service."""
     host = NodeHost(reporter.log)
-    runtime: Runtime[Any] = Runtime(
+    runtime = Runtime(
         loaded.machine,
         loaded.machine.initial(),
         me=loaded.me,

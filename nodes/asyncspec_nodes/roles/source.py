@@ -9,7 +9,6 @@ end. Requests that come while the device is busy are one batch when it is free
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +16,6 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import DraftBatch, Release
 from asyncspec.core.machine import (
     Abandon,
-    Cancelled,
     Compute,
     Computed,
     Effect,
@@ -28,10 +26,6 @@ from asyncspec.core.machine import (
     Received,
     Send,
     SendClosed,
-    Stopped,
-    Submitted,
-    TaskDone,
-    TimerFired,
 )
 from asyncspec.source.base import DraftResults, admitted, batched, draft_results
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -98,10 +92,8 @@ class SourceMachine:
                 return state, (Send(peer, Ready(self.config.rank, True, self.config.slots)),)
             case LinkUp() | LinkDown():
                 return state, ()
-            case Computed() | TimerFired() | Submitted() | Cancelled() | Stopped() | TaskDone():
-                raise LocalProtocolError(f"a source has no use for {type(event).__name__}")
             case _:
-                assert_never(event)
+                raise LocalProtocolError(f"a source has no use for {type(event).__name__}")
 
 
 def _received(state: SourceState, peer: Rank, message: Message) -> tuple[SourceState, Effects]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 # The package is to be found under its full name.
 sys.path[0] = str(Path(__file__).resolve().parents[3])
@@ -102,7 +101,7 @@ def main() -> None:
     device = NoLayers(options.width)
 
     async def serve() -> None:
-        runtime: Runtime[Any] = Runtime(
+        runtime = Runtime(
             machine,
             machine.initial(),
             me=hello(RANK),

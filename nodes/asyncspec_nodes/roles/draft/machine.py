@@ -7,8 +7,6 @@ here, and a new session goes on from it.
 
 from __future__ import annotations
 
-from typing import assert_never
-
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import DraftBatch
@@ -24,7 +22,6 @@ from asyncspec.core.machine import (
     SetTimer,
     Stopped,
     Submitted,
-    TaskDone,
     TimerFired,
 )
 from asyncspec.source.base import draft_results
@@ -84,10 +81,8 @@ class DraftMachine:
                 state, effects = lifecycle.link_up(state, peer)
             case LinkDown(peer):
                 state, effects = lifecycle.link_down(state, peer, now)
-            case Computed() | TaskDone():
-                raise LocalProtocolError(f"a draft node has no use for {type(event).__name__}")
             case _:
-                assert_never(event)
+                raise LocalProtocolError(f"a draft node has no use for {type(event).__name__}")
         state, more = schedule(state, now)
         return state, (*effects, *more)
 
@@ -106,8 +101,10 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
         case PassTimes(rank) if peer == rank:
             state = replace(state, costs=state.costs.with_times(message))
             return state, planning.pass_on(state, message)
-        case Schedule() if peer == FIRST:
-            return planning.schedule_received(state, message), ()
+        case Schedule(name) if peer == FIRST:
+            if (session := state.sessions.get(name)) is not None:
+                state = state.with_session(replace(session, planned_length=message.length))
+            return state, ()
         case Closed() if peer == message.rank:
             return lifecycle.record_account(state, message)
         case Expanded() if peer == state.config.source:

@@ -12,7 +12,7 @@ from asyncspec.core.machine import Effects, Send
 from asyncspec.dipsd.measured import MIN_ROUNDS, AcceptanceCounts, DraftMeasurements
 from asyncspec.source.base import DraftResults
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState
-from asyncspec_protocol.messages import PassTimes, Rates, Schedule, Verdict
+from asyncspec_protocol.messages import PassTimes, Rates, Verdict
 
 
 def _is_planned(session: DraftSession) -> bool:
@@ -55,14 +55,6 @@ def _draft_length(session: DraftSession | None) -> int:
         return 0
     growth, abandoned = session.draft_request.growth, session.draft_request.abandoned
     return 0 if growth is None or abandoned else growth.shape.depth
-
-
-def schedule_received(state: DraftState, message: Schedule) -> DraftState:
-    """The first stage has planned the length of a session's drafts."""
-    session = state.sessions.get(message.session)
-    if session is None:
-        return state
-    return state.with_session(replace(session, planned_length=message.length))
 
 
 def pass_on(state: DraftState, message: PassTimes) -> Effects:
