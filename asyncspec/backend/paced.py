@@ -57,10 +57,7 @@ class Paced:
     """
 
     def __init__(
-        self,
-        run: Callable[[Any], object | None],
-        abandon: Callable[[Any], None],
-        pace: Pace,
+        self, run: Callable[[Any], object | None], abandon: Callable[[Any], None], pace: Pace
     ) -> None:
         self._run = run
         self._abandon = abandon

@@ -119,10 +119,7 @@ def reclaim(
 
 
 def _recomputed(
-    slots: SlotTable,
-    node: NodeId,
-    speculative: dict[NodeId, CacheSlot],
-    slot_of: dict[NodeId, int],
+    slots: SlotTable, node: NodeId, speculative: dict[NodeId, CacheSlot], slot_of: dict[NodeId, int]
 ) -> AncestorSlots:
     """The ancestor slots of a node. Those of its ancestors that are missing are entered in
     ``speculative`` as well, so that each is computed once. ``slot_of`` is filled on first use."""

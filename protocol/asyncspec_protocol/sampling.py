@@ -25,8 +25,7 @@ Seed = Annotated[int, Meta(ge=0, le=2**63 - 1, description="0 or more and below 
 RepetitionPenalty = Annotated[float, Meta(ge=1e-6, le=1e6, description="1e-06 to 1e+06 (1: none)")]
 Penalty = Annotated[float, Meta(ge=-2, le=2, description="-2 to 2")]
 TopLogprobs = Annotated[
-    int,
-    Meta(ge=0, le=REQUESTED_TOP_LOGPROBS, description=f"0 to {REQUESTED_TOP_LOGPROBS}"),
+    int, Meta(ge=0, le=REQUESTED_TOP_LOGPROBS, description=f"0 to {REQUESTED_TOP_LOGPROBS}")
 ]
 
 RANGES: Mapping[str, Any] = {

@@ -95,10 +95,7 @@ def load_draft(
     layers, torch_dtype = checkpoint.info.layers, resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():
         shard = load_shard(
-            checkpoint,
-            *(0, layers, torch_dtype, "fast", FAST),
-            quantize=quantize,
-            share_tied=False,
+            checkpoint, *(0, layers, torch_dtype, "fast", FAST), quantize=quantize, share_tied=False
         )
         free_heap(shard.weight_bytes)
         tune_min_rows(shard.linears)

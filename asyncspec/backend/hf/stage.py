@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend.base import Guarantee, Mode, Quantize, WireTensor
 from asyncspec.backend.hf.attention import (
@@ -55,7 +56,7 @@ class HFStage(TreeStage[KVCache]):
     def unpack(self, tensor: WireTensor) -> object:
         return from_wire(tensor, self.shard.dtype, self.info.hidden_size, captured=True)
 
-    def noise(self, rows: int) -> torch.Tensor:
+    def noise(self, rows: int) -> Tensor:
         return noise(rows, self.info.hidden_size).to(self.shard.dtype)
 
     def cache_bytes(self, slots: int) -> int:
@@ -102,7 +103,7 @@ class HFStage(TreeStage[KVCache]):
             return ExactAttention(cache, job.committed, job.rows, self.settings)
         return FastAttention(cache, job.committed, job.rows)
 
-    def _inputs(self, job: Forward) -> torch.Tensor:
+    def _inputs(self, job: Forward) -> Tensor:
         """Tokens [n], hidden states [n, H] or, with captured ones, [n, 1 + captured, H]."""
         if self.has_embedding:
             return torch.tensor(job.tokens)

@@ -126,9 +126,7 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     stage_cost = StageCost(pace.seconds, pace.plateau, pace.row_seconds)
     draft_cost = DraftCost(pace.level_seconds, pace.call_seconds)
     device = Paced(
-        loaded.run_job,
-        loaded.abandon_job,
-        Pace(stage_cost, draft_cost, layers=max(1, end - first)),
+        loaded.run_job, loaded.abandon_job, Pace(stage_cost, draft_cost, layers=max(1, end - first))
     )
     return replace(loaded, run_job=device.run, abandon_job=device.abandon)
 

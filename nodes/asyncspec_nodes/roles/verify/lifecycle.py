@@ -12,12 +12,7 @@ from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Effects, Send, SendClosed
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
-from asyncspec_nodes.roles.verify.session import (
-    LinkCredit,
-    StageSession,
-    VerifyState,
-    fault,
-)
+from asyncspec_nodes.roles.verify.session import LinkCredit, StageSession, VerifyState, fault
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
 from asyncspec_protocol.messages import Close, Open, Ready

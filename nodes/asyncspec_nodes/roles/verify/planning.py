@@ -14,14 +14,7 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.machine import Effects, RunTask, Send, TaskDone
 from asyncspec.dipsd.comparison import Throughput
-from asyncspec.dipsd.request import (
-    MAX_JITTER,
-    MAX_MS,
-    Decision,
-    PlanRequest,
-    StageCosts,
-    drifted,
-)
+from asyncspec.dipsd.request import MAX_JITTER, MAX_MS, Decision, PlanRequest, StageCosts, drifted
 from asyncspec.dipsd.request import plan_request as request_of
 from asyncspec_nodes.roles.verify.batch_schedule import (
     BatchSchedule,

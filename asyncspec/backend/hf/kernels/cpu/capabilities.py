@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from msgspec import Struct
+from torch import Tensor
 
 
 @cache
@@ -53,20 +54,20 @@ def reads_half() -> bool:
     )
 
 
-def half_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def half_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
     """Product of float32 rows [..., K] and ``weight`` [N, K], kept as float16 by FBGEMM."""
     pack = getattr(torch, "fbgemm_pack_gemm_matrix_fp16", None)
     multiply = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
     # The operators share a product among threads, the plain functions do not; same bits.
     if pack is None or multiply is None or torch.get_num_threads() > 1:
         packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
-        return lambda x: cast("torch.Tensor", torch.ops.quantized.linear_dynamic_fp16(x, packed))
+        return lambda x: cast("Tensor", torch.ops.quantized.linear_dynamic_fp16(x, packed))
     with warnings.catch_warnings():
         # Deprecated; the operators above take 16 us longer, more than a small layer's product.
         warnings.simplefilter("ignore", UserWarning)
         packed = pack(weight)
         multiply(weight.new_zeros(1, weight.shape[1]), packed, None)
-    return lambda x: cast("torch.Tensor", multiply(x, packed, None))
+    return lambda x: cast("Tensor", multiply(x, packed, None))
 
 
 def product_type(dtype: torch.dtype) -> torch.dtype:

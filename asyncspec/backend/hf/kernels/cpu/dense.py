@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend.hf.checkpoint import stored_type
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
@@ -46,8 +47,8 @@ def can_defer(info: TensorInfo, dtype: torch.dtype, count: int) -> bool:
 
 
 def dense_linear(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
     settings: KernelSettings,
     dtype: torch.dtype,
     *,

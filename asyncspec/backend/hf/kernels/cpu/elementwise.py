@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _VECTOR = 64
 """Elements; a multiple of what any CPU kernel of torch computes in one step."""
@@ -23,10 +23,10 @@ class PaddedActivation(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Same shape out as in."""
         padding = -x.numel() % _VECTOR
-        y: torch.Tensor
+        y: Tensor
         if not padding:
             y = self.function(x.contiguous())
             return y
@@ -42,8 +42,8 @@ class PaddedRotary(nn.Module):
         self.function = function
 
     def forward(
-        self, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """position_ids [1, n] -> cos, sin [1, n, head_dim]."""
         rows = position_ids.shape[1]
         padded = torch.nn.functional.pad(position_ids, (0, -rows % 32))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, half_product, product_type
 from asyncspec.backend.hf.kernels.cpu.linear import (
@@ -63,11 +64,7 @@ class HalfLinear(RowwiseLinear):
     """
 
     def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype,
-        settings: KernelSettings,
+        self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, settings: KernelSettings
     ) -> None:
         super().__init__(tuple(weight.shape), dtype, bias)
         self._row_invariant = settings.row_invariant
@@ -80,16 +77,16 @@ class HalfLinear(RowwiseLinear):
         """See ``RowwiseLinear``. FBGEMM has no code per row count."""
         return fbgemm_rows(rows) if self._row_invariant else rows
 
-    def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
+    def unrounded_product(self, x: Tensor) -> Tensor:
         """See ``RowwiseLinear``; of any number of rows."""
         flat = x.reshape(-1, self.in_features)
         rows = len(flat)
         return self._sums(pad_rows(flat, self.computed_rows(rows)))[:rows]
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         return _finish(self._sums(x), self.bias, x.dtype)
 
-    def _sums(self, x: torch.Tensor) -> torch.Tensor:
+    def _sums(self, x: Tensor) -> Tensor:
         wide = x.float()
         return _concatenate([multiply(wide) for multiply in self._slices])
 
@@ -102,7 +99,7 @@ class HalfLinear(RowwiseLinear):
         return self.out_features * self.in_features * self._weight_dtype.itemsize
 
 
-def _scaled_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+def _scaled_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
     """x [..., K] float32 -> [..., N] float32, for some rows of the weights of a ``HalfLinear``."""
     if weight.dtype == torch.float16:
         return half_product(weight.float())
@@ -116,19 +113,19 @@ def _scaled_product(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tens
 class UpcastLinear(PackedLinear):
     """bfloat16 weights [N, K] as stored, converted to float32 slice by slice in every product."""
 
-    def stored(self, weight: torch.Tensor) -> torch.Tensor:
+    def stored(self, weight: Tensor) -> Tensor:
         return weight
 
-    def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
+    def unrounded_product(self, x: Tensor) -> Tensor:
         rows = x.float()
         parts = (part.float() for part in _split(self._weight, _UPCAST_SLICE))
         return _concatenate([product_of(rows, wide, None, onednn=self.packed) for wide in parts])
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         return _finish(self.unrounded_product(x), self.bias, x.dtype)
 
 
-def max_abs(weight: torch.Tensor) -> float:
+def max_abs(weight: Tensor) -> float:
     """The largest absolute value, not finite where a number is not; copies nothing."""
     low, high = torch.aminmax(weight)
     return max(-float(low), float(high))
@@ -145,7 +142,7 @@ def fbgemm_rows(rows: int) -> int:
     return rows
 
 
-def query_key_products(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def query_key_products(query: Tensor, keys: Tensor) -> Tensor:
     """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
     kind = scores_type(query)
     if kind != torch.float32:
@@ -157,12 +154,12 @@ def query_key_products(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return _concatenate([_one_chain(wide, part.to(kind)) for part in parts])
 
 
-def scores_type(query: torch.Tensor) -> torch.dtype:
+def scores_type(query: Tensor) -> torch.dtype:
     """The type in which ``query_key_products`` multiplies queries [..., D]."""
     return product_type(query.dtype) if query.shape[-1] <= _MAX_BF16_WIDTH else torch.float32
 
 
-def _one_chain(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _one_chain(query: Tensor, keys: Tensor) -> Tensor:
     """``query_key_products`` of float32 numbers, each summed as one chain."""
     left = torch.split(query, _CHAIN_TERMS, 2)
     right = torch.split(keys.transpose(1, 2), _CHAIN_TERMS, 1)
@@ -172,15 +169,15 @@ def _one_chain(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _split(weight: torch.Tensor, numbers: int) -> tuple[torch.Tensor, ...]:
+def _split(weight: Tensor, numbers: int) -> tuple[Tensor, ...]:
     """Rows of a matrix in slices of about so many numbers."""
     return torch.split(weight, max(1, numbers // weight.shape[1]))
 
 
-def _concatenate(parts: list[torch.Tensor]) -> torch.Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def _finish(sums: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def _finish(sums: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """float32 sums [..., N] plus bias, rounded to ``dtype``."""
     return (sums if bias is None else sums + bias).to(dtype)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, can_pack, has_tiles
 
@@ -38,7 +38,7 @@ def rounded_rows(rows: int) -> int:
     return rows if rows <= UNROUNDED_ROWS else -(-rows // ROUNDING_STEP) * ROUNDING_STEP
 
 
-def pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
+def pad_rows(x: Tensor, rows: int) -> Tensor:
     """x [n, ...] with its last row repeated: [rows, ...]."""
     missing = rows - len(x)
     return torch.cat([x, *[x[-1:]] * missing]) if missing else x
@@ -54,11 +54,7 @@ class RowwiseLinear(nn.Module):
     """Whether the product needs no code per row count."""
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        bias: torch.Tensor | None,
-        min_rows: int = 1,
+        self, shape: tuple[int, ...], dtype: torch.dtype, bias: Tensor | None, min_rows: int = 1
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = shape
@@ -67,7 +63,7 @@ class RowwiseLinear(nn.Module):
         self.dtype = dtype
         self.bias = bias
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., K] -> [..., N]."""
         rows = x.numel() // self.in_features
         computed = self.computed_rows(rows)
@@ -80,11 +76,11 @@ class RowwiseLinear(nn.Module):
         """How many rows are computed for ``rows`` rows."""
         return max(self.min_rows, rows if self.any_rows else rounded_rows(rows))
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """As ``forward``, without padding."""
         raise NotImplementedError
 
-    def unrounded_product(self, x: torch.Tensor) -> torch.Tensor:
+    def unrounded_product(self, x: Tensor) -> Tensor:
         """``product`` before the last rounding, if possible: that hides differences from tests."""
         return self.product(x)
 
@@ -115,12 +111,7 @@ class PackedLinear(RowwiseLinear):
     min_tested_rows = 2
 
     def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        settings: KernelSettings,
-        *,
-        shared: bool = False,
+        self, weight: Tensor, bias: Tensor | None, settings: KernelSettings, *, shared: bool = False
     ) -> None:
         super().__init__(tuple(weight.shape), weight.dtype, bias, settings.min_rows)
         self.packed = can_pack()
@@ -129,14 +120,14 @@ class PackedLinear(RowwiseLinear):
         self._max_rows = MAX_TILED_ROWS if tiled else None
         self._weight = weight if shared else self.stored(weight)
 
-    def stored(self, weight: torch.Tensor) -> torch.Tensor:
+    def stored(self, weight: Tensor) -> Tensor:
         """Weights [N, K] as they are kept."""
         if not self.packed:
             return weight
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_HINT)
-        return cast("torch.Tensor", packed)
+        return cast("Tensor", packed)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         rows = x.numel() // self.in_features
         if self._max_rows is None or rows <= self._max_rows:
             return self._product(x)
@@ -144,7 +135,7 @@ class PackedLinear(RowwiseLinear):
         parts = x.reshape(rows, self.in_features).tensor_split(-(-rows // self._max_rows))
         return torch.cat([self._product(part) for part in parts]).view(*x.shape[:-1], -1)
 
-    def _product(self, x: torch.Tensor) -> torch.Tensor:
+    def _product(self, x: Tensor) -> Tensor:
         return product_of(x, self._weight, self.bias, onednn=self.packed)
 
     @property
@@ -157,11 +148,9 @@ def type_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def product_of(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, onednn: bool
-) -> torch.Tensor:
+def product_of(x: Tensor, weight: Tensor, bias: Tensor | None, *, onednn: bool) -> Tensor:
     """x [..., K] times weight [N, K], packed or plain, by oneDNN's product or by torch's own."""
     if not onednn:
         return torch.nn.functional.linear(x, weight, bias)
     y = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
-    return cast("torch.Tensor", y)
+    return cast("Tensor", y)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asyncspec.backend.hf.checkpoint import read_tensor
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
@@ -60,10 +60,10 @@ class Graph:
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
-        self._weights: dict[str, torch.Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
         self._integers: list[Any] = []
 
-    def weight(self, tensor: torch.Tensor) -> str:
+    def weight(self, tensor: Tensor) -> str:
         """A float32 constant."""
         name = f"weight{len(self._weights)}"
         self._weights[name] = tensor.contiguous()
@@ -92,7 +92,7 @@ class Graph:
         self._nodes.append(node)
         return names
 
-    def product(self, x: str, weight: torch.Tensor, bias: torch.Tensor | None = None) -> str:
+    def product(self, x: str, weight: Tensor, bias: Tensor | None = None) -> str:
         """x [..., K] times ``weight`` [N, K], which is packed."""
         # The standard's MatMul has no transposed operand, and its Gemm no leading dimensions.
         out = self.add("FusedMatMul", x, self.weight(weight), domain=CONTRIB, transB=1)
@@ -188,12 +188,12 @@ class MlasLinear(RowwiseLinear):
 
     any_rows = True
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__(tuple(weight.shape), torch.float32, bias)
         graph = Graph()
         self._run = graph.compile([graph.product("x", weight)], ["x"])
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         (y,) = self._run({"x": x.numpy()})
         out = torch.from_numpy(y)
         return out if self.bias is None else out.add_(self.bias)
@@ -212,12 +212,12 @@ class MmapLinear(RowwiseLinear):
     system caches, so they take no memory of the process.
     """
 
-    def __init__(self, info: TensorInfo, bias: torch.Tensor | None) -> None:
+    def __init__(self, info: TensorInfo, bias: Tensor | None) -> None:
         super().__init__((info.shape[0], info.shape[1]), torch.float32, bias)
         self._info = info
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         """[N, K] float32: mapped from the file, or read and converted."""
         info = self._info
         if not can_mmap(info):
@@ -226,7 +226,7 @@ class MmapLinear(RowwiseLinear):
         mapped = np.memmap(info.file, np.float32, "c", info.offset, info.shape)
         return torch.from_numpy(mapped)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
@@ -31,18 +32,14 @@ _HEIGHT, _PACK_ROWS = 16, 64
 """int4: rows are padded to a multiple of one, and packed by the other."""
 
 # Reads rows [first, end) of a weight matrix, [n, K], in any floating-point type.
-ReadRows = Callable[[int, int], torch.Tensor]
+ReadRows = Callable[[int, int], Tensor]
 
 
 class _QuantizedLinear(RowwiseLinear):
     """Weights that are read and quantised some rows at a time."""
 
     def __init__(
-        self,
-        shape: tuple[int, ...],
-        read: ReadRows,
-        dtype: torch.dtype,
-        bias: torch.Tensor | None = None,
+        self, shape: tuple[int, ...], read: ReadRows, dtype: torch.dtype, bias: Tensor | None = None
     ) -> None:
         super().__init__(shape, dtype, bias)
         self._padding = -self.in_features % _WIDTH
@@ -52,11 +49,11 @@ class _QuantizedLinear(RowwiseLinear):
         """Read and quantise the weights."""
         raise NotImplementedError
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """x [n, padded K] bfloat16 -> [n, N] bfloat16."""
         raise NotImplementedError
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features).to(torch.bfloat16)
         if self._padding:
             flat = torch.nn.functional.pad(flat, (0, self._padding))
@@ -84,7 +81,7 @@ class Int8Linear(_QuantizedLinear):
             self._weight[first:end, :width] = levels
             self._scales[first:end] = scales
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         return torch._weight_int8pack_mm(x, self._weight, self._scales)
 
     @property
@@ -110,7 +107,7 @@ class Int4Linear(_QuantizedLinear):
             self._weight[first : first + len(dense)] = packed
             self._steps[:, first : first + len(dense)] = steps
 
-    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         y = torch._weight_int4pack_mm_for_cpu(x, self._weight, self._group, self._steps)
         return y[:, : self.out_features]
 
@@ -123,7 +120,7 @@ class Int4Linear(_QuantizedLinear):
         return int4_bytes(self.out_features, self.in_features)
 
 
-def quantize_int8(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_int8(dense: Tensor) -> tuple[Tensor, Tensor]:
     """dense [n, K] float32 -> levels [n, K] int8 and scales [n] bfloat16, to be multiplied. Weights
     are divided by the rounded scale, which therefore adds no error."""
     largest = dense.abs().amax(1)
@@ -132,7 +129,7 @@ def quantize_int8(dense: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return levels.to(torch.int8), scales
 
 
-def quantize_int4(dense: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_int4(dense: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """dense [n, K] float32, K a multiple of ``group`` -> levels [n, K] int32 in 0..15 and (scale,
     offset) [K / group, n, 2] bfloat16; a weight is ``(level - 8) * scale + offset``."""
     rows, width = dense.shape
