@@ -72,12 +72,8 @@ def allocate(
     ``ValueError`` for a node whose parent is neither the tip, nor speculative, nor an earlier one
     of ``ids``, and for a node that is in the cache already.
     """
-    start, tip, speculative, slot = (
-        slots.committed,
-        slots.tip,
-        slots.speculative.copy(),
-        slots.used,
-    )
+    start, tip, slot = slots.committed, slots.tip, slots.used
+    speculative = slots.speculative.copy()
     rows: list[Row] = []
     slot_of: dict[NodeId, int] = {}
     for node, parent in zip(ids, parents, strict=True):

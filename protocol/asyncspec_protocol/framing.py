@@ -161,20 +161,6 @@ class FrameReader:
         self._lengths, self._header = None, None
         return Frame(header.message, header.tensor, data, size)
 
-    def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Copy ``data`` in and return what it completes: for tests and tools."""
-        frames = []
-        view = memoryview(data)
-        while view:
-            room = self.get_buffer()
-            count = min(len(room), len(view))
-            room[:count] = view[:count]
-            view = view[count:]
-            self.buffer_updated(count)
-            while (frame := self.next_frame()) is not None:
-                frames.append(frame)
-        return frames
-
     def _read_prefix(self) -> tuple[int, int]:
         header, tensor = _PREFIX.unpack_from(self._ahead, self._start)
         most = (MAX_HEADER_BYTES, MAX_TENSOR_BYTES) if self.trusted else (MAX_HELLO_BYTES, 0)

@@ -23,6 +23,7 @@ from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.messages import Close, Credit, Fault, Heartbeat, Message, Output, Segment
+from tools.bench.limits.codec import feed
 
 CALM = LinkOptions(heartbeat_seconds=60, timeout_seconds=60)
 BRISK = LinkOptions(heartbeat_seconds=0.02, timeout_seconds=30)
@@ -99,7 +100,7 @@ class Bare:
             data = await asyncio.get_running_loop().sock_recv(self._sock, 65536)
             if not data:
                 return None
-            self._waiting = self._reader.feed(data)
+            self._waiting = feed(self._reader, data)
         return self._waiting.pop(0).message
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,14 @@ set_thread_defaults()
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread() -> None:
     """Torch computes in the calling thread alone, and transformers keeps quiet."""
     import torch
 
     from asyncspec.backend.hf.process import quiet_transformers
 
     torch.set_num_threads(1)
-    with quiet_transformers():
-        yield
+    quiet_transformers()
 
 
 @pytest.fixture(scope="session")

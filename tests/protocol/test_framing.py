@@ -16,6 +16,7 @@ from asyncspec_protocol.framing import AHEAD_BYTES, Frame, FrameReader, write_fr
 from asyncspec_protocol.limits import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_TENSOR_BYTES
 from asyncspec_protocol.messages import Credit, Segment
 from protocol.message_strategies import frames
+from tools.bench.limits.codec import feed
 
 
 def wire(items: list[Any]) -> bytes:
@@ -37,7 +38,7 @@ def test_any_cutting_gives_the_same_frames(items: list[Any], data: st.DataObject
         [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)],
     ):
         reader = FrameReader()
-        found = [frame for piece in pieces for frame in reader.feed(piece)]
+        found = [frame for piece in pieces for frame in feed(reader, piece)]
         assert [content(frame) for frame in found] == expected
         assert sum(frame.nbytes for frame in found) == len(stream)
 
@@ -45,7 +46,7 @@ def test_any_cutting_gives_the_same_frames(items: list[Any], data: st.DataObject
 @given(st.binary(max_size=300))
 def test_garbage_is_the_peers_fault(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
-        FrameReader().feed(data)
+        feed(FrameReader(), data)
 
 
 @given(frames(), st.data())
@@ -54,7 +55,7 @@ def test_a_flipped_bit_is_a_frame_a_wait_or_the_peers_fault(item: Any, data: Any
     where = data.draw(st.integers(0, len(stream) - 1))
     stream[where] ^= 1 << data.draw(st.integers(0, 7))
     with contextlib.suppress(RemoteProtocolError):
-        FrameReader().feed(bytes(stream))
+        feed(FrameReader(), bytes(stream))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_sizes_are_refused_before_anything_is_allocated(header: int, tensor: int
     asked: list[int] = []
     reader = FrameReader(allocate=lambda size: asked.append(size) or zeroed(size))  # type: ignore[func-returns-value]
     with pytest.raises(RemoteProtocolError, match="out of bounds"):
-        reader.feed(struct.pack("!II", header, tensor))
+        feed(reader, struct.pack("!II", header, tensor))
     assert len(reader.get_buffer()) <= AHEAD_BYTES
     assert not asked
 
@@ -73,26 +74,27 @@ def test_sizes_are_refused_before_anything_is_allocated(header: int, tensor: int
 def test_a_stranger_gets_no_more_than_a_hello_needs() -> None:
     for header, tensor in ((MAX_HELLO_BYTES + 1, 0), (40, 8)):
         with pytest.raises(RemoteProtocolError, match="out of bounds"):
-            FrameReader(trusted=False).feed(struct.pack("!II", header, tensor))
+            feed(FrameReader(trusted=False), struct.pack("!II", header, tensor))
     reader = FrameReader(trusted=False)
-    assert len(reader.feed(wire([(Credit(1), None, None)]))) == 1
+    assert len(feed(reader, wire([(Credit(1), None, None)]))) == 1
     reader.trusted = True
-    reader.feed(struct.pack("!II", MAX_HELLO_BYTES + 1, 0))
+    feed(reader, struct.pack("!II", MAX_HELLO_BYTES + 1, 0))
 
 
 def test_the_prefix_and_the_header_agree_on_the_tensor() -> None:
     stream = bytearray(wire([(Credit(1), None, None)]))
     stream[4:8] = struct.pack("!I", 5)
     with pytest.raises(RemoteProtocolError, match="do not fit"):
-        FrameReader().feed(bytes(stream))
+        feed(FrameReader(), bytes(stream))
 
 
 def test_a_tensor_has_a_buffer_of_its_own() -> None:
     message = Segment(0, 0, 0, (1,), (0,))
     spec = TensorSpec("float32", (1, 2))
     reader = FrameReader()
-    first, second = reader.feed(
-        wire([(message, spec, memoryview(b"12345678")), (message, spec, memoryview(b"abcdefgh"))])
+    first, second = feed(
+        reader,
+        wire([(message, spec, memoryview(b"12345678")), (message, spec, memoryview(b"abcdefgh"))]),
     )
     assert first.data is not None
     assert second.data is not None

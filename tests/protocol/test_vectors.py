@@ -18,6 +18,7 @@ from asyncspec_protocol import messages as m
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.messages import Message
+from tools.bench.limits.codec import feed
 
 FOLDER = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
 
@@ -184,7 +185,7 @@ def test_golden(name: str) -> None:
     assert golden["message"] == message[: len(golden["message"])]
     if golden["message"] == message:
         assert frame_of(example) == frame
-    (found,) = FrameReader().feed(frame)
+    (found,) = feed(FrameReader(), frame)
     assert found.message == example[0]
     if len(example) > 1:
         assert found.tensor == example[1]

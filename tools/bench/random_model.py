@@ -16,7 +16,8 @@ def save_random(config: Any, folder: Path, dtype: torch.dtype) -> Path:
 
     from asyncspec.backend.hf.process import quiet_transformers
 
-    with torch.random.fork_rng(), quiet_transformers():
+    quiet_transformers()
+    with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.to(dtype).save_pretrained(folder)

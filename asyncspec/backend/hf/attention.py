@@ -273,19 +273,17 @@ class BatchedAttention(TreeMask):
     all rows, attention each session's slots. Results are bitwise those of separate passes."""
 
     def __init__(self, parts: Sequence[TreeAttention]) -> None:
-        super().__init__(sum(part.count for part in parts))
+        *_, count = ends = [*accumulate(part.count for part in parts)]
+        super().__init__(count)
         self.parts = parts
+        # The rows of each session.
+        self.slices = [*map(slice, [0, *ends], ends)]
+        self.positions = torch.tensor([row.position for part in parts for row in part.rows])
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        slices = zip(self.parts, row_slices(self.parts), strict=True)
-        rows = ((part, (x[:, own] for x in (query, key, value))) for part, own in slices)
+        own = zip(self.parts, self.slices, strict=True)
+        rows = ((part, (x[:, its] for x in (query, key, value))) for part, its in own)
         return torch.cat([part.compute(params, *heads) for part, heads in rows])
-
-
-def row_slices(parts: Sequence[TreeAttention]) -> list[slice]:
-    """The rows of each session."""
-    ends = [*accumulate(part.count for part in parts)]
-    return [*map(slice, [0, *ends], ends)]
 
 
 def _attention_function(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
-from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask, row_slices
+from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask
 from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
@@ -41,12 +41,12 @@ class BatchedDraftPass:
 
     def __init__(self, parts: Sequence[DraftPass[S]]) -> None:
         trees = [FastAttention(part.session.cache, part.committed, part.rows) for part in parts]
-        self.count = sum(len(part.rows) for part in parts)
-        self.tree: TreeMask = trees[0] if len(trees) == 1 else BatchedAttention(trees)
-        self.positions = torch.tensor([row.position for part in parts for row in part.rows])
+        batch = BatchedAttention(trees)
+        self.count, self.positions = batch.count, batch.positions
+        self.tree: TreeMask = trees[0] if len(trees) == 1 else batch
         # The rows whose successors are wanted.
         self.wanted: list[int] = []
-        for part, own in zip(parts, row_slices(trees), strict=True):
+        for part, own in zip(parts, batch.slices, strict=True):
             self.wanted += range(own.stop - len(part.nodes), own.stop)
 
 

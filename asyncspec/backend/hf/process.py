@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Inside, transformers shows no progress bars and no load reports."""
+def quiet_transformers() -> None:
+    """No progress bars and load reports of transformers in this process from now on."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 TRIM_BYTES = 16 << 20

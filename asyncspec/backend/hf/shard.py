@@ -193,22 +193,20 @@ def _build(
     cls = model_class(checkpoint.info.architecture)
     config = sub_config(checkpoint.config, first, last)
     config.tie_word_embeddings = tensors.tied
-    with quiet_transformers():
-        try:
-            model, info = cls.from_pretrained(
-                None,
-                config=config,
-                state_dict=tensors.state,
-                dtype=dtype,
-                attn_implementation=IMPLEMENTATION,
-                output_loading_info=True,
-                # They are reported below, by name.
-                ignore_mismatched_sizes=True,
-            )
-        except Exception as error:  # invalid settings may fail in any way
-            raise CheckpointError(
-                f"{checkpoint.path} does not load: {first_line(error)}"
-            ) from error
+    quiet_transformers()
+    try:
+        model, info = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors.state,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            # They are reported below, by name.
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # invalid settings may fail in any way
+        raise CheckpointError(f"{checkpoint.path} does not load: {first_line(error)}") from error
     for problem in ("missing_keys", "mismatched_keys"):
         # A mismatched one comes with both shapes.
         keys = sorted(x if isinstance(x, str) else x[0] for x in info.get(problem, ()))

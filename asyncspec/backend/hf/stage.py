@@ -13,7 +13,6 @@ from asyncspec.backend.hf.attention import (
     ExactAttention,
     FastAttention,
     TreeAttention,
-    row_slices,
 )
 from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
@@ -66,26 +65,25 @@ class HFStage(TreeStage[KVCache]):
         sessions = [self.begin(one) for one in passes]
         inputs = [self._inputs(one) for one in passes]
         trees = [self._attention(s.cache, one) for s, one in zip(sessions, passes, strict=True)]
-        tree = trees[0] if len(trees) == 1 else BatchedAttention(trees)
+        batch = BatchedAttention(trees)
+        tree = trees[0] if len(trees) == 1 else batch
         tree.stop = lambda: self._abandoned is job
         depths = {depth for session in sessions for depth in session.depths}
         # ``cat`` copies: layers get the same strides with and without captured hidden states.
         hidden = torch.cat([rows[:, 0] if rows.dim() == 3 else rows for rows in inputs])
-        positions = torch.tensor([row.position for one in passes for row in one.rows])
-        slices = row_slices(trees)
         sampled = [
             own.start + row
-            for one, own in zip(passes, slices, strict=True)
+            for one, own in zip(passes, batch.slices, strict=True)
             for row in one.sampled_rows
         ]
         with capture_hidden_states(self.shard, depths) as captured:
             if sampled:
-                output = self.shard.logits(hidden, positions, tree, torch.tensor(sampled))
+                output = self.shard.logits(hidden, batch.positions, tree, torch.tensor(sampled))
             else:
-                output = self.shard.hidden(hidden, positions, tree)
+                output = self.shard.hidden(hidden, batch.positions, tree)
         results: list[object] = []
         start = 0
-        for one, session, rows, own in zip(passes, sessions, inputs, slices, strict=True):
+        for one, session, rows, own in zip(passes, sessions, inputs, batch.slices, strict=True):
             earlier = rows[:, 1:].unbind(1) if rows.dim() == 3 else ()
             states = [*earlier, *(captured[depth][own] for depth in session.depths)]
             if self.has_head:

@@ -172,7 +172,13 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
                 raise CheckpointError(f"tensor {name} has shape {[*shape]}, not {[*fits]}")
             model.set_submodule(owner, _linear(model, owner, sources[name], counts, wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
-            _load_embedding(model.model, sources[name], wanted.dtype)
+            body, kept = model.model, weight_dtype(stored_type(sources[name]), wanted.dtype)
+            if kept != wanted.dtype and is_plain_embedding(body.embed_tokens):
+                weight = read_tensor(sources[name], kept)
+                body.embed_tokens = UpcastEmbedding(weight, wanted.dtype)
+            else:
+                weight = read_tensor(sources[name], wanted.dtype)
+                body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
         free_heap(sources[name].size)
     for name in linears:
         if not isinstance(model.get_submodule(name), RowwiseLinear):
@@ -223,12 +229,3 @@ class UpcastEmbedding(nn.Module):
 def is_plain_embedding(embedding: nn.Module) -> bool:
     """Whether rows are returned unchanged; Gemma's embedding scales them in its weights' type."""
     return type(embedding) is nn.Embedding
-
-
-def _load_embedding(body: Any, info: TensorInfo, dtype: torch.dtype) -> None:
-    kept = weight_dtype(stored_type(info), dtype)
-    if kept != dtype and is_plain_embedding(body.embed_tokens):
-        body.embed_tokens = UpcastEmbedding(read_tensor(info, kept), dtype)
-    else:
-        weight = read_tensor(info, dtype)
-        body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)

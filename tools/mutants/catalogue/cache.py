@@ -7,8 +7,8 @@ from tools.mutants.mutant import Mutant
 CACHE: tuple[Mutant, ...] = (
     Mutant(
         "slot-reused",
-        "slots.used,\n    )",
-        "slots.used - bool(slots.speculative),\n    )",
+        "start, tip, slot = slots.committed, slots.tip, slots.used",
+        "start, tip, slot = slots.committed, slots.tip, slots.used - bool(slots.speculative)",
         "test_a_row_sees_its_ancestors_and_itself",
     ),
     Mutant(
