@@ -34,13 +34,11 @@ class DeviceThread:
     job with its start and end (seconds of ``time.monotonic``), then ``done`` if it has a result, or
     ``failed`` with the exception it raised.
 
-    A job announced with ``run_next`` starts on the thread as soon as the one before it ends: a
-    round trip to a busy event loop takes about 1 ms. The caller holds ``start_lock`` while it
-    decides and has all finished jobs delivered first, so the next job has either started or can
-    still be changed.
+    A job announced with ``run_next`` starts as soon as the one before it ends: a round trip to a
+    busy event loop takes about 1 ms. The caller holds ``start_lock`` while it decides and has all
+    finished jobs delivered first, so the next job has either started or can still be changed.
 
-    A thread with queues of its own, because an executor's futures take three times as long to hand
-    a job over and back.
+    A thread with queues of its own: an executor's futures take three times as long to hand over.
     """
 
     def __init__(

@@ -156,10 +156,8 @@ class Link(asyncio.BufferedProtocol):
         self._closed(self, reason)
 
     def send(self, message: Message, tensor: WireTensor | None = None) -> int:
-        """Write a message and return its bytes; a link that is down drops it and returns 0.
-
-        The bytes of ``tensor`` must not change afterwards: part of them may still wait here.
-        """
+        """Write a message; returns its bytes, 0 where the link is down. Those of ``tensor`` must
+        not change afterwards: part of them may still wait here."""
         size = self.hold(message, tensor)
         self.flush()
         return size

@@ -119,9 +119,8 @@ class Runtime:
         security: Security | None = None,
         device_seconds: float = FLOOR_SECONDS,
     ) -> None:
-        """``tasks``: by the names of ``RunTask``. ``device_seconds``: no job of the device counts
-        as hung sooner (``DeviceWatchdog``). ``abandon_job`` is called on the event loop while the
-        device's thread may be running the job."""
+        """``tasks``: by the names of ``RunTask``. ``device_seconds``: no job counts as hung sooner.
+        ``abandon_job`` is called on the event loop while the device's thread may run the job."""
         self.state = state
         self.rank = me.rank
         self._machine = machine

@@ -69,11 +69,9 @@ class DeviceWatchdog:
         return max(least, FACTOR * expected)
 
     def check(self, running: tuple[Job, float] | None, now: float) -> str:
-        """Given the running job with its start: why the node must end, or nothing.
-
-        Only time between checks counts, and of a pause no more than two checks' worth: a process
-        that was stopped, or a machine that was asleep, has not seen its device hang.
-        """
+        """Given the running job with its start: why the node must end, or nothing. Of a pause
+        between checks only two checks' worth counts: a stopped process, or a machine asleep, does
+        not hang."""
         passed = min(now - self._checked, 2 * self.check_seconds)
         before, self._running, self._checked = self._running, running, now
         same = running and before and running[0] is before[0] and running[1] == before[1]

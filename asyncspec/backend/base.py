@@ -1,8 +1,7 @@
 """What a backend provides: devices that run jobs (``asyncspec.core.jobs``), and their loading.
 
-A backend is found by its name in ``asyncspec.backend.registry``. A device runs one job at a time,
-not always on the same thread (``asyncspec.actor.device``): no state of a device may be bound to a
-thread.
+A device runs one job at a time, not always on the same thread (``asyncspec.actor.device``): no
+state of a device may be bound to a thread.
 """
 
 from __future__ import annotations

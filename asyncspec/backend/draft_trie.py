@@ -55,11 +55,9 @@ class Trie:
         self._proposals[node] = proposal
 
     def advance(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
-        """Commit ``tokens`` as far as they are computed.
-
-        Returns how many were, and the slots that stay, for a compaction from the *old* ``length``
-        on; None where nothing moves. What does not lie below the last of ``tokens`` is forgotten.
-        """
+        """Commit ``tokens`` as far as they are computed: how many were, and the slots that stay,
+        for a compaction from the *old* ``length`` on (None: nothing moves). What does not lie below
+        the last of ``tokens`` is forgotten."""
         path: list[NodeId] = []
         node = self.tip
         for token in tokens:

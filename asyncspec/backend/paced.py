@@ -47,13 +47,11 @@ class Pace(Struct, frozen=True):
 
 
 class Paced:
-    """Runs a device's jobs at a pace, on the device's thread. Real work that takes longer than the
-    pace is not hurried.
+    """Runs a device's jobs at a pace, on the device's thread; longer ones are not hurried.
 
     The real work is done amid the wait: a small model's operations follow one another within
-    microseconds, and would keep the event loop from sending the previous result. And stages that
-    emulate equal devices on one machine end their passes together, when all of them and the draft
-    node need the cores.
+    microseconds, and would keep the event loop from sending the previous result; and stages that
+    emulate equal devices end their passes together, when all nodes need the cores.
     """
 
     def __init__(

@@ -1,8 +1,5 @@
-"""The sequential decoder on real stages: same kernels, no speculation, one new row per pass.
-
-This is what "lossless" is measured against: the same stages, on the same machine, in exact mode
-give the same tokens with speculation.
-"""
+"""The sequential decoder on real stages: same kernels, no speculation, one new row per pass. On the
+same machine, in exact mode, stages give the same tokens with speculation ("lossless")."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Backends by name. A module is imported when its backend is first used, so that commands which
-load nothing start fast.
-
-A backend is a package with an object ``BACKEND`` (see ``base.Backend``), and a line here.
-"""
+"""Backends by name: packages with an object ``BACKEND`` (``base.Backend``), each with a line here.
+They are imported when first used, so that commands which load nothing start fast."""
 
 from __future__ import annotations
 

@@ -153,10 +153,9 @@ def _take(data: Bytes, start: int, count: int) -> Bytes:
 
 
 def packing_seconds() -> float:
-    """Seconds that packing and unpacking take for each byte of a plain tensor, by a sample, which
-    takes some 5 ms. Other work on the machine makes it slower now and then, nothing faster: the
-    quickest of some counts. The peer that unpacks is taken to be as fast. Channels differ by up to
-    ten times, since values outside the first window take time."""
+    """Seconds for each byte of a plain tensor to be packed and unpacked: the quickest of some
+    samples (5 ms in all), as other work makes them slower. Channels differ by up to ten times,
+    since values outside the first window take time."""
     rng = np.random.default_rng(0)
     scales = 10 ** rng.random(SAMPLE_WIDTH)
     values = (rng.standard_normal((SAMPLE_ROWS, SAMPLE_WIDTH)) * scales).astype(np.float32)

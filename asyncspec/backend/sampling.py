@@ -37,11 +37,9 @@ def draw(
     committed: Seen = NOTHING,
     own: Iterable[Seen] = (),
 ) -> tuple[int, ...]:
-    """One token for each row of ``logits`` [n, vocab], for position ``positions[i]``.
-
-    With penalties, ``committed`` is what every row has before it, and ``own`` for each row what
-    counts instead for tokens of its own path. Ties go to the lowest token id.
-    """
+    """One token for each row of ``logits`` [n, vocab], for position ``positions[i]``; of equals the
+    lowest id. For penalties ``committed`` is what every row has before it, ``own`` what counts
+    instead for the tokens of each row's own path."""
     if sampling.greedy and not sampling.penalises:
         return tuple(logits.argmax(-1).tolist())
     rows = logits.astype(np.float64)
@@ -85,11 +83,9 @@ def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
 
 
 def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:
-    """Tokens that may be drawn, and their logits over the temperature, which is not 0.
-
-    top_k keeps all that tie with the k-th; top_p the shortest prefix, by (-logit, id), whose mass
-    reaches p, at least one token; min_p those at least ``min_p`` times as likely as the best.
-    """
+    """Tokens that may be drawn, and their logits over the temperature, which is not 0. top_k keeps
+    all that tie with the k-th; top_p the shortest prefix, by (-logit, id), whose mass reaches p, at
+    least one token; min_p those at least ``min_p`` times as likely as the best."""
     scores = logits / sampling.temperature
     tokens: Tokens = np.arange(len(scores), dtype=np.int64)
     if 0 < sampling.top_k < len(scores):

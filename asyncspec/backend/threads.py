@@ -1,8 +1,7 @@
 """Thread settings of native libraries, made in the environment before a backend is imported.
 
-On one machine parallelism comes from the stages, one thread each; a node with cores of its own has
-a thread for each. OpenMP's default of spinning while it waits makes a layer 30 to 60 times slower
-as soon as the cores are shared.
+Stages of one machine have one thread each, a node with cores of its own one for each. OpenMP's
+default of spinning while it waits makes a layer 30 to 60 times slower where cores are shared.
 """
 
 from __future__ import annotations

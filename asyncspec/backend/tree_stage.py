@@ -49,11 +49,7 @@ C = TypeVar("C", bound=Cache)
 
 class SlotTokens:
     """The tokens in a session's cache, by slot, which penalties depend on. ``counts``: how often
-    every committed token occurs in the answer.
-
-    A row's path is the committed slots and its own visible ones. Committed tokens are counted once,
-    when they become so; a row adds its few uncommitted ones.
-    """
+    every committed token occurs in the answer; a row adds its few uncommitted ones."""
 
     def __init__(self, prompt_length: int) -> None:
         # Of the user's prompt; what comes after it is answer, also where a later session of the

@@ -40,11 +40,8 @@ class Admit(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True, gc=False):
-    """One node in a forward pass.
-
-    ``visible`` lists, ascending, the slots from ``Forward.committed`` on that this row attends to:
-    its ancestors and itself. Slots below ``Forward.committed`` are visible to every row.
-    """
+    """One node in a forward pass. ``visible``: the slots from ``Forward.committed`` on that it
+    attends to, ascending: its ancestors and itself. Slots below are visible to every row."""
 
     slot: int
     position: int
@@ -54,15 +51,13 @@ class Row(Struct, frozen=True, gc=False):
 class Forward(Struct, frozen=True):
     """One pass over a segment: write keys and values to the rows' slots, attend, go on.
 
-    The first stage needs ``tokens``, later ones ``hidden``; the last one needs both where the
-    session's sampling penalises tokens of a row's path. ``sampled_rows`` names the rows (indices
-    into ``rows``) whose next token the last stage samples, for position ``row.position + 1``; it is
-    empty elsewhere. The result is a handle to hidden states [n, H], or on the last stage a tuple of
-    one token per sampled row.
+    The first stage needs ``tokens``, later ones ``hidden``; the last one needs both where sampling
+    penalises tokens of a row's path. ``sampled_rows``: the rows (indices into ``rows``) whose next
+    token the last stage samples, for position ``row.position + 1``. The result is a handle to
+    hidden states [n, H], or on the last stage a tuple of one token per sampled row.
 
     In a session with features a stage adds the depths it computes to what came with each row, low
-    to high: a row of a handle is then [1 + aux_states, H], and the last stage's result is a
-    ``SamplerOutput``.
+    to high: a row of a handle is [1 + aux_states, H], and the last result a ``SamplerOutput``.
     """
 
     session: SessionId
@@ -81,11 +76,9 @@ class Forward(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """Several passes as one (SpecPipe 4.4): linear layers see all their rows at once, attention
-    each session's own slots. Passes of the same session are as if one came after the other: rows
-    see what those of an earlier one have written. The result is a tuple with the result of each
-    pass, the same as of the pass by itself.
-    """
+    """Several passes as one (SpecPipe 4.4): linear layers see all rows at once, attention each
+    session's slots. Passes of one session are as if one came after the other. The result is a tuple
+    with that of each pass, the same as of the pass by itself."""
 
     passes: tuple[Forward, ...]
 
@@ -130,11 +123,8 @@ class Release(Struct, frozen=True):
 
 
 class Feed(Struct, frozen=True):
-    """Features of committed positions from ``start`` on, oldest first, for the token source.
-
-    Every position once and in order; before an ``Expand`` commits a token to the source, the
-    feature of the position before it was fed.
-    """
+    """Features of committed positions from ``start`` on, oldest first, for the token source: every
+    position once, before an ``Expand`` commits the token after it."""
 
     session: SessionId
     start: int
@@ -142,11 +132,8 @@ class Feed(Struct, frozen=True):
 
 
 class DraftBatch(Struct, frozen=True):
-    """Trees for several sessions, level by level together: one draft pass a level for all of them.
-
-    At most one job a session. The result is a tuple of ``Expanded`` in the order of ``jobs``; each
-    of them may be given up for itself.
-    """
+    """Trees for several sessions, one job each at most, with one draft pass a level for all of
+    them. The result is a tuple of ``Expanded`` in their order; each may be abandoned by itself."""
 
     jobs: tuple[Expand, ...]
 

@@ -66,12 +66,9 @@ class SlotTable(Struct, frozen=True):
 def allocate(
     slots: SlotTable, ids: Sequence[NodeId], parents: Sequence[NodeId], committed: NodePredicate
 ) -> tuple[SlotTable, tuple[Row, ...]]:
-    """Give slots to new nodes, in order, and plan their rows for ``Forward``.
-
-    Visible slots are counted from ``slots.committed`` as it was before this call. Raises
-    ``ValueError`` for a node whose parent is neither the tip, nor speculative, nor an earlier one
-    of ``ids``, and for a node that is in the cache already.
-    """
+    """Give slots to new nodes, in order, and plan their rows for ``Forward``; visible slots are
+    counted from ``slots.committed`` as it was. Raises ``ValueError`` for a node that is in the
+    cache, or whose parent is neither the tip, nor speculative, nor an earlier one of ``ids``."""
     start, tip, slot = slots.committed, slots.tip, slots.used
     speculative = slots.speculative.copy()
     rows: list[Row] = []
@@ -98,11 +95,9 @@ def allocate(
 def reclaim(
     slots: SlotTable, committed: NodePredicate, alive: NodePredicate
 ) -> tuple[SlotTable, tuple[int, ...] | None]:
-    """Free the slots of dead nodes and extend the committed path.
-
-    Returns the new table and the slots that stay, ascending, for ``Compact(start=committed)`` with
-    the *old* ``committed``; None where no slot is freed.
-    """
+    """Free the slots of dead nodes and extend the committed path. Returns the new table and the
+    slots that stay, ascending, for ``Compact(start=committed)`` with the *old* ``committed``; None
+    where no slot is freed."""
     old = slots.speculative
     stays = list(map(alive, old))
     if all(stays):

@@ -13,11 +13,9 @@ NO_NODES: frozenset[NodeId] = frozenset()
 
 
 class Liveness(Struct, frozen=True):
-    """The draft node's decisions as far as they have reached a stage.
-
-    A node issued before ``horizon`` lives if it is a prompt node, accepted or kept; a younger one
-    lives until a later prune says otherwise.
-    """
+    """The draft node's decisions as far as they have reached a stage. A node issued before
+    ``horizon`` lives if it is a prompt node, accepted or kept; a younger one until a prune says
+    otherwise."""
 
     prompt_length: int
     version: Version = Version(0)

@@ -136,11 +136,8 @@ class Abandon(Struct, frozen=True):
 
 class RunNext(Struct, frozen=True):
     """The device starts ``job`` as soon as the running job ``after`` ends, without waiting for the
-    machine. Replaces the previous ``RunNext``; None withdraws it.
-
-    The step that receives the result of ``after`` must issue ``Compute(job)`` before any other
-    job. The machine may change its mind until then.
-    """
+    machine. Replaces the previous ``RunNext``; None withdraws it. The step that receives the result
+    of ``after`` must issue ``Compute(job)`` before any other job."""
 
     after: Job
     job: Job | None

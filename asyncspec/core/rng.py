@@ -1,8 +1,5 @@
-"""Randomness as a function: the same (seed, position, token) gives the same number everywhere.
-
-A counter-based hash (splitmix64's finaliser) replaces a generator, because a generator has a state,
-and a state depends on what was speculated, batched or restarted.
-"""
+"""Randomness as a function: the same (seed, position, token) gives the same number everywhere. A
+counter-based hash (splitmix64's finaliser) has no state that speculation could change."""
 
 from __future__ import annotations
 

@@ -14,12 +14,11 @@ MIN_TEMPERATURE = 1e-5
 
 
 class Sampling(Struct, frozen=True):
-    """Sampling settings of one request (docs/reference/sampling.md). The defaults are greedy
-    decoding.
+    """Sampling settings of one request (docs/reference/sampling.md); the defaults are greedy.
 
     The token drawn at a position is a function of these settings, the position, the logits and,
-    with penalties, the tokens before it on its own path. So it does not depend on speculation,
-    segmenting or the number of stages.
+    with penalties, the tokens before it on its own path, whatever the speculation, segments and
+    stages.
     """
 
     temperature: float = 0.0

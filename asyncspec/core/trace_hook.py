@@ -24,9 +24,7 @@ class TraceHook(Protocol):
         error: str = "",
     ) -> None:
         """The machine handled an input at ``at``; its effects were performed by ``until``.
-
-        ``sizes``: bytes sent by each effect. ``error``: why the input was refused.
-        """
+        ``sizes``: bytes sent by each effect. ``error``: why the input was refused."""
 
     def ran(self, job: Job, at: float, until: float) -> None:
         """The device finished a job. Called in issue order, before the machine gets the result."""

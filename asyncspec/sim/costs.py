@@ -75,12 +75,9 @@ def pass_rows(job: Expand) -> list[int]:
 
 
 class LevelCache:
-    """Levels below each session's tip that a token source has computed.
-
-    A second request below the same tip, only deeper (FlowSpec's score-aware expansion), costs the
-    levels that are new, as in FlowSpec. A tree that grows from given nodes
-    (PipeDec) has only new levels.
-    """
+    """Levels below each session's tip that a token source has computed. A second request below the
+    same tip, only deeper (FlowSpec's score-aware expansion), costs the new levels; a tree that
+    grows from given nodes (PipeDec) has only new ones."""
 
     def __init__(self) -> None:
         self._levels: dict[SessionId, int] = {}
@@ -112,11 +109,9 @@ class LinkCost(Struct, frozen=True):
 
 
 class Jitter(Struct, frozen=True):
-    """Durations vary by up to ``share`` (below 1) of themselves in either direction, evenly.
-
-    A function of what is done (node, segment, version), so a run does not depend on the order in
-    which events are simulated, and two policies meet the same slow passes.
-    """
+    """Durations vary by up to ``share`` (below 1) of themselves in either direction, evenly: a
+    function of what is done (node, segment, version), so that two policies meet the same slow
+    passes, whatever the order of simulated events."""
 
     share: float = 0.0
     seed: int = 0

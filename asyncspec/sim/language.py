@@ -35,11 +35,9 @@ class Coverage(Struct, frozen=True):
     logs: tuple[float, ...]
 
     def confidence(self, quantile: float, mean: float) -> float:
-        """The chance of the first candidate at one node, for a ``quantile`` in [0, 1).
-
-        Between ``floor`` and 1, with ``mean`` over all quantiles (the mean of a power of the
-        quantile), so that the draft is calibrated.
-        """
+        """The chance of the first candidate at one node, for a ``quantile`` in [0, 1): between
+        ``floor`` and 1, with ``mean`` over all quantiles (of a power of the quantile), so the draft
+        is calibrated."""
         if mean >= 1.0:
             return 1.0
         floor = self.floor
@@ -71,11 +69,9 @@ def shaped(top: float, shape: Sequence[float]) -> Coverage:
 
 
 def harmonic(top: float, ranks: int = MAX_RANKS) -> Coverage:
-    """The table measured of real drafts: the first k candidates miss with chance (1 - top) / k.
-
-    For an 8B draft of a 70B model and for the bundled pairs alike, to within some percent (0.65
-    gives .65, .91 among four, .956 among eight).
-    """
+    """The table measured of real drafts: the first k candidates miss with chance (1 - top) / k, for
+    an 8B draft of a 70B model and the bundled pairs alike, to within some percent (0.65 gives .65,
+    .91 among four, .956 among eight)."""
     return shaped(top, [1.0 / (r * (r - 1)) for r in range(2, ranks + 1)])
 
 
@@ -115,20 +111,14 @@ class Language(Protocol):
 
     def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
         """The draft's likeliest tokens after ``path``, best first, with log-probabilities (nats).
-
-        ``position``: length of the text. ``stale``: how many of its last tokens the target has
-        not confirmed.
-        """
+        ``position``: length of the text, whose last ``stale`` tokens the target has not
+        confirmed."""
 
 
 def likely(language: Language, path: int, position: int, count: int) -> Proposal:
-    """The target's ``count`` likeliest tokens after ``path``, for lossy policies.
-
-    A language says only which token the target takes. That one comes first, then come the draft's
-    candidates in the draft's order, with the chances that the draft gives by rank: a target that
-    agrees with its draft but for the first place. Where there are no more, the last is repeated
-    with no chance, because every node of a verdict has as many.
-    """
+    """The target's ``count`` likeliest tokens after ``path``, for lossy policies: the one it takes,
+    then the draft's candidates in their order, with the draft's chances by rank. Where there are no
+    more, the last is repeated with no chance, because every node of a verdict has as many."""
     truth = language.truth(path)
     candidates, scores = language.propose(path, position, 0, count)
     chances = list(scores) or [0.0]

@@ -141,11 +141,8 @@ class Stalled(AssertionError):
 
 
 class World:
-    """Runs machines until nothing is left to happen. Delays come from the caller: a constant for a
-    study of policies, anything Hypothesis draws for a proof.
-
-    ``tokens`` and ``finished`` collect what the draft node gave to its users, by request.
-    """
+    """Runs machines until nothing is left to happen, with the caller's delays. ``tokens`` and
+    ``finished`` collect what the draft node gave to its users, by request."""
 
     def __init__(
         self,

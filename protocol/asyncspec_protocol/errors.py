@@ -12,12 +12,9 @@ MAX_TEXT = 1000
 
 
 def printable(text: str, most: int = MAX_TEXT) -> str:
-    """One line of ``text``, safe for a terminal or a log.
-
-    Control characters (line breaks and ANSI escapes among them), marks that reverse the direction
-    of text and halves of surrogate pairs are escaped as in Python's literals; of more than ``most``
-    characters the end is left out.
-    """
+    """One line of ``text``, safe for a terminal or a log: control characters (line breaks and ANSI
+    escapes among them), marks that reverse the direction of text and halves of surrogate pairs are
+    escaped as in Python's literals; of more than ``most`` characters the end is left out."""
     shown = text[: most + 1]
     if not shown.isprintable():
         shown = "".join([c if c.isprintable() else ascii(c)[1:-1] for c in shown])

@@ -91,11 +91,9 @@ def zeroed(size: int) -> memoryview:
 
 
 class FrameReader:
-    """Bytes in, frames out. After an error it must not be used again.
-
-    Small frames are received several at once, each tensor into a buffer of its own but for its
-    first bytes, which came with the header: most frames cost one read.
-    """
+    """Bytes in, frames out; not to be used after an error. Small frames are received several at
+    once, each tensor into a buffer of its own but for its first bytes: most frames cost one
+    read."""
 
     def __init__(
         self, *, trusted: bool = True, allocate: Callable[[int], memoryview] = zeroed
@@ -132,11 +130,8 @@ class FrameReader:
         return 0 if self._part is None else len(self._part) - self._filled
 
     def next_frame(self) -> Frame | None:
-        """The next frame that is complete.
-
-        Raises ``RemoteProtocolError`` for sizes out of bounds (before anything is allocated) and
-        for garbage.
-        """
+        """The next frame that is complete. Raises ``RemoteProtocolError`` for sizes out of bounds
+        (before anything is allocated) and for garbage."""
         frame = self._complete()
         if frame is None:
             self._make_room()

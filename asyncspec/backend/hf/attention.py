@@ -51,10 +51,8 @@ class TreeMask:
 
     def attend(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv, and n at
-        least ``count``: rows beyond are ignored, and repeats in the result.
-
-        Raises ``Abandoned`` where ``stop`` returns true.
-        """
+        least ``count``: rows beyond are ignored, and repeats in the result. Raises
+        ``Abandoned``."""
         if self.stop():
             raise Abandoned
         given = query.shape[1]

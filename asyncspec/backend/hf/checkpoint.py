@@ -120,12 +120,9 @@ def in_line(error: Exception) -> str:
 
 
 def resolve_dtype(info: ModelInfo, name: str = "auto") -> torch.dtype:
-    """The type to compute in. "auto": bfloat16 for a bfloat16 checkpoint, else float32. Raises
-    ``UserError`` for an unknown one.
-
-    float16 becomes float32, which holds all its values; few CPUs compute in float16. The matrices
-    of layers stay float16 in memory where torch can multiply them so (``dense.py``).
-    """
+    """The type to compute in. "auto": bfloat16 for a bfloat16 checkpoint, else float32, which holds
+    all values of float16; the matrices of layers may stay float16 (``dense.py``). Raises
+    ``UserError`` for an unknown one."""
     kind = info.dtype if name == "auto" else name
     if kind in ("bf16", "bfloat16"):
         return torch.bfloat16

@@ -25,9 +25,7 @@ S = TypeVar("S", bound=CachedSession[KVCache])
 
 def best_successors(logits: Tensor, most: int, ids: Tensor | None = None) -> list[Proposal]:
     """Per row of ``logits`` [n, vocab] the ``most`` best tokens and their log-probabilities.
-
-    ``ids`` [vocab]: the token each column means, where it is not the column's number.
-    """
+    ``ids`` [vocab]: the token each column means, where it is not the column's number."""
     logits = logits.float()
     best = logits.topk(min(most, logits.shape[-1]), dim=-1)
     # Rounding must not make a token more than certain.
@@ -87,10 +85,8 @@ def load_draft(
     vocab: int | None = None,
     quantize: Quantize = "none",
 ) -> DraftModel:
-    """Read a whole checkpoint as a draft model. ``vocab``: size of the target's vocabulary.
-    ``quantize``: how the weights are kept, as in a stage.
-
-    Raises ``UserError`` or ``CheckpointError``."""
+    """Read a whole checkpoint as a draft model. ``vocab``: size of the target's vocabulary. Raises
+    ``UserError`` or ``CheckpointError``."""
     check_quantize(quantize)
     layers, torch_dtype = checkpoint.info.layers, resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():

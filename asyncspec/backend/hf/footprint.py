@@ -41,10 +41,7 @@ def footprint(
     draft: bool = False,
 ) -> Footprint:
     """Weights and cache of layers [first, end) as ``load_stage`` or, if ``draft``, ``load_draft``
-    holds them. No weights are read.
-
-    Raises ``CheckpointError`` where transformers cannot build the model.
-    """
+    holds them. Raises ``CheckpointError`` where transformers cannot build the model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     first, end = span
@@ -94,8 +91,7 @@ def _weights(
     model: Any, dtype: torch.dtype, in_linear: torch.dtype, quantize: Quantize, *, tied: bool
 ) -> int:
     """Bytes of a model's numbers, of type ``dtype``; those of linear layers, and of an embedding
-    that is kept as it is stored, are of type ``in_linear``. ``tied``: the head is the embedding,
-    and held once where both are of the same type."""
+    kept as stored, are ``in_linear``. ``tied``: the head is the embedding, held once if alike."""
     kept = in_linear != dtype and is_plain_embedding(model.model.embed_tokens)
     counts: Counter[str] = Counter()
     for name, module in model.named_modules():

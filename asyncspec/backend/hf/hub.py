@@ -64,10 +64,7 @@ def short_name(name: str) -> str:
 
 def locate(name: str | Path, *, pickled: bool = False) -> Path:
     """The directory of a local checkpoint, or of one fetched from the Hub as a whole, with
-    ``pickled`` also weights as ``pytorch_model*.bin`` (EAGLE heads).
-
-    Raises as ``parse`` and ``download``.
-    """
+    ``pickled`` also ``pytorch_model*.bin`` (EAGLE heads). Raises as ``parse`` and ``download``."""
     found = parse(name)
     if isinstance(found, Path):
         return found

@@ -20,12 +20,10 @@ _freed = 0
 
 
 def free_heap(count: int) -> None:
-    """Count freed bytes; return the heap's free memory to the operating system (``malloc_trim``,
-    glibc only) once there are ``TRIM_BYTES``.
+    """Count freed bytes; from ``TRIM_BYTES`` on return free memory to the system (``malloc_trim``).
 
-    Tensors below 32 MiB come from the C library's heap, which shrinks from its end only: without
-    this, one small object that outlives a session keeps the session's cache in the process. Caches
-    of short sessions count together, since a stage may hold a hundred of them.
+    Tensors below 32 MiB come from the C heap, which shrinks from its end only: a small object that
+    outlives a session keeps the session's cache. Caches of short sessions count together.
     """
     global _freed
     _freed += count

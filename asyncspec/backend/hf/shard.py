@@ -148,13 +148,10 @@ def load_shard(
     share_tied: bool = True,
 ) -> Shard:
     """Read layers [first, last) and pack or quantise them, one matrix after another.
+    ``share_tied``: a tied matrix is held once; else the head gets a packed copy, which is faster.
 
-    ``share_tied``: a matrix that is both embedding and head is held once; else the head gets a
-    packed copy, which is faster.
-
-    Raises ``UserError`` for a range the model does not have, ``CheckpointError`` where tensors
-    are missing or do not fit the configuration.
-    """
+    Raises ``UserError`` for a range the model does not have, ``CheckpointError`` where tensors are
+    missing or do not fit the configuration."""
     total = checkpoint.info.layers
     if not 0 <= first < last <= total:
         raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")

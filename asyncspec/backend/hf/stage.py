@@ -120,11 +120,8 @@ def load_stage(
     quantize: Quantize = "none",
 ) -> HFStage:
     """Read layers [first, last) as a stage. In exact mode the kernels are measured first, unless
-    ``settings`` are given, and the loaded stage is tested afterwards. ``quantize``: how the weights
-    are kept (docs/guide/own-models.md).
-
-    Raises ``UserError`` or ``CheckpointError`` with what to change.
-    """
+    ``settings`` are given, and the loaded stage is tested. Raises ``UserError`` or
+    ``CheckpointError`` with what to change."""
     check_quantize(quantize)
     torch_dtype = resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():

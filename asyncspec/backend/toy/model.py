@@ -141,10 +141,8 @@ class ToyCache:
 
 
 class ToyStage(TreeStage[ToyCache]):
-    """Layers [first, last) of a toy model; the last stage draws tokens.
-
-    A row of a handle is a hidden state, a tuple of one and those captured so far, or a feature.
-    """
+    """Layers [first, last) of a toy model; the last stage draws tokens. A row of a handle is a
+    hidden state, a tuple of one and those captured so far, or a feature."""
 
     weights = DTYPE
 

@@ -24,11 +24,9 @@ def _shuffled(key: int, vocab: int) -> tuple[int, ...]:
 
 
 class ToySource(StateSource[ToyState]):
-    """A token source of tunable quality: it knows the toy target and proposes with noise.
-
-    ``top`` is the share of nodes where the target's choice comes first; elsewhere it is second
-    with the same chance, and so on: 0.65 gives the coverage of real draft models by rank.
-    """
+    """A token source of tunable quality: it knows the target and proposes with noise. ``top``:
+    share of nodes where the target's choice comes first; elsewhere it is second with the same
+    chance, and so on: 0.65 gives the coverage of real draft models by rank."""
 
     def __init__(self, model: ToyModel, top: float = 0.65, seed: int = 1) -> None:
         super().__init__(lambda _: model.start(), model.extend)

@@ -45,9 +45,8 @@ def reexec_with_huge_pages(modes: Path = MODES) -> None:
 
 
 def preload(file: Path) -> None:
-    """Import what every node of the cluster file ``file`` needs, with as many threads as each of
-    them has: it takes seconds, loading a small model tenths of one. Nodes are forked afterwards;
-    errors of the file are left to them."""
+    """Import what the nodes of ``file`` need, with as many threads as they have: it takes seconds,
+    so nodes are forked afterwards. Errors of the file are left to them."""
     import gc
 
     from asyncspec.backend import registry

@@ -24,9 +24,8 @@ def resident_bytes() -> int:
 
 
 def cache_budget(config: Config, rank: int) -> int:
-    """Bytes that a stage's caches, or the sessions of a token source, may take: by the cluster
-    file, else a share of the half of what is free once weights are loaded. A token source takes as
-    much as a stage of its machine."""
+    """Bytes for a stage's caches or a token source's sessions: by the cluster file, else a share of
+    half of what is free once weights are loaded; a source has as much as a stage there."""
     is_stage = 1 <= rank <= config.stages
     if mib := config.limits.cache_mib if is_stage else config.limits.draft_mib:
         return mib * MIB

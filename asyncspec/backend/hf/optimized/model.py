@@ -28,9 +28,8 @@ from asyncspec.core.errors import CheckpointError, first_line
 
 
 class OptimizedModel(nn.Module):
-    """Made of the modules of ``original``, the body of a causal LM; ``result`` is an example of
-    what it returns. Raises ``AttributeError`` or ``TypeError`` where it has other modules, or a
-    result of another kind."""
+    """Made of the modules of ``original``, the body of a causal LM; ``result``: an example of its
+    result. Raises ``AttributeError`` or ``TypeError`` where it has others."""
 
     def __init__(self, original: Any, params: Sequence[AttentionParams], result: Any) -> None:
         super().__init__()
@@ -87,12 +86,9 @@ class RecordingAttention(TreeMask):
 
 
 def optimize_model(model: Any, run: Callable[[TreeMask], Tensor], count: int) -> str:
-    """Replace the body of a transformers causal LM where that changes no bit. Returns the reason
-    why it was not replaced, "" where it was. ``run``: a pass of ``count`` rows of noise through the
-    model with a given mask.
-
-    Raises ``CheckpointError`` where transformers' own code cannot run such a pass.
-    """
+    """Replace the body of a transformers causal LM where that changes no bit of ``run``, a pass of
+    ``count`` rows of noise with a mask. Returns why it was not replaced, "" where it was. Raises
+    ``CheckpointError`` where transformers' own code cannot run such a pass."""
     original = model.model
     try:
         params, want, result = _trace(model, run, count)

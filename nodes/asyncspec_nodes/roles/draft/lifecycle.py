@@ -272,9 +272,8 @@ def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Ef
 def _broken(
     state: DraftState, now: float, *, was_up: bool, echo: bool = False
 ) -> tuple[DraftState, Effects]:
-    """The pipeline is broken: all sessions end, and their requests go back to the head of the
-    backlog, suspects first, but for a poison request. ``was_up``: they wait from now on. ``echo``:
-    this break was counted before."""
+    """All sessions end, and their requests go back to the head of the backlog, suspects first, but
+    for a poison request. ``was_up``: they wait from now on. ``echo``: counted before."""
     effects: list[Effect] = []
     silent = [session for session in state.sessions.values() if not session.committed]
     waiting: list[QueuedRequest] = []

@@ -90,11 +90,8 @@ def prefix_in_progress(state: DraftState, prompt: PromptKey) -> SessionId | None
 
 
 def _match_length(state: DraftState, one: CachedPrompt, prompt: PromptKey) -> int:
-    """Tokens of a prompt that can be taken over from a cached one; 0 where it is not worth it.
-
-    The last token of either is not shared: the one is to be verified, and the other's feature came
-    with its verdict, not with the prompt.
-    """
+    """Tokens of a prompt to take over from a cached one; 0 where it is not worth it. The last token
+    of either is not shared: one is to be verified, the other's feature came with its verdict."""
     if one.tenant != prompt.tenant or prompt.penalised:
         return 0
     least = state.config.min_common_prefix

@@ -29,11 +29,8 @@ from asyncspec_protocol.messages import Segment
 
 
 def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
-    """Accept, open, send and request what is possible now.
-
-    Between two verdicts of one pass nothing is opened, sent or requested: sessions that shared a
-    pass go on together, so that they share the next one too.
-    """
+    """Accept, open, send and request what is possible now. Between two verdicts of one pass only
+    accept, so that the sessions of the pass share the next one too."""
     effects: list[Effect] = []
     for session in state.sessions.values():
         state, accepted = _accept(state, session, now)
@@ -132,9 +129,8 @@ def _with_tree_budget(
     max_rows: int,
 ) -> DraftSession:
     """The session with the tree budget of its next segment, from the acceptance chances of the
-    nodes that were just ``cut`` (SpecPipe 4.4). ``sessions`` share its passes, and links allow
-    ``max_rows``. Where even the last node was worth its row the budget doubles: what lies beyond is
-    not known."""
+    nodes just ``cut`` (SpecPipe 4.4). ``sessions`` share its passes, links allow ``max_rows``.
+    Where even the last node was worth its row the budget doubles."""
     nodes = session.tree.nodes
     chances = sorted((math.exp(nodes[n].score) for n in cut if n in nodes), reverse=True)
     budget = limit = PARAMETERS.max_rows

@@ -78,9 +78,8 @@ class SlotClock(Struct, frozen=True):
         return max(self.now, self.drafted)
 
     def on_draft(self, start: float, share: float) -> SlotClock:
-        """The answer to a draft request of slot ``start`` has come; it took that ``share`` of a
-        slot. DraftBatch that is slower than a stage counts as one slot: a pipeline that waits for
-        its draft is below its limit."""
+        """A draft of a request at slot ``start`` has come; it took that ``share`` of a slot, at
+        most one: a pipeline that waits for a slower draft is below its limit."""
         return replace(self, drafted=max(self.drafted, start + min(1.0, share)))
 
 

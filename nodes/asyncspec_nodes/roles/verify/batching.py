@@ -147,14 +147,12 @@ def is_prefill(segment: QueuedSegment, session: StageSession) -> bool:
 
 
 def fair_share(state: VerifyState) -> FairShare | None:
-    """The fair share of the first stage's next pass; None on later stages, which take what the
-    first one has made.
+    """The fair share of the first stage's next pass; later stages take what the first has made.
 
-    Sessions that share a pass come back, are drafted for and are sent together: nothing parts them
-    again. Where rows cost, a few long passes would go round and most stages stand idle. So the
-    share is an even part, among the stages, of the rows that wait or are under way; or half of the
-    rows that could go now, if these are more, as where the first stage is the slowest. Sessions
-    that may be planned for are exempt.
+    Sessions that share a pass come back and are sent together: nothing parts them again, and where
+    rows cost, a few long passes would go round and most stages stand idle. So the share is an even
+    part, among the stages, of the rows that wait or are under way; or half of the rows that could
+    go now, if these are more. Sessions that may be planned for are exempt.
     """
     config, exempt = state.config, state.schedule.members
     if config.rank != 1:

@@ -98,10 +98,8 @@ def _reported_cost(
 
 
 def segment_arrived(state: VerifyState, session: SessionId, now: float) -> VerifyState:
-    """A session's segment has come: count whether it was in time, and the round that it ends.
-
-    Only complete rounds of members that are not suspended count.
-    """
+    """A session's segment has come: count whether it was in time, and the round that it ends, if it
+    is a complete one of a member that is not suspended."""
     schedule = state.schedule
     if schedule.suspensions:
         schedule = count_segment(schedule, session, now)

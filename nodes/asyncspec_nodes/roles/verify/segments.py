@@ -123,11 +123,9 @@ def receive_prune(state: VerifyState, message: PruneIndices) -> tuple[VerifyStat
 def orphan_error(
     session: StageSession, before: Iterable[QueuedSegment], segments: Iterable[QueuedSegment]
 ) -> str:
-    """The error of the first node of ``segments`` that has no parent here, is here already, or is
-    a sibling of a committed node; empty where there is none. ``before``: the session's queue.
-
-    A sibling of a committed node would lose its parent in the queue: the tip moves past it.
-    """
+    """The error of the first node of ``segments`` that has no parent here, is here already, or is a
+    sibling of a committed node, which would lose its parent when the tip moves; empty where there
+    is none. ``before``: the session's queue."""
     held, here = session.slots.speculative, {session.slots.tip}
     accepted, last = session.liveness.accepted, session.liveness.prompt_length - 1
     # Parents of committed nodes that wait, with the only child they may have.

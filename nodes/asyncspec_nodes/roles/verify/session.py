@@ -286,11 +286,9 @@ def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, C
 def plan_part(
     session: StageSession, segment: QueuedSegment, config: VerifyConfig
 ) -> tuple[StageSession, PassPart]:
-    """Give a segment its slots and make it part of a forward pass.
-
-    The last stage samples for every row except prompt nodes before the last of them, whose
-    successor is known. Raises ``ValueError`` where a node's parent is not in the cache.
-    """
+    """Give a segment its slots and make it part of a forward pass. The last stage samples for every
+    row but prompt nodes before the last, whose successor is known. Raises ``ValueError`` where a
+    node's parent is not in the cache."""
     if config.rank == 1:
         segment = replace(segment, pass_number=session.finished_passes + 1)
     liveness, last = session.liveness, config.last

@@ -87,11 +87,8 @@ MAX_K = 192
 
 
 class RowTiles(Struct, frozen=True):
-    """Row counts for which attention's float32 products give every row the same bits.
-
-    A product is computed in tiles of rows; rows left over at the end may be computed by another
-    kernel, which adds up their terms in another order.
-    """
+    """Row counts for which attention's float32 products give every row the same bits: products are
+    computed in tiles of rows, and those left over maybe by another kernel, in another order."""
 
     multiple: int = 8
     # None: any multiple.

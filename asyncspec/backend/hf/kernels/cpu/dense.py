@@ -85,13 +85,9 @@ _REPEATS = 3
 
 def tune_min_rows(linears: Sequence[RowwiseLinear]) -> None:
     """Raise ``min_rows`` of packed float32 layers to ``TUNED_MIN_ROWS`` where that is faster on the
-    loaded weights.
-
-    A product of few rows takes as long as reading its weights, and a kernel may read them slower
-    for one or two rows than for four: oneDNN's in float32 on an EPYC of 2022 by a quarter, while on
-    one of 2021 it is faster. Results are bitwise unchanged in exact mode: the self-test has passed
-    with fewer rows already.
-    """
+    loaded weights: a kernel may read them slower for one or two rows than for four (oneDNN's on an
+    EPYC of 2022 by a quarter, on one of 2021 it is faster). Results are bitwise unchanged in exact
+    mode, as the self-test has passed with fewer rows."""
     packed = [
         linear
         for linear in linears

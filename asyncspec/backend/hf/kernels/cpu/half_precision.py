@@ -56,12 +56,9 @@ _SHORT_TILES = (1, 2, 7, 14)
 
 class HalfLinear(RowwiseLinear):
     """Finite weights [N, K] of 16 bits as float16 times a power of two, packed by FBGEMM, for rows
-    of ``dtype``.
-
-    float16 weights keep all their bits, bfloat16 ones down to 2^-32 of the largest in their slice
-    (of 8 million); what is smaller is off by at most 2^-40 of that one, far below the rounding of
-    a float32 sum.
-    """
+    of ``dtype``. float16 keeps all its bits, bfloat16 those down to 2^-32 of the largest in a slice
+    of 8 million; what is smaller is off by at most 2^-40 of that, below a float32 sum's
+    rounding."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, settings: KernelSettings
@@ -132,11 +129,8 @@ def max_abs(weight: Tensor) -> float:
 
 
 def fbgemm_rows(rows: int) -> int:
-    """``rows`` or the next row count that FBGEMM cuts into tiles of three to six rows alone.
-
-    Those add up a row's products one after another; tiles of one and two rows add them up in
-    several chains.
-    """
+    """``rows`` or the next count that FBGEMM cuts into tiles of three to six rows alone: those add
+    up a row's products one after another, tiles of one and two in several chains."""
     while rows in _SHORT_TILES or (rows > 30 and rows % 6 in (1, 2)):
         rows += 1
     return rows

@@ -30,11 +30,9 @@ MAX_TILED_ROWS = 32
 
 
 def rounded_rows(rows: int) -> int:
-    """``rows``, or above ``UNROUNDED_ROWS`` the next multiple of ``ROUNDING_STEP``.
-
-    Passes that sessions share have all row counts, and oneDNN keeps code for each: after 1,200
-    passes of 1 to 256 rows two layers of the bundled target took 1,143 MiB, with rounding 489.
-    """
+    """``rows``, or above ``UNROUNDED_ROWS`` the next multiple of ``ROUNDING_STEP``: oneDNN keeps
+    code for each count (after 1,200 passes of 1 to 256 rows two layers of the bundled target took
+    1,143 MiB, with rounding 489)."""
     return rows if rows <= UNROUNDED_ROWS else -(-rows // ROUNDING_STEP) * ROUNDING_STEP
 
 
@@ -102,11 +100,9 @@ class RowwiseLinear(nn.Module):
 
 
 class PackedLinear(RowwiseLinear):
-    """Dense weights [N, K] in the type of inputs and results, packed; not copied if ``shared``.
-
-    The operator gives the same bits on packed and on plain weights; on plain ones it takes 1.1
-    times (64 rows) to 2 times (one row, doubled) as long.
-    """
+    """Dense weights [N, K] in the type of inputs and results, packed; not copied if ``shared``,
+    which gives the same bits and takes 1.1 times (64 rows) to 2 times (one row, doubled) as
+    long."""
 
     min_tested_rows = 2
 

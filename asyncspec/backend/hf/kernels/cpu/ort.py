@@ -168,10 +168,9 @@ def is_available() -> bool:
     """Import onnxruntime where its products are the fastest. Not decided by timing: two stages on
     machines of one kind must have the same bits.
 
-    On x86 without AVX-512 they take 5 to 40 % less time than oneDNN's and 10 us less per call, and
-    give the same bits for any row count, so no row is doubled and no code generated per count. On
-    Intel CPUs with AVX-512 one row takes a tenth less, sixteen about as long; on AMD's sixteen take
-    15 % more. ARM was not tried.
+    On x86 without AVX-512 they take 5 to 40 % less time than oneDNN's, for any row count; on Intel
+    CPUs with AVX-512 one row a tenth less, sixteen about as long; on AMD's sixteen 15 % more. ARM
+    was not tried.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     if capability != "AVX2" and not (capability == "AVX512" and is_intel()):
@@ -205,12 +204,9 @@ def can_mmap(info: TensorInfo) -> bool:
 
 
 class MmapLinear(RowwiseLinear):
-    """Dense weights [N, K] in a file, multiplied as float32 by torch's own product.
-
-    A loaded model is tried before it is decided how its matrices are kept: each packed by itself,
-    or those of a layer in a graph. Until then products read them from the file, which the operating
-    system caches, so they take no memory of the process.
-    """
+    """Dense weights [N, K] in a file, multiplied as float32 by torch's own product: memory of the
+    system's file cache alone. A loaded model is tried before its matrices are packed, each by
+    itself or those of a layer in a graph."""
 
     def __init__(self, info: TensorInfo, bias: Tensor | None) -> None:
         super().__init__((info.shape[0], info.shape[1]), torch.float32, bias)
