@@ -24,7 +24,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_TARGET,
     check_target,
 )
-from asyncspec_nodes.console.arguments import COUNT, Bounds
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.options import check_numbers
 
 SESSIONS = (1, 2, 4, 8)

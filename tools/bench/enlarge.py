@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 from asyncspec.backend.hf.checkpoint_files import list_tensors, main_dtype
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.console.arguments import COUNT
+from asyncspec_nodes.console.bounds import COUNT
 from tools.bench.options import check_numbers
 
 DTYPES: dict[str, torch.dtype] = {

@@ -26,7 +26,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.source.expand import Proposal
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.mixture import MIN_SUCCESSORS, settle
-from asyncspec_nodes.console.arguments import COUNT
+from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_protocol.messages import Expand
 from tools.bench.hybrid import MIXES
 from tools.bench.options import SEVERAL, TEMPERATURE, check_numbers, check_policies

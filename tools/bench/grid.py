@@ -24,7 +24,7 @@ from asyncspec.core.errors import UserError
 from asyncspec.core.rng import uniform
 from asyncspec.sim.costs import ClusterCost, DraftCost, Jitter, LinkCost, StageCost
 from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
-from asyncspec_nodes.console.arguments import COUNT
+from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.dipsd.machines.cases import Turning
 from tools.bench.options import check_numbers

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import split
-from asyncspec_nodes.console.arguments import COUNT
+from asyncspec_nodes.console.bounds import COUNT
 from tools.bench.options import SEVERAL, check_numbers, check_policies
 from tools.bench.paired import Gain, Pair, compare
 from tools.bench.prompts import Prompt, Sets, read_sets

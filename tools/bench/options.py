@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.console.arguments import LARGE, Bounds, option
+from asyncspec_nodes.console.arguments import option
+from asyncspec_nodes.console.bounds import LARGE, Bounds
 
 SEVERAL = Bounds(2, LARGE)
 """A rate is of what comes after the first, and quartiles are of two at least."""

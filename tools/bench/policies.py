@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from asyncspec_nodes.console.arguments import COUNT
+from asyncspec_nodes.console.bounds import COUNT
 from tools.bench.options import SEVERAL, TEMPERATURE, check_numbers
 from tools.bench.processes import run_prompts
 from tools.bench.prompts import read_sets

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.console.arguments import COUNT, Bounds
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.options import check_numbers
 from tools.bench.random_model import save_random
 

@@ -27,7 +27,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_target,
 )
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
-from asyncspec_nodes.console.arguments import COUNT, SEED
+from asyncspec_nodes.console.bounds import COUNT, SEED
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_source
 from asyncspec_protocol.ids import SessionId, Version

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, check_target
-from asyncspec_nodes.console.arguments import COUNT, Bounds
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.options import check_numbers
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

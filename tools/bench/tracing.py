@@ -32,7 +32,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, check_target
 from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
-from asyncspec_nodes.console.arguments import COUNT, Bounds
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.simulation.replay import Player
 from asyncspec_protocol.messages import Finished, Submit

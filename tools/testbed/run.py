@@ -15,7 +15,7 @@ from asyncspec_nodes.cli.run import Run, RunOptions
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.progress import LoadingSteps
+from asyncspec_nodes.local.cluster import LoadingSteps
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
 from tools.testbed.cluster_file import check_fit

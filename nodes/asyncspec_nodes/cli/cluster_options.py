@@ -6,38 +6,27 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
-from asyncspec.backend.base import EAGLE, EngineOptions, FlashAttention, KVType
+from asyncspec.backend import base
+from asyncspec.backend.base import EAGLE, EngineOptions
 from asyncspec.backend.registry import backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import checkpoints
+from asyncspec_nodes.cluster import config as tables
 from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, parts
 from asyncspec_nodes.cluster.config import (
-    BACKENDS,
-    DRAFTING,
-    DTYPES,
-    MODES,
     PASSES,
-    QUANTIZE,
     Config,
     DraftTable,
     PaceTable,
     TargetTable,
+    check_stages,
 )
 from asyncspec_nodes.cluster.file import check_options, load
-from asyncspec_nodes.cluster.layout import check_stages
-from asyncspec_nodes.console.arguments import (
-    COUNT,
-    GPU_LAYERS,
-    SECONDS,
-    THREADS,
-    Parser,
-    given,
-    host_and_port,
-    option,
-)
+from asyncspec_nodes.console.arguments import Parser, given, host_and_port, option
+from asyncspec_nodes.console.bounds import COUNT, GPU_LAYERS, SECONDS, THREADS
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.serving.requests import policy_problem
 from asyncspec_protocol.ids import DRAFT
@@ -86,16 +75,19 @@ def add_arguments(parser: Parser) -> None:
 
 def add_model_arguments(parser: Parser, quantize: str) -> None:
     """How the target is computed. ``quantize``: that option's help."""
-    parser.add_argument("--backend", choices=BACKENDS, help="default: what the target's name says")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: the checkpoint's")
-    parser.add_argument("--mode", choices=MODES, help="default: exact")
-    parser.add_argument("--quantize", choices=QUANTIZE, help=quantize)
+    for name, kind, text in (
+        ("--backend", tables.BackendName, "default: what the target's name says"),
+        ("--dtype", base.DType, "default: the checkpoint's"),
+        ("--mode", base.Mode, "default: exact"),
+        ("--quantize", base.Quantize, quantize),
+    ):
+        parser.add_argument(name, choices=get_args(kind), help=text)
     group = parser.add_argument_group("GGUF targets", "[llama] in the cluster file")
     add = group.add_argument
     add("--device", metavar="NAME", help="auto, cpu, cuda, metal, ... (default: auto)")
     GPU_LAYERS.add_to(group, "--gpu-layers", "N", "default: all")
-    add("--kv-type", choices=get_args(KVType), help="default: f16")
-    add("--flash-attention", choices=get_args(FlashAttention), help="default: auto")
+    add("--kv-type", choices=get_args(base.KVType), help="default: f16")
+    add("--flash-attention", choices=get_args(base.FlashAttention), help="default: auto")
     add("--repack", action="store_true")
 
 
@@ -165,7 +157,7 @@ def read_arguments(
         return _local_config(arguments, sessions, traced=traced)
     for name in given(arguments, CLUSTERS_CHOICE):
         raise UserError(f"{option(name)} is the running cluster's choice; leave it out")
-    for key in given(arguments, PASSES + DRAFTING):
+    for key in given(arguments, PASSES + tables.DRAFTING):
         name = option(TIMES.get(key, key))
         raise UserError(f"{name} is for a local cluster; a cluster file has [pace] tables")
     return read_address(arguments)
@@ -198,7 +190,7 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
     if arguments.threads is not None:
         set_thread_count(arguments.threads)
     uses_draft = POLICIES[policy].uses_draft
-    stage_pace, draft_pace = given(arguments, PASSES), given(arguments, DRAFTING)
+    stage_pace, draft_pace = given(arguments, PASSES), given(arguments, tables.DRAFTING)
     return local_config(
         TargetTable(path=target, **given(arguments, TargetTable.__struct_fields__[1:])),
         # A draft that the policy does not use need not be loaded.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 
@@ -20,9 +19,9 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
 from asyncspec_nodes.cluster.checkpoints import SUFFIX, WITHOUT_MODEL, parts, spelled_out
-from asyncspec_nodes.cluster.config import TargetTable
-from asyncspec_nodes.cluster.layout import check_stages, even_split
-from asyncspec_nodes.console.arguments import COUNT, NODES, POSITIONS, Parser, given
+from asyncspec_nodes.cluster.config import TargetTable, check_stages, even_split
+from asyncspec_nodes.console.arguments import Parser, given
+from asyncspec_nodes.console.bounds import COUNT, NODES, POSITIONS
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
 GIB = 2**30
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         draft = _node_memory(0, (0, 0), models, slots, tree, process)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})
-        sys.stdout.write(json.dumps(msgspec.to_builtins(fields)) + "\n")
+        sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
     else:
         Console().print(_table(stages, draft, slots, tree))
     return 0
@@ -135,9 +134,7 @@ def _table(stages: list[NodeMemory], draft: NodeMemory | None, slots: int, tree:
         table.add_column(head, justify="right")
     names = [(f"V{n.rank}", f"{n.layers[0]}-{n.layers[1] - 1}", n) for n in stages]
     for name, layers, node in [*names, *([("draft", "", draft)] if draft else [])]:
-        sizes = (
-            *(node.weights_bytes, node.cache_bytes, node.tree_bytes),
-            *(node.runtime_bytes, node.peak_bytes),
-        )
+        kinds = ("weights", "cache", "tree", "runtime", "peak")
+        sizes = (getattr(node, f"{kind}_bytes") for kind in kinds)
         table.add_row(name, layers, *(f"{size / GIB:.2f}" for size in sizes))
     return table

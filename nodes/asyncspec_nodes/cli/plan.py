@@ -13,37 +13,28 @@ from asyncspec.core.errors import UserError
 from asyncspec.dipsd import model as preset
 from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import check_memory
+from asyncspec.dipsd.model import Tables, check_memory
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
-from asyncspec.dipsd.tables import Tables
 from asyncspec_nodes.cli import cluster_options, plan_file, plan_measured
 from asyncspec_nodes.cli.plan_output import Report, as_dict, text
-from asyncspec_nodes.console.arguments import (
-    CHANCE,
-    MILLISECONDS,
-    POSITIONS,
-    SEED,
-    SOME_MILLISECONDS,
-    Bounds,
-    Parser,
-    given,
-    option,
-)
+from asyncspec_nodes.console import bounds
+from asyncspec_nodes.console.arguments import Parser, given, option
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}
-JITTER = Bounds(0.0, 2.0)
+JITTER = bounds.Bounds(0.0, 2.0)
+USERS, STAGES = bounds.Bounds(1, plan_file.MAX_USERS), bounds.Bounds(1, preset.TARGET.layers)
 ROUNDS = 200
 """Of each user in a simulation."""
 
 PRESET = {
-    "users": (Bounds(1, plan_file.MAX_USERS), "M", f"of the preset (default: {preset.USERS})"),
-    "alpha": (CHANCE, "A", f"acceptance (default: {preset.ALPHA})"),
-    "token_ms": (SOME_MILLISECONDS, "MS", "of a drafted token (default: by profile)"),
-    "link_ms": (MILLISECONDS, "MS", f"of a round (default: {preset.LINK_MS:g})"),
-    "prefix": (POSITIONS, "TOKENS", f"(default: {preset.PREFIX})"),
-    "stages": (Bounds(1, preset.TARGET.layers), "P", "verify stages, equal ones (default: 1)"),
-    "hop_ms": (MILLISECONDS, "MS", "between two stages (default: 0)"),
+    "users": (USERS, "M", f"of the preset (default: {preset.USERS})"),
+    "alpha": (bounds.CHANCE, "A", f"acceptance (default: {preset.ALPHA})"),
+    "token_ms": (bounds.SOME_MILLISECONDS, "MS", "of a drafted token (default: by profile)"),
+    "link_ms": (bounds.MILLISECONDS, "MS", f"of a round (default: {preset.LINK_MS:g})"),
+    "prefix": (bounds.POSITIONS, "TOKENS", f"(default: {preset.PREFIX})"),
+    "stages": (STAGES, "P", "verify stages, equal ones (default: 1)"),
+    "hop_ms": (bounds.MILLISECONDS, "MS", "between two stages (default: 0)"),
 }
 """Bounds, metavar and help of the options that are parameters of the preset."""
 
@@ -59,12 +50,12 @@ def add_arguments(parser: Parser) -> None:
     cluster_options.add_address_arguments(parser)
     add("--save", type=Path, metavar="FILE", help="write what a running cluster measures as CONFIG")
     add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
-    for name, (bounds, metavar, words) in PRESET.items():
-        bounds.add_to(parser, option(name), metavar, words)
+    for name, (allowed, metavar, words) in PRESET.items():
+        allowed.add_to(parser, option(name), metavar, words)
     add("--method", choices=METHODS, default="ours", help="the planner (default: ours)")
     JITTER.add_to(parser, "--jitter", "SIGMA", "simulate with lognormal jitter beside")
-    CHANCE.add_to(parser, "--true-alpha", "A", "simulate users who accept with this chance")
-    SEED.add_to(parser, "--seed", "S", "of the simulation (default: 0)", default=0)
+    bounds.CHANCE.add_to(parser, "--true-alpha", "A", "simulate users who accept with this chance")
+    bounds.SEED.add_to(parser, "--seed", "S", "of the simulation (default: 0)", default=0)
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
 
 

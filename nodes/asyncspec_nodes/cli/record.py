@@ -11,7 +11,8 @@ from pathlib import Path
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.client.trace_download import TraceDownload
-from asyncspec_nodes.console.arguments import SOME_SECONDS, Parser
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.bounds import SOME_SECONDS
 from asyncspec_nodes.console.signals import on_termination
 
 

@@ -22,10 +22,10 @@ from asyncspec_nodes.client.answers import DEMO, Answer, Prompt, answer_all, rea
 from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.console.arguments import COUNT, Parser, option, print_notice
+from asyncspec_nodes.console.arguments import Parser, option, print_notice
+from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.cluster import RESTART_STAGES, LocalCluster
-from asyncspec_nodes.local.progress import LoadingSteps, Progress
+from asyncspec_nodes.local.cluster import RESTART_STAGES, LoadingSteps, LocalCluster, Progress
 from asyncspec_nodes.reference.check import Comparison, Question, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
@@ -196,7 +196,12 @@ class Run:
     async def work(self) -> int:
         options, where = self._options, self._options.where
         try:
-            await (self._local(where) if isinstance(where, Config) else self._remote(where))
+            if isinstance(where, Config):
+                await self._local(where)
+            else:
+                client = await where.connect()
+                self._printer.begin(client.welcome.stages, "")
+                await self._ask(client, trace_from=0.0)
         finally:
             self._printer.stop()
             if self._trace is not None:
@@ -226,11 +231,6 @@ class Run:
             client = await Client.connect(*cluster.address, config.cluster.name)
             # A cluster of our own is recorded from its start.
             await _while_alive(cluster, self._ask(client, trace_from=-1.0))
-
-    async def _remote(self, where: ClusterAddress) -> None:
-        client = await where.connect()
-        self._printer.begin(client.welcome.stages, "")
-        await self._ask(client, trace_from=0.0)
 
     async def _ask(self, client: Client, trace_from: float) -> None:
         options = self._options

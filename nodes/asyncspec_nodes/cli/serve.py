@@ -8,6 +8,7 @@ import socket
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,16 +17,16 @@ from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.client.client import ClusterAddress, ReconnectingEngine
-from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.config import GENERATION_CONFIGS, Config
-from asyncspec_nodes.console.arguments import COUNT, Parser, print_notice
+from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
+from asyncspec_nodes.cluster.config import Config, GenerationConfig
+from asyncspec_nodes.console.arguments import Parser, print_notice
+from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
-from asyncspec_nodes.local.cluster import RESTART_ALL, LocalCluster
-from asyncspec_nodes.local.progress import LoadingSteps
+from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 from asyncspec_protocol.messages import Status
@@ -57,7 +58,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add(
         "--generation-config",
-        choices=GENERATION_CONFIGS,
+        choices=get_args(GenerationConfig),
         help="auto: requests that leave sampling settings out get what the target's "
         "generation_config.json recommends; none: OpenAI's defaults (default: auto)",
     )

@@ -22,24 +22,15 @@ from asyncspec.sim.recorded import read_language
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.cluster_options import add_device_arguments
 from asyncspec_nodes.cli.simulate_output import as_dict, table
-from asyncspec_nodes.console.arguments import (
-    CHANCE,
-    COUNT,
-    SECONDS,
-    SEED,
-    SOME_SECONDS,
-    Bounds,
-    Parser,
-    given,
-    option,
-)
+from asyncspec_nodes.console import bounds
+from asyncspec_nodes.console.arguments import Parser, given, option
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 
-STAGES = Bounds(1, 1024)
-TOP = Bounds(0.0, 1.0, above=True)
-FACTOR = Bounds(0.0, 1e6, above=True)
-MEGABITS = Bounds(0.0, 1e9)
-MIN_MEGABITS = Bounds(1e-3, 1e9)
+STAGES = bounds.Bounds(1, 1024)
+TOP = bounds.Bounds(0.0, 1.0, above=True)
+FACTOR = bounds.Bounds(0.0, 1e6, above=True)
+MEGABITS = bounds.Bounds(0.0, 1e9)
+MIN_MEGABITS = bounds.Bounds(1e-3, 1e9)
 """Unless it is 0, for no limit: next to 0, times are beyond all numbers."""
 
 BYTES_PER_MEGABIT = 125_000.0
@@ -48,12 +39,12 @@ SYNTHETIC = "synthetic"
 DEFAULT_TOP, DEFAULT_FADE = 0.78, 0.95
 NUMBERS = {
     "stages": ("N", STAGES, "verify stages (default: 4)"),
-    "tokens": ("N", COUNT, "new tokens a request (default: 256)"),
-    "prompt_tokens": ("N", COUNT, "default: 64"),
-    "requests": ("K", COUNT, "requests, all at once (default: 1)"),
-    "sessions": ("B", COUNT, "processed at a time (default: all of them)"),
-    "window": ("N", COUNT, "passes that may wait at a stage"),
-    "batch_rows": ("N", COUNT, "rows of a pass that requests share (default: 256)"),
+    "tokens": ("N", bounds.COUNT, "new tokens a request (default: 256)"),
+    "prompt_tokens": ("N", bounds.COUNT, "default: 64"),
+    "requests": ("K", bounds.COUNT, "requests, all at once (default: 1)"),
+    "sessions": ("B", bounds.COUNT, "processed at a time (default: all of them)"),
+    "window": ("N", bounds.COUNT, "passes that may wait at a stage"),
+    "batch_rows": ("N", bounds.COUNT, "rows of a pass that requests share (default: 256)"),
 }
 """Metavar, bounds and help of the options that are fields of ``Setting``."""
 
@@ -66,9 +57,9 @@ def add_arguments(parser: Parser) -> None:
         metavar="NAME",
         help="also a comma list; default: all of them, side by side (see asyncspec policies)",
     )
-    for name, (metavar, bounds, text) in NUMBERS.items():
-        bounds.add_to(parser, option(name), metavar, text, default=getattr(default, name))
-    SEED.add_to(parser, "--seed", "S", "of language and jitter (default: 0)", default=0)
+    for name, (metavar, allowed, text) in NUMBERS.items():
+        allowed.add_to(parser, option(name), metavar, text, default=getattr(default, name))
+    bounds.SEED.add_to(parser, "--seed", "S", "of language and jitter (default: 0)", default=0)
     add("--json", action="store_true", help="one JSON object on stdout and nothing else")
     add("--trace", type=Path, metavar="FILE", help="record one policy's run there")
     _add_language_arguments(parser)
@@ -91,9 +82,9 @@ def _add_language_arguments(parser: Parser) -> None:
         "factor on it for every token since the last verified one; 1: a draft model of its own "
         f"(default: {DEFAULT_FADE}, an EAGLE head)"
     )
-    CHANCE.add_to(group, "--fade", "F", text)
+    bounds.CHANCE.add_to(group, "--fade", "F", text)
     text = "share of the text that repeats itself, with an n-gram source to see it (default: 0)"
-    CHANCE.add_to(group, "--copying", "SHARE", text)
+    bounds.CHANCE.add_to(group, "--copying", "SHARE", text)
 
 
 def _add_cost_arguments(parser: Parser) -> None:
@@ -109,12 +100,12 @@ def _add_cost_arguments(parser: Parser) -> None:
         "what a pass of a stage takes on your machines; the preset's other times grow in "
         "proportion (default: 1, the unit)"
     )
-    SOME_SECONDS.add_to(group, "--stage-seconds", "S", text)
+    bounds.SOME_SECONDS.add_to(group, "--stage-seconds", "S", text)
     add_device_arguments(group, plateau="rows that cost no more than one")
-    SECONDS.add_to(group, "--verdict-seconds", "S", "the draft node's work on a verdict")
-    SECONDS.add_to(group, "--latency", "S", "of every link, one way")
+    bounds.SECONDS.add_to(group, "--verdict-seconds", "S", "the draft node's work on a verdict")
+    bounds.SECONDS.add_to(group, "--latency", "S", "of every link, one way")
     MEGABITS.add_to(group, "--bandwidth", "MBIT", "of every link, Mbit/s; 0: no limit")
-    COUNT.add_to(group, "--width", "N", "the target's hidden size: values of 2 bytes a row")
+    bounds.COUNT.add_to(group, "--width", "N", "the target's hidden size: values of 2 bytes a row")
     add("--jitter", type=float, metavar="SHARE", help="times vary by up to this share of them")
     add(
         "--slow",

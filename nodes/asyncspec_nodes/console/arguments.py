@@ -1,4 +1,4 @@
-"""Command-line arguments: argparse with one-line errors (exit code 2), bounds of numbers."""
+"""Command-line arguments: argparse with one-line errors (exit code 2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.hosts import is_host
@@ -20,67 +20,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
-
-
-class Bounds(NamedTuple):
-    """Numbers from ``least`` to ``most``; with ``above``, ``least`` itself is excluded."""
-
-    least: float
-    most: float
-    above: bool = False
-
-    def check(self, option: str, value: float | None) -> None:
-        """``option`` as the user writes it; None is accepted. Raises ``UserError``."""
-        if value is None:
-            return
-        shown = str(value) if isinstance(value, int) else f"{value:g}"
-        if value > self.most:
-            most = str(self.most) if isinstance(self.most, int) else f"{self.most:g}"
-            raise UserError(f"{option} is {shown}; it must be at most {most}")
-        # Also refuses NaN.
-        if not (value > self.least if self.above else value >= self.least):
-            above = f"above {self.least:g}"
-            least = f"at least {self.least:g}" if self.least else "0 or more"
-            raise UserError(f"{option} is {shown}; it must be {above if self.above else least}")
-
-    def add_to(
-        self, parser: argparse._ActionsContainer, name: str, metavar: str, help: str, **how: Any
-    ) -> None:
-        """Add an option for a number within the bounds; for any other ``parse_args`` raises
-        ``UserError``. ``how``: as for ``add_argument``."""
-        check, kind = self.check, type(self.least)
-
-        class BoundedNumber(argparse.Action):
-            def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
-                check(option, value)
-                setattr(namespace, self.dest, value)
-
-        parser.add_argument(
-            name, type=kind, action=BoundedNumber, metavar=metavar, help=help, **how
-        )
-
-
-# The upper bounds lie far beyond any use; they keep sums and messages from overflowing.
-LARGE = 1_000_000
-COUNT = Bounds(1, LARGE)
-THREADS = Bounds(1, 1024)
-GPU_LAYERS = Bounds(0, 100_000)
-SEED = Bounds(0, (1 << 63) - 1)
-CHANCE = Bounds(0.0, 1.0)
-SECONDS = Bounds(0.0, 1e6)
-"""Up to eleven days."""
-
-SOME_SECONDS = Bounds(0.0, 1e6, above=True)
-MILLISECONDS = Bounds(0.0, 1e9)
-SOME_MILLISECONDS = Bounds(0.0, 1e9, above=True)
-POSITIONS = Bounds(1, 1_000_000_000)
-"""Of a context."""
-
-NODES = Bounds(0, 1_000_000_000)
-"""Of trees in flight."""
-
-BYTES = Bounds(1, 1 << 40)
-"""In memory at once."""
 
 
 def option(name: str) -> str:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.console.arguments import BYTES, COUNT, POSITIONS, SOME_SECONDS, Parser, option
+from asyncspec_nodes.console.arguments import Parser, option
+from asyncspec_nodes.console.bounds import BYTES, COUNT, POSITIONS, SOME_SECONDS
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.http.access import (
     API_KEY_VARIABLE,

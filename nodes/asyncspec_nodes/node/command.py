@@ -19,7 +19,8 @@ from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster.checkpoints import check_draft
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import check_reach, load
-from asyncspec_nodes.console.arguments import THREADS, Parser, host_and_port
+from asyncspec_nodes.console.arguments import Parser, host_and_port
+from asyncspec_nodes.console.bounds import THREADS
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources

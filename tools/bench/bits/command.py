@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 
 from asyncspec.backend.base import Guarantee, Quantize
-from asyncspec_nodes.console.arguments import Bounds
+from asyncspec_nodes.console.bounds import Bounds
 from tools.bench.bits.compare import Compared, compare
 from tools.bench.bits.shapes import PUBLISHED
 from tools.bench.options import check_numbers

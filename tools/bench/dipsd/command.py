@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from asyncspec_nodes.console.arguments import COUNT, SEED
+from asyncspec_nodes.console.bounds import COUNT, SEED
 from tools.bench.dipsd.crowd import crowd, crowd_markdown
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.optimality import proofs, proofs_markdown

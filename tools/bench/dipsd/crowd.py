@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from asyncspec.dipsd.baselines import algorithm1
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import paper
+from asyncspec.dipsd.model import Tables, paper
 from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.tables import Tables
 from tools.bench.dipsd.instances import KINDS, instance
 
 USERS = (16, 32, 64)

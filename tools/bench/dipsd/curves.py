@@ -14,10 +14,9 @@ from msgspec.structs import replace
 
 from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, paper
+from asyncspec.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, Tables, paper
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import best_greedy
-from asyncspec.dipsd.tables import Tables
 
 UNEQUAL = 12
 

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import highspy
 
-from asyncspec.dipsd.model import Deployment, Plan, capacity
-from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.model import Deployment, Plan, Tables, capacity
 
 CLOSE = 1e-6
 """Of the tokens of a cycle: what counts as no improvement. HiGHS keeps to integers and rows within

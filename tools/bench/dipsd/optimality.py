@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment
+from asyncspec.dipsd.model import Deployment, Tables
 from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.tables import Tables
 from tools.bench.dipsd.instances import KINDS, instance
 
 LONGEST = 8

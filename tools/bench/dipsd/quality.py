@@ -11,9 +11,8 @@ from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.baselines import algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import PlanResult
+from asyncspec.dipsd.model import PlanResult, Tables
 from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.tables import Tables
 from tools.bench.dipsd.instances import KINDS, instance
 
 EQUAL = 1 - 1e-9

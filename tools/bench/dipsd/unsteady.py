@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment, Plan, paper
+from asyncspec.dipsd.model import Deployment, Plan, Tables, paper
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
-from asyncspec.dipsd.tables import Tables
 
 USERS = (4, 16, 64)
 ROUNDS = 120

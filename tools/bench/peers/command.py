@@ -27,8 +27,8 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_draft,
     check_target,
 )
-from asyncspec_nodes.cluster.layout import check_stages
-from asyncspec_nodes.console.arguments import COUNT, Bounds
+from asyncspec_nodes.cluster.config import check_stages
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 from tools.bench.options import check_numbers
 from tools.bench.peers import llama_cpp

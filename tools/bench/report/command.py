@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncspec.sim.costs import ClusterCost
-from asyncspec_nodes.console.arguments import COUNT
+from asyncspec_nodes.console.bounds import COUNT
 from tools.bench.options import SEVERAL, check_numbers
 from tools.bench.prompts import read_sets
 from tools.bench.report.exhibit import Exhibit, cells

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec_nodes.console.arguments import SOME_SECONDS
+from asyncspec_nodes.console.bounds import SOME_SECONDS
 from tools.bench.options import check_numbers
 from tools.bench.selection import chosen_parts, make_folder
 from tools.bench.serving.parts import PARTS, as_dict

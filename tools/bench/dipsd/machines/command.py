@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec_nodes.console.arguments import COUNT, Bounds
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from asyncspec_protocol.ids import MAX_DRAFTS
 from tools.bench.dipsd.machines.cases import CASES
 from tools.bench.dipsd.machines.measure import CHAIN, STAGES, TOKENS, USERS, VARIANTS, Ask, measure
