@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from asyncspec.dipsd.model import FIRST_LENGTH, Groups
-from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.model import FIRST_LENGTH, Groups, Tables
 
 
 def associations(users: int, batches: int | None = None) -> Iterator[Groups]:

@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncspec.dipsd.tables import Tables
+from asyncspec.dipsd.model import Tables
 
 PRICES = 12
 """Prices on the work to begin with, each half of the one before; a period that is filled adds its

@@ -10,11 +10,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Plan
+from asyncspec.dipsd.model import Deployment, Plan, Tables
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.request import MAX_JITTER, Decision
 from asyncspec.dipsd.simulation import QUIET, Noise, best_greedy, simulate_greedy, simulate_plan
-from asyncspec.dipsd.tables import Tables
 
 MARGIN = 0.03
 """By this share a plan's tokens a second have to be above those of greedy batching."""

@@ -9,8 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.dipsd.model import Plan, problem
-from asyncspec.dipsd.tables import Budget, Tables
+from asyncspec.dipsd.model import Budget, Plan, Tables, problem
 
 
 class VerifierLine:

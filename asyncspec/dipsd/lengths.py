@@ -16,8 +16,7 @@ from itertools import groupby, product
 from operator import itemgetter
 from typing import NamedTuple
 
-from asyncspec.dipsd.model import Groups, Plan
-from asyncspec.dipsd.tables import Budget, Tables
+from asyncspec.dipsd.model import Budget, Groups, Plan, Tables
 
 NODE = 3
 """Units of work of a node of the knapsack's search."""

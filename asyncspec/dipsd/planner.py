@@ -12,9 +12,8 @@ from asyncspec.dipsd.association import associations, fewest_batches
 from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import evaluate, in_best_order
 from asyncspec.dipsd.lengths import Solution, best_lengths
-from asyncspec.dipsd.model import Plan, PlanResult, ScannedCount
+from asyncspec.dipsd.model import Budget, Plan, PlanResult, ScannedCount, Tables
 from asyncspec.dipsd.search import Search
-from asyncspec.dipsd.tables import Budget, Tables
 
 FEW = 6
 """Users up to which every association is tried: it takes less time than searching."""

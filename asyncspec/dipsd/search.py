@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from asyncspec.dipsd.association import starts
 from asyncspec.dipsd.baselines import alternate
 from asyncspec.dipsd.lengths import Solution, best_lengths
-from asyncspec.dipsd.model import Groups
-from asyncspec.dipsd.tables import Budget, Tables
+from asyncspec.dipsd.model import Budget, Groups, Tables
 
 LATE = 2
 """Times all tokens there are is lost by a user who is late even with one drafted token: finite, so

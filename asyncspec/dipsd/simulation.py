@@ -11,8 +11,7 @@ from msgspec import Struct
 
 from asyncspec.core.rng import uniform
 from asyncspec.dipsd.evaluate import VerifierLine
-from asyncspec.dipsd.model import Plan
-from asyncspec.dipsd.tables import Tables, expected_tokens
+from asyncspec.dipsd.model import Plan, Tables, expected_tokens
 
 
 def drawn_tokens(alpha: float, length: int, seed: int, round_: int, user: int) -> int:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, PlanResult, paper
+from asyncspec.dipsd.model import Deployment, PlanResult, Tables, paper
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy
-from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 
 Planner = Callable[[Tables], PlanResult | None]

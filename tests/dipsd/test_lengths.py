@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.evaluate import BatchTimes, batch_times
 from asyncspec.dipsd.lengths import LengthSweep, best_lengths, common_length
-from asyncspec.dipsd.model import Deployment, Groups
-from asyncspec.dipsd.tables import Budget, Tables
+from asyncspec.dipsd.model import Budget, Deployment, Groups, Tables
 from dipsd.deployments import deployments
 
 

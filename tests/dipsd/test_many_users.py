@@ -17,11 +17,10 @@ from asyncspec.dipsd.baselines import one_batch
 from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment, Groups, User, problem
+from asyncspec.dipsd.model import Budget, Deployment, Groups, Tables, User, problem
 from asyncspec.dipsd.planner import plan_best
 from asyncspec.dipsd.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.search import BatchChange, BatchFit
-from asyncspec.dipsd.tables import Budget, Tables
 from dipsd.deployments import deployments
 
 MAX_CALLS = 8_000_000

@@ -12,10 +12,9 @@ from asyncspec.core.rng import uniform
 from asyncspec.dipsd.decide import MARGIN, decide
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.measured import PRIOR_ROUNDS, AcceptanceCounts, AffineFit, DraftMeasurements
-from asyncspec.dipsd.model import Plan, User
+from asyncspec.dipsd.model import Plan, Tables, User
 from asyncspec.dipsd.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.simulation import Deviations, Noise, simulate_greedy
-from asyncspec.dipsd.tables import Tables
 from asyncspec_protocol.ids import SessionId
 
 rounds = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60)

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import batch_times, evaluate
-from asyncspec.dipsd.model import Deployment, even_stages, problem
+from asyncspec.dipsd.model import Deployment, Tables, even_stages, problem
 from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 from dipsd.test_lengths import two_terms
 from tools.bench.dipsd.instances import KINDS, instance

@@ -12,14 +12,15 @@ from asyncspec.dipsd.model import (
     SERVER,
     TARGET,
     Plan,
+    Tables,
     Verifier,
     capacity,
     check_memory,
     even_stages,
+    expected_tokens,
     paper,
 )
 from asyncspec.dipsd.simulation import drawn_tokens
-from asyncspec.dipsd.tables import Tables, expected_tokens
 
 
 def test_the_profiles_give_the_papers_times() -> None:

@@ -14,11 +14,10 @@ from asyncspec.dipsd.association import associations
 from asyncspec.dipsd.baselines import algorithm1
 from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Plan, User
+from asyncspec.dipsd.model import Deployment, Plan, Tables, User
 from asyncspec.dipsd.planner import FEW, plan_best
 from asyncspec.dipsd.request import measured_deployment
 from asyncspec.dipsd.simulation import simulate_greedy
-from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 
 

@@ -15,9 +15,8 @@ from asyncspec.dipsd.baselines import NODES, algorithm1, associate, cost, depth_
 from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.lengths import best_lengths
-from asyncspec.dipsd.model import Deployment, problem
+from asyncspec.dipsd.model import Deployment, Tables, problem
 from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.tables import Tables
 from dipsd.deployments import deployments
 from dipsd.test_lengths import by_enumeration
 from tools.bench.dipsd.instances import KINDS, instance

@@ -25,7 +25,7 @@ from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.serving.prompts import SHORT
+from asyncspec_nodes.serving.service import SHORT
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
 from toy_service import ENDLESS, RULES, Toy, ToyTokenizer, reference

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer as Fast
 
 from asyncspec.backend.hf.tokenizer import HFTokenizer, load_tokenizer
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN, read_template
 from nodes.toy_tokenizers import CODECS
 
 pytestmark = pytest.mark.torch

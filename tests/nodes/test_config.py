@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.cluster.config import PaceTable
+from asyncspec_nodes.cluster.config import PaceTable, even_split, layout
 from asyncspec_nodes.cluster.file import load, parse, to_toml
-from asyncspec_nodes.cluster.layout import even_split, layout
 
 EXAMPLES = Path(__file__).parents[2] / "nodes" / "examples"
 

@@ -48,7 +48,7 @@ def interrupted(wanted: str, *argv: str, descriptor: int | None = None) -> tuple
     [
         ("--help", "argparse"),
         ("policies", "asyncspec.policy"),
-        ("memory", "asyncspec_nodes.cluster.layout"),
+        ("memory", "asyncspec_nodes.cluster.config"),
         pytest.param("memory", "torch", marks=pytest.mark.torch),
         ("run", "asyncspec_nodes.client.client"),
         ("serve", "aiohttp"),

@@ -8,9 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from asyncspec.core.machine import Cancelled, Finish, Stopped, Submitted
-from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_nodes.serving.requests import ServingConfig
-from asyncspec_nodes.serving.service import TextService
+from asyncspec_nodes.serving.service import SHORT, TextService
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 from nodes.manual_thread import ManualThread

@@ -15,8 +15,7 @@ import transformers
 
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client.answers import Conversation
-from asyncspec_nodes.cluster.chat_templates import PLAIN
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_protocol.messages import Submit

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.http.streaming import error_of
-from asyncspec_nodes.serving.prompts import SHORT
 from asyncspec_nodes.serving.requests import ServingConfig
-from asyncspec_nodes.serving.service import TextService
+from asyncspec_nodes.serving.service import SHORT, TextService
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit

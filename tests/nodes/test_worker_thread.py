@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asyncspec_nodes.node.host import WorkerThread
-from asyncspec_nodes.serving.prompts import WorkQueue
+from asyncspec_nodes.serving.service import WorkQueue
 from nodes.manual_thread import ManualThread
 
 

@@ -13,7 +13,7 @@ from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.sampling import Sampling
 from asyncspec.sim.costs import PRESETS
 from asyncspec.sim.world import Actor
-from asyncspec_nodes.cluster.layout import even_split
+from asyncspec_nodes.cluster.config import even_split
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import Rank

@@ -9,6 +9,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from itertools import count
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -74,7 +75,7 @@ class Client:
         self._collections: dict[int, Sink] = {}
         self._status_queries: dict[int, StatusAnswers] = {}
         self._plan_queries: dict[int, asyncio.Future[PlanStatus]] = {}
-        self._next = 0
+        self._numbers = count()
         self._connected = False
         # The node refused the handshake: a user's mistake.
         self._refused = False
@@ -115,9 +116,8 @@ class Client:
                     "it may still be loading its model; try again then, or correct the address"
                 ) from None
             if isinstance(error, OSError):
-                raise ClusterError(
-                    f"cannot connect to the draft node at {where}: {_reason(error)}"
-                ) from None
+                why = _reason(error)
+                raise ClusterError(f"cannot connect to the draft node at {where}: {why}") from None
             # A node with [security] closes plain connections without a message.
             mute = isinstance(error, ClusterError) and not link.bytes_received
             if mute and tls is None and await _wants_tls(host, port):
@@ -180,7 +180,7 @@ class Client:
     def collect(self, last: float, sink: Sink) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: everything) until
         ``stop_collecting``, by calling ``sink``. Returns the collection's number."""
-        number, self._next = self._next, self._next + 1
+        number = next(self._numbers)
         self._collections[number] = sink
         self.link.send(Collect(number, last, follow=True))
         return number
@@ -230,8 +230,7 @@ class Client:
         """A new request number. Raises ``ClusterError`` where the link is gone."""
         if self.link.gone.done():
             raise self._lost(self.link.gone.result())
-        number, self._next = self._next, self._next + 1
-        return number
+        return next(self._numbers)
 
     def _lost(self, reason: str) -> ClusterError:
         return ClusterError(f"the draft node at {self._where} is gone: {reason}")

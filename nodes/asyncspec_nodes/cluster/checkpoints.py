@@ -1,4 +1,5 @@
-"""Names of models and token sources, and what can be checked before a process is started.
+"""Names of models, token sources and chat templates, and what can be checked before a process is
+started: instantly, without torch.
 
 A token source is ``DIR``, ``eagle:DIR``, ``twin``, ``ngram``, ``suffix``, ``none``, or a mix of
 them joined by ``+``.
@@ -13,8 +14,8 @@ from pathlib import Path
 import asyncspec
 from asyncspec.backend.base import EAGLE, ModelInfo, twin_quantize
 from asyncspec.backend.registry import backend_of, backend_of_source
-from asyncspec.core.errors import UserError
-from asyncspec_nodes.cluster.layout import check_stages
+from asyncspec.core.errors import UserError, reading
+from asyncspec_nodes.cluster.config import check_stages
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
 BUNDLED_TARGET = MODELS / "demo-target"
@@ -80,3 +81,18 @@ def spelled_out(source: str, target: str | Path) -> str:
     if EAGLE in parts(source) and Path(target) != BUNDLED_TARGET:
         raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
     return each(source, lambda part: f"{EAGLE}{BUNDLED_EAGLE}" if part == EAGLE else part)
+
+
+PLAIN = "plain"
+"""For base models: the messages' texts, line by line."""
+
+_PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content }}\n{% endfor %}"
+
+
+def read_template(name: str | None) -> str | None:
+    """The Jinja template ``name``: a file or ``PLAIN``; None: the tokenizer's own. Raises
+    ``UserError``."""
+    if name is None or name == PLAIN:
+        return name and _PLAIN
+    with reading(f"the chat template {name}"):
+        return Path(name).read_text(encoding="utf-8")

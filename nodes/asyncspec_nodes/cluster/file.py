@@ -17,10 +17,8 @@ from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
-from asyncspec_nodes.cluster.chat_templates import PLAIN
-from asyncspec_nodes.cluster.checkpoints import HYBRID, WITHOUT_MODEL, each, parts
-from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable
-from asyncspec_nodes.cluster.layout import check_layers
+from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, WITHOUT_MODEL, each, parts
+from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable, check_layers
 from asyncspec_nodes.console.hosts import is_host, is_loopback
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.links import role_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -49,27 +50,20 @@ HISTOGRAMS = {
 class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "asyncspec_http_requests", "HTTP requests", ["route", "status"], registry=registry
-        )
-        self.answers = Counter(
-            "asyncspec_answers", "Answers by their end", ["reason"], registry=registry
-        )
-        self.running = Gauge(
-            "asyncspec_answers_running", "Answers that are worked on", registry=registry
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._requests = counter("asyncspec_http_requests", "HTTP requests", ["route", "status"])
+        self.answers = counter("asyncspec_answers", "Answers by their end", ["reason"])
+        self.running = gauge("asyncspec_answers_running", "Answers that are worked on")
         self.seconds = {
             name: Histogram(f"asyncspec_{name}_seconds", text, buckets=buckets, registry=registry)
             for name, (text, buckets) in HISTOGRAMS.items()
         }
         self.sums = {
-            name: Counter(
-                f"asyncspec_{name}", f"{text} (docs/reference/metrics.md)", registry=registry
-            )
+            name: counter(f"asyncspec_{name}", f"{text} (docs/reference/metrics.md)")
             for name, text in SUMS.items()
         }
         self._nodes = {
-            name: Gauge(f"asyncspec_node_{name}", text, ["rank", "role"], registry=registry)
+            name: gauge(f"asyncspec_node_{name}", text, ["rank", "role"])
             for name, text in NODE_GAUGES.items()
         }
 

@@ -34,10 +34,16 @@ from asyncspec.source.base import TokenSource
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec.source.suffix import SuffixSource
-from asyncspec_nodes.cluster.chat_templates import PLAIN, read_template
-from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, SUFFIX, WITHOUT_MODEL, parts
-from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.cluster.layout import layout
+from asyncspec_nodes.cluster.checkpoints import (
+    NGRAM,
+    NONE,
+    PLAIN,
+    SUFFIX,
+    WITHOUT_MODEL,
+    parts,
+    read_template,
+)
+from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import cache_budget
 from asyncspec_nodes.roles.draft.machine import DraftMachine

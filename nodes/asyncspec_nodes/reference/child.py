@@ -13,8 +13,8 @@ import msgspec
 from asyncspec.backend.base import StageOptions, StageSpec
 from asyncspec.backend.reference import decode
 from asyncspec.backend.registry import backend_of
-from asyncspec_nodes.cluster.chat_templates import read_template
-from asyncspec_nodes.cluster.layout import layout
+from asyncspec_nodes.cluster.checkpoints import read_template
+from asyncspec_nodes.cluster.config import layout
 from asyncspec_nodes.node import resources
 from asyncspec_nodes.reference.check import Comparison, Question, Task, compare
 from asyncspec_nodes.serving.requests import Refusal, ServingConfig, prepare, tokenize
