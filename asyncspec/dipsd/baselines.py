@@ -122,8 +122,7 @@ def depth_first(
     nodes: int,
     best: tuple[Cost, Groups] | None = None,
 ) -> tuple[Cost, Groups] | None:
-    """What is better than ``best``, or that, within so many nodes: users join batches in ``order``
-    (the slowest first prunes most)."""
+    """The least cost within so many nodes, or ``best``. The slowest user first prunes most."""
     # FLOPs that the users from i on need at least, each with rows of their own.
     rest = [0.0]
     for m in reversed(order):

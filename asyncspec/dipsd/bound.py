@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from asyncspec.dipsd.model import Tables
 
 PRICES = 12
-"""Prices on the work to begin with, each half of the one before; a period that is filled adds its
-own."""
+"""First prices on the work, each half of the one before; each filled period adds its own."""
 
 Values = NDArray[np.float64]
 
@@ -42,8 +41,7 @@ class Bound:
         self.tokens = np.cumsum(np.column_stack((first, steps)).ravel()[order])
         self.work = np.cumsum(np.column_stack((work, costs)).ravel()[order])
         self.least = float(first.sum()), float(work.sum())
-        # One more drafted token each. A user's own come in the order of their lengths: each brings
-        # less and costs more.
+        # One more drafted token each; a user's own stay in order: each brings less and costs more.
         best = np.argsort(-(steps / costs), axis=None, kind="stable")
         self.step_tokens, self.step_work = steps.ravel()[best], costs.ravel()[best]
         self.step_ready = ready[:, 1:].ravel()[best]

@@ -19,8 +19,7 @@ MARGIN = 0.03
 """By this share a plan's tokens a second have to be above those of greedy batching."""
 
 EFFORT = 0.1
-"""Of the work that ``asyncspec plan`` does for more than a handful of users: up to 64 users take
-about a second."""
+"""Share of the work that ``asyncspec plan`` does: up to 64 users take about a second."""
 
 RUNS, MIN_RUNS, MAX_RUNS = 600, 4, 100
 """Rounds of all users together in each simulation, and of each user at least and at most."""

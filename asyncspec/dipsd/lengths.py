@@ -22,8 +22,7 @@ NODE = 3
 """Units of work of a node of the knapsack's search."""
 
 SHARES = (0.5, 0.0, 1.0)
-"""Of the period's price that the knapsack's bounds put on the work; the one that most often
-suffices comes first."""
+"""Of the period's price that the knapsack's bounds put on the work, the most useful one first."""
 
 CLOSE_TOKENS = 1e-9
 """A choice that is no further below its bound is the best."""
@@ -70,8 +69,7 @@ class LengthSweep:
         budget.spend(len(self.events) // 2)
 
     def best(self, q: float, floor: float = 0.0) -> LengthChoice | None:
-        """The best above ``floor``, or None; what is found of it before the budget is spent. ``q``
-        in tokens a ms."""
+        """The best above ``floor`` that the budget allows, or None. ``q`` in tokens a ms."""
         state = _SweepState(self, q)
         found: LengthChoice | None = None
         if not self.budget.spend(len(self.events) // 2):

@@ -286,8 +286,7 @@ class Tables:
         return max(stages, key=lambda stage: stage[0] * work + stage[1] * batches)
 
     def longest_in(self, size: int) -> int:
-        """The longest draft with which a batch of so many users fits in one pass; 0: with none. A
-        single user always fits."""
+        """The longest draft with which so many users fit in one pass; 0: none. One always fits."""
         rows = self.deployment.batch_rows
         if size == 1 or not rows:
             return self.longest

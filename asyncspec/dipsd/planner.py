@@ -22,15 +22,13 @@ WORK = 8_000_000
 """Units that a plan may take: some eight seconds of a slow core."""
 
 SIMPLE = 100_000
-"""Units for the lengths of all users in one batch, and of each in one of its own: a plan is never
-worse than these."""
+"""Units for the plans of one batch, and of a batch for each user: no plan is worse than these."""
 
 OUTLINES = 0.5
 """Share of the work for a first impression of all batch counts."""
 
 OUTLINE_TRIES, TRIES, CROWD_TRIES = 2, 8, 4
-"""Starts of a search, and periods tried beside each one's own: in an outline, for up to ``CROWD``
-users, and for more."""
+"""Starts of a search, and periods tried at each: in an outline, up to ``CROWD`` users, above."""
 
 CROWD = 16
 """Users above which a start costs too much to try as many."""
@@ -43,8 +41,7 @@ CLOSE = 1e-12
 
 
 def plan_best(tables: Tables, few: int = FEW, effort: float = 1.0) -> PlanResult | None:
-    """The best plan found; None if no association fits. ``effort``: share of the usual work.
-    ``few``: as ``FEW``."""
+    """The best plan; None if none fits. ``few``: see ``FEW``; ``effort``: share of ``WORK``."""
     scan = _Scan(tables, Budget(effort * WORK))
     scan.outline(few)
     scan.deepen()

@@ -98,8 +98,7 @@ def plan_request(
 
 
 def _round_jitter(rates: Rates) -> float:
-    """The relative deviation of what a round takes whatever its length: links and the source's
-    call."""
+    """The relative deviation of a round's fixed time: links and the source's call."""
     whole = rates.call_seconds + rates.link_seconds
     if not 0 < whole < math.inf:
         return 0.0

@@ -20,8 +20,7 @@ from asyncspec.dipsd.lengths import Solution, best_lengths
 from asyncspec.dipsd.model import Budget, Groups, Tables
 
 LATE = 2
-"""Times all tokens there are is lost by a user who is late even with one drafted token: finite, so
-that leaving is a gain."""
+"""Times all tokens are lost by a user late even with one token: finite, so that leaving helps."""
 
 CLOSE = 1e-9
 """Tokens that count as no gain."""
@@ -178,8 +177,7 @@ class Search:
         self.tried: set[frozenset[Group]] = set()
 
     def scan(self, tries: int, work: Budget, above: float = 0.0) -> None:
-        """From so many starts, at so many periods beside each one's own, for a plan above
-        ``above``."""
+        """From so many starts, at so many periods each, for a plan above ``above``."""
         self.ratio = max(self.ratio, above)
         for groups in islice(starts(self.tables, self.batches), tries):
             self._try(groups, work)

@@ -54,8 +54,7 @@ class Noise(Struct, frozen=True):
         return not (self.sigma if self.deviations is None else any(map(any, self.deviations)))
 
     def factor(self, kind: int, whose: int, round_: int, offset: int = 0) -> float:
-        """The factor on one duration of a user or a stage in a round; ``offset`` tells several of
-        them apart."""
+        """Factor on a user's or a stage's duration in a round; ``offset`` tells several apart."""
         sigma = self.sigma if self.deviations is None else self.deviations[kind][whose]
         if not sigma:
             return 1.0

@@ -75,9 +75,8 @@ class NodeTraceCollector(LinkService):
     senders: ClassVar[Senders] = {Collect: ("client", "draft"), Events: ("verify", "source")}
 
     def __init__(self, runtime: Runtime, make: Callable[[bool], Recorder], *, always: bool) -> None:
-        """``make`` returns a fresh recorder; its argument: whether it records from the machine's
-        first step on. ``always``: record from now on, requested or not. Needs a running event
-        loop."""
+        """``make`` returns a new recorder; its argument: whether from the machine's first step on.
+        ``always``: record from now on, requested or not. Needs a running event loop."""
         self.recorder: Recorder | None = None
         self._runtime = runtime
         self._make = make

@@ -29,8 +29,7 @@ class TraceHeader(Struct, frozen=True, tag="trace", tag_field="event"):
 
 
 class NodeRecord(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=True):
-    """Describes a rank; the first line of each node. ``at`` and ``wall`` are the same moment on its
-    own clock and in Unix time."""
+    """The first line of each node. ``at`` (its own clock) and ``wall`` (Unix) are one moment."""
 
     rank: int
     at: float

@@ -57,8 +57,7 @@ class TokenTime(Struct, frozen=True):
 
 
 class LatencyBreakdown(Struct, frozen=True):
-    """A request. Seconds by resource and by "resource kind"; they sum to ``seconds``, the time
-    from ``since`` to the last token."""
+    """A request's seconds by resource and by "resource kind", from ``since`` to its last token."""
 
     request: int
     since: float

@@ -120,8 +120,7 @@ class LogStep(Step, frozen=True, eq=False, gc=False):
 
 @dataclass
 class NodeLog:
-    """A node from one start (or the start of the recording) to its end, on the common clock; a
-    restarted node has several."""
+    """A node from one start (or the recording's) to its end; a restarted node has several."""
 
     info: NodeRecord
     steps: list[LogStep] = field(default_factory=list)

@@ -1,5 +1,4 @@
-"""A trace in numbers: how busy each device was with what, where the tokens' time went, and the
-bottleneck."""
+"""A trace in numbers: what devices were busy with, where tokens' time went, and the bottleneck."""
 
 from __future__ import annotations
 

@@ -110,8 +110,7 @@ class Round(Struct, frozen=True):
 
 
 class Instant(Struct, frozen=True):
-    """A moment. ``kind``: "submit", "open", "prune", "miss", "emit", "finish", "joined", "lost" or
-    "error"."""
+    """``kind``: "submit", "open", "prune", "miss", "emit", "finish", "joined", "lost", "error"."""
 
     rank: int
     at: float

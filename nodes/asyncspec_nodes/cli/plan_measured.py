@@ -51,8 +51,7 @@ def ask(where: ClusterAddress) -> Measured:
 
 
 def measured(status: PlanStatus) -> Measured:
-    """What can be planned for. Raises ``ClusterError`` where no session is planned, or too little
-    is known of those that are."""
+    """Raises ``ClusterError`` where no session is planned, or too little is known of them."""
     if not status.sessions and not status.unknown:
         raise ClusterError(
             "no request uses the policy dip-sd there now; send one with --policy dip-sd, and "

@@ -3,7 +3,6 @@ started: instantly, without torch.
 
 A token source is ``DIR``, ``eagle:DIR``, ``twin``, ``ngram``, ``suffix``, ``none``, or a mix of
 them joined by ``+``.
-Everything here is instant, without torch.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def check_draft(source: str, target: str | Path) -> str:
 
 
 def spelled_out(source: str, target: str | Path) -> str:
-    """A token source's name with the bundled models in place of short names. Raises ``UserError``
-    for another target."""
+    """A token source's name without short ones. Raises ``UserError`` for targets not bundled."""
     if source == HYBRID:
         if Path(target) != BUNDLED_TARGET:
             raise UserError(f"{HYBRID} alone is the bundled target's own; use DIR+{NGRAM}")
@@ -90,8 +88,7 @@ _PLAIN = "{{ bos_token or '' }}{% for message in messages %}{{ message.content }
 
 
 def read_template(name: str | None) -> str | None:
-    """The Jinja template ``name``: a file or ``PLAIN``; None: the tokenizer's own. Raises
-    ``UserError``."""
+    """A Jinja template: a file's or ``PLAIN``; None: the tokenizer's own. Raises ``UserError``."""
     if name is None or name == PLAIN:
         return name and _PLAIN
     with reading(f"the chat template {name}"):

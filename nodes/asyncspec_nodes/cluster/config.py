@@ -212,8 +212,7 @@ Span = tuple[int, int]
 
 
 def even_split(layers: int, stages: int) -> tuple[Span, ...]:
-    """Contiguous half-open ranges; the first stages take what is left over, because the last one
-    also has the head."""
+    """Half-open ranges; the first stages take what is left over: the last one has the head."""
     share, rest = divmod(layers, stages)
     ends = [share * (i + 1) + min(i + 1, rest) for i in range(stages)]
     return tuple(zip([0, *ends[:-1]], ends, strict=True))

@@ -122,8 +122,7 @@ def check_reach(config: Config, host: str, whose: str) -> None:
 
 
 def check_pace(where: str, pace: PaceTable, role: Role) -> None:
-    """A node has the times of its own work only. ``where``: as the user writes it. Raises
-    ``UserError``."""
+    """A node has times of its own work only. ``where``: for the ``UserError`` that this raises."""
     own, whose = PASSES, "of what drafts, and this is a verify stage"
     if role != "verify":
         own, whose = DRAFTING, "a verify stage's, and this drafts"

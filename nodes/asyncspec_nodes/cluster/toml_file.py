@@ -17,8 +17,7 @@ T = TypeVar("T")
 
 
 def load(path: Path, what: str, parse: Callable[[str], T]) -> T:
-    """Read ``what`` from a file; ``parse`` is given its text. Raises ``UserError`` that names the
-    file."""
+    """``what`` in a file, parsed. Raises ``UserError`` that names the file."""
     with reading(f"{what} {path}"):
         text = path.read_text(encoding="utf-8")
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
 import socket
@@ -15,7 +14,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from asyncspec.core.errors import UserError, reading
-from asyncspec_nodes.console.hosts import is_loopback
+from asyncspec_nodes.console.hosts import address, is_loopback
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.limits import Limits
 
@@ -44,7 +43,7 @@ class AllowedHosts(Struct, frozen=True):
             raise ApiError(421, "the Host header is no host name and no address", code="no_host")
         if name in self.names or is_loopback(name) or name.endswith(".localhost"):
             return
-        if self.addresses and _is_address(name):
+        if self.addresses and address(name):
             return
         raise ApiError(
             421,
@@ -58,20 +57,12 @@ def _host_name(header: str) -> str | None:
     """Lower-case name or address of a ``Host`` header, without the port; None if malformed."""
     if header.startswith("["):
         name, bracket, port = header[1:].partition("]")
-        valid = bool(bracket) and _is_address(name) and ":" in name
+        valid = bool(bracket) and ":" in name and address(name) is not None
     else:
         name, colon, digits = header.partition(":")
         name, port = name.lower().removesuffix("."), colon + digits
         valid = _NAME.fullmatch(name) is not None
     return name if valid and _PORT.fullmatch(port) else None
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def read_hosts(bound: str, allowed: Iterable[str], *, keys: bool = False) -> AllowedHosts:
@@ -84,7 +75,7 @@ def read_hosts(bound: str, allowed: Iterable[str], *, keys: bool = False) -> All
     names = []
     for given in allowed:
         name = given.lower().removesuffix(".")
-        if given != ANY and not _NAME.fullmatch(name) and not _is_address(name):
+        if given != ANY and not _NAME.fullmatch(name) and not address(name):
             raise UserError(
                 f"--allow-host is {given}; it must be a host name or an address, without a port, "
                 f"or {ANY}"

@@ -61,8 +61,7 @@ class ConcurrencyLimit:
 
 
 class GracefulShutdown:
-    """Tracks running requests. Once ``stopping``, new requests are refused; running ones finish or
-    are interrupted with an error."""
+    """Once ``stopping``, new requests are refused; running ones finish or are interrupted."""
 
     def __init__(self) -> None:
         self.stopping = False

@@ -1,5 +1,4 @@
-"""Node processes, executed or forked: started, watched by their reports, stopped with all their
-subprocesses."""
+"""Node processes, executed or forked: started, watched, stopped with all their subprocesses."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ def name_of(rank: int, role: Role) -> str:
 
 
 class ForkedProcess:
-    """A node forked from a ``ForkServer``. ``status``: the pipe that delivers its exit code;
-    ``pipes``: closed by ``close``."""
+    """A forked node. ``status``: the pipe with its exit code; ``pipes``: closed by ``close``."""
 
     def __init__(
         self, pid: int, stdout: asyncio.StreamReader, status: asyncio.StreamReader, pipes: ExitStack

@@ -1,5 +1,4 @@
-"""A whole cluster on this machine: one draft node and N stages as processes, linked over TCP; and
-how far they have loaded."""
+"""A cluster on this machine: its nodes as processes, linked over TCP, and how far they load."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def local_config(
     draft_pace: PaceTable | None = None,
     llama: EngineOptions = DEFAULT_OPTIONS,
 ) -> Config:
-    """The configuration of a local cluster; ports are filled in at launch. ``separate_source``: the
-    token source has its own process."""
+    """``separate_source``: the token source has its own process. Ports are filled in at launch."""
     pace = dict.fromkeys(range(1, stages + 1), stage_pace) | {
         stages + 1 if separate_source else 0: draft_pace
     }

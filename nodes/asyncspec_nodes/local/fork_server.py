@@ -50,8 +50,7 @@ class ForkServer:
         self.client_gone = False
 
     def serve(self) -> list[str] | None:
-        """In the server: None, once it is stopped and all nodes have ended. In a forked node: its
-        arguments."""
+        """In the server: None, once all nodes have ended. In a forked node: its arguments."""
         self._listen_to_signals()
         while True:
             ready, _, _ = select.select([self._requests, self._woken], [], [])

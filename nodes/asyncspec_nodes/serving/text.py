@@ -111,8 +111,7 @@ def partial_stop_length(text: str, stops: Sequence[str]) -> int:
 
 
 class Piece(Struct, frozen=True):
-    """Text to show, and how many of the tokens just pushed belong to the answer. ``stopped``: a
-    stop string ends the answer here."""
+    """Text to show, and how many of the pushed tokens it takes. ``stopped``: by a stop string."""
 
     text: str
     tokens: int

@@ -150,8 +150,7 @@ class ContentPart(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """One message. Fields that cannot change the prompt (``refusal``, ``annotations``) are
-    ignored."""
+    """One message; ``refusal`` and ``annotations``, which cannot change the prompt, are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | tuple[ContentPart, ...] | None = None

@@ -10,8 +10,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class ApiError(Exception):
-    """An error response. ``param``: the parameter at fault; ``retry_after``: seconds; ``allow``:
-    methods of the route."""
+    """``param``: the parameter at fault; ``retry_after``: seconds; ``allow``: of the route."""
 
     def __init__(
         self,

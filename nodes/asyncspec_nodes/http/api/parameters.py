@@ -58,8 +58,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Parameters of unsupported features, and their values, besides null, that do not request the
-feature."""
+"""Parameters of unsupported features, and values, besides null, that do not request them."""
 
 
 def _supported(fields: Mapping[str, object]) -> dict[str, object]:
