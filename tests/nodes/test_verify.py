@@ -358,7 +358,7 @@ def test_a_depth_the_target_does_not_have() -> None:
 def test_a_device_that_mistakes_what_is_wanted(features: tuple[int, ...], result: object) -> None:
     only = stage(features=features)
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}))))
-    with pytest.raises(LocalProtocolError, match="wants none"):
+    with pytest.raises(LocalProtocolError, match="do not fit"):
         only.feed(done(job, result))
 
 

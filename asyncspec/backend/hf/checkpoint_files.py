@@ -55,7 +55,7 @@ class TensorInfo(Struct, frozen=True):
 
 
 class CheckpointFiles:
-    """A checkpoint's directory, with config.json and, where it was asked for, the tokenizer."""
+    """A checkpoint's directory, with config.json and, where requested, the tokenizer."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -85,8 +85,8 @@ def split_experts(model: nn.Module) -> None:
 
 
 class Router(nn.Module):
-    """Where each row goes, and with what weights. The logits are ours; the rest is the family's own
-    code, whose product is with the identity and changes nothing."""
+    """Where each row goes, and with what weights. The logits are computed here; the family's own
+    code gets them by a product with the identity, which changes nothing."""
 
     def __init__(self, family: Any) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class HFTokenizer:
             bool(tokenizer.clean_up_tokenization_spaces)
             and type(getattr(backend, "model", None)).__name__ != "BPE"
         )
-        # A detokenizer asks for the same few tokens again and again.
+        # A detokenizer looks up the same few tokens again and again.
         self.spell = cache(self._spell)
         self.is_special = cache(self._is_special)
         self.is_byte = cache(self._is_byte)

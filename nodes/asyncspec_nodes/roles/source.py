@@ -74,11 +74,11 @@ class SourceMachine:
         self.config = config
 
     def initial(self) -> SourceState:
-        """A source that has met nobody yet."""
+        """A source without peers."""
         return SourceState(config=self.config)
 
     def step(self, state: SourceState, event: Input, now: float) -> tuple[SourceState, Effects]:
-        """React to one input. Raises ``RemoteProtocolError`` for what a peer must not say."""
+        """Handle one input. Raises ``RemoteProtocolError`` for what a peer must not send."""
         match event:
             case Received(peer, message) if is_draft(peer):
                 return _dispatch(*_received(state, peer, message))
@@ -127,7 +127,7 @@ def _floor(state: SourceState, draft: Rank) -> SessionId:
 
 def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, Effects]:
     if job.session < _floor(state, peer):
-        return state, ()  # over, and the draft node has said so
+        return state, ()  # over, by the draft node's ``Floor``
     most = state.config.sessions
     if most and job.session not in state.sessions and len(_of(state, peer)) >= most:
         # Every session takes a cache here.

@@ -213,7 +213,7 @@ def link_up(state: DraftState, peer: Rank) -> tuple[DraftState, Effects]:
 
 def ready_received(state: DraftState, message: Ready, now: float) -> tuple[DraftState, Effects]:
     """A node reports its link to the next stage, its slots, and which sessions are over there.
-    Raises ``RemoteProtocolError`` where it has heard of sessions that cannot be this node's."""
+    Raises ``RemoteProtocolError`` where it reports sessions that cannot be this node's."""
     rank, floor, echoes = message.rank, message.floor, state.break_echoes
     echo = rank in echoes
     if echo and (not message.up or floor >= echoes[rank]):

@@ -155,7 +155,7 @@ def expanded_received(state: DraftState, answer: Expanded, peer: Rank) -> DraftS
     if (session := state.sessions.get(answer.session)) is not None:
         request = session.draft_request
         if request is None or answer.base != request.length:
-            raise RemoteProtocolError(f"nothing was asked for session {answer.session}", peer=peer)
+            raise RemoteProtocolError(f"session {answer.session} awaits no draft", peer=peer)
         if max(answer.tokens, default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
         state = planning.count_draft(state, ((request.job, answer),), answer.seconds)
@@ -177,10 +177,10 @@ def merge_draft(
     session: DraftSession, answer: Expanded, seconds: float, slot_seconds: float
 ) -> DraftSession:
     """Merge a drafted tree, which took so many ``seconds``, where a pipeline slot takes
-    ``slot_seconds`` (0: not known). The tip may have moved on since it was asked for."""
+    ``slot_seconds`` (0: not known). The tip may have moved on since the request."""
     request = session.draft_request
     if request is None or answer.base != request.length:
-        raise LocalProtocolError(f"nothing was asked of the source for {session.session}")
+        raise LocalProtocolError(f"session {session.session} awaits no draft")
     session = replace(session, draft_request=None)
     counters = session.counters.plus(draft_passes=1, draft_seconds=seconds)
     if request.growth is None:
@@ -203,7 +203,7 @@ def merge_draft(
         unsent=session.unsent + new,
         next_node=NodeId(session.next_node + len(new)),
         no_growth=None if new else (request.growth, request.version, session.next_node),
-        # A tree that was asked for in an earlier round is welcome, but not this round's own.
+        # A tree requested in an earlier round is merged, but is not this round's own.
         drafts=session.drafts + (request.round == session.round),
         clock=clock,
         counters=counters.plus(drafted=len(new)),
@@ -234,7 +234,7 @@ def verdict_received(
 
 def record_verdict(session: DraftSession, verdict: Verdict, handle: object | None) -> DraftSession:
     """Note the target's outputs; ``handle``: to the features that came with them. Raises
-    ``RemoteProtocolError`` for nodes never sent, and for features not asked for."""
+    ``RemoteProtocolError`` for nodes never sent, and for features not requested."""
     named = {*verdict.ids, *verdict.feature_ids}
     unsent = (n for n in named if n >= session.next_node or n in session.tree)
     prompt = range(session.prefilled, len(session.prefix))
@@ -249,7 +249,7 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
     if features is not None:
         features = features.receive(verdict, handle, session.sent)
     elif verdict.feature_ids or handle is not None:
-        raise RemoteProtocolError(f"features nobody wants in session {session.session}")
+        raise RemoteProtocolError(f"features for session {session.session}, which reads none")
     alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}
     return replace(
         session,
@@ -264,7 +264,7 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
 def _target_outputs(
     session: DraftSession, verdict: Verdict
 ) -> Iterator[tuple[NodeId, TargetOutput]]:
-    """What a verdict says of each node, in the detail the policy asks for."""
+    """What a verdict says of each node, in the detail that the policy needs."""
     tops = len(verdict.top_tokens) // max(1, len(verdict.ids))
     if bool(tops) != bool(session.top_logprobs and verdict.ids):
         raise RemoteProtocolError(f"{tops} likeliest tokens a node in session {session.session}")
@@ -284,7 +284,7 @@ class Accepted(Struct, frozen=True):
     session: DraftSession
     tokens: tuple[int, ...]
     hits: int
-    # The target's output at each token, where the request asks for it.
+    # The target's output at each token, where requested.
     outputs: tuple[TargetOutput, ...]
     finish: str
     prune: PruneIndices | None = None

@@ -97,7 +97,7 @@ class Counters(Struct, frozen=True):
     draft_passes: int = 0
     draft_seconds: float = 0.0
     sessions: int = 0
-    # Sessions that ended with a break of the pipeline: their cost is asked for at the end.
+    # Sessions that ended with a break of the pipeline: their accounts count at the end.
     earlier: tuple[SessionId, ...] = ()
     # Breaks of the pipeline in a row without a token between them.
     breaks: int = 0

@@ -3,7 +3,7 @@
 Structure is decided on the draft node alone. A stage knows parents and what is alive, applies a
 prune the moment it comes (queued segments lose their dead rows, rows that die during a pass are
 dropped before they are sent on), and waits for nothing but the next stage's credit. Several draft
-nodes may share a stage: each speaks of its own sessions, and never affects another's.
+nodes may share a stage: each may name its own sessions only.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _results(running: Pass, result: object) -> Sequence[object]:
     if isinstance(running.job, Forward):
         return (result,)
     if not isinstance(result, tuple) or len(result) != len(running.parts):
-        raise LocalProtocolError("the device has not computed the passes it was asked for")
+        raise LocalProtocolError("the device has computed other passes than those of its job")
     return result
 
 
@@ -233,18 +233,20 @@ def _with_batch_remaining(verdicts: Sequence[Send]) -> Sequence[Send]:
 def _verdict(
     session: StageSession, part: PassPart, result: object, alive: Sequence[int], now: float
 ) -> Send | None:
-    """The verdict on the rows that are alive, with features if the session wants them."""
+    """The verdict on the rows that are alive, with features where the session has some."""
     segment, sampled, opening = part.segment, part.job.sampled_rows, session.opening
     output = result if isinstance(result, SamplerOutput) else SamplerOutput(result)  # type: ignore[arg-type]
     tokens, top_tokens, log_probs = output.tokens, output.top_tokens, output.token_log_probs
     if not isinstance(tokens, tuple) or len(tokens) != len(sampled):
-        raise LocalProtocolError("the device verified other rows than it was asked to")
+        raise LocalProtocolError("the device has sampled other rows than those of its job")
     if (
         (output.features is not None) != bool(opening.features)
         or len(top_tokens) != (len(tokens) if opening.top_logprobs else 0)
         or len(log_probs) != (len(tokens) if opening.log_probs else 0)
     ):
-        raise LocalProtocolError("the device gave something to a session that wants none, or none")
+        raise LocalProtocolError(
+            "the device's features or log-probabilities do not fit the session"
+        )
     ids, live = segment.ids, set(alive)
     verified = [i for i, row in enumerate(sampled) if row in live]
     features = None

@@ -141,7 +141,7 @@ class Pass(Struct, frozen=True):
     parts: tuple[PassPart, ...]
     job: Forward | Batch
     started: float = 0.0
-    # The device was told to abandon it: all of its rows are dead.
+    # All of its rows are dead, and the device was to end it.
     abandoned: bool = False
 
     def has(self, session: SessionId) -> bool:
