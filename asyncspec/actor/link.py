@@ -163,8 +163,7 @@ class Link(asyncio.BufferedProtocol):
         return size
 
     def hold(self, message: Message, tensor: WireTensor | None = None) -> int:
-        """``send``, but not before ``flush``: short messages that are written together cost one
-        call of the operating system and wake the peer once."""
+        """``send``, but not before ``flush``: messages written together wake the peer once."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return 0

@@ -166,8 +166,7 @@ class Mesh:
             pause = min(2 * pause, longest)
 
     async def _linked(self, rank: Rank) -> str | None:
-        """Dial ``rank`` once and wait for the end of the link. None if there was one, else the
-        reason; empty where no node answers."""
+        """Dial once and wait for the link's end. None if there was one, else why; "": no answer."""
         try:
             link = await self._connect(rank)
         except ssl.SSLCertVerificationError as error:

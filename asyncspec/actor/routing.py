@@ -26,8 +26,7 @@ Senders = Mapping[type[Any], Collection[str]]
 
 
 class LinkService:
-    """Part of a node's process that handles messages its machine does not: requests for text, a
-    trace, a status, and their replies."""
+    """Handles messages that the machine does not: requests for text, a trace, a status."""
 
     # The messages it handles.
     senders: ClassVar[Senders] = {}

@@ -140,8 +140,7 @@ class SharingModel(OpenModel, Protocol):
     """An ``OpenModel`` whose EAGLE heads another backend computes."""
 
     def shared_matrix(self, name: SharedMatrix) -> Any:
-        """What heads without their own share: an array [vocab, hidden] of float16. Raises
-        ``CheckpointError``."""
+        """An array [vocab, hidden] of float16. Raises ``CheckpointError``."""
 
 
 KVType = Literal["f16", "q8_0"]

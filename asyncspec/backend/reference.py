@@ -70,8 +70,7 @@ def chain(
     hidden: object,
     sampled_rows: tuple[int, ...],
 ) -> Forward:
-    """A pass over tokens that follow one another from position ``committed`` on. ``hidden``: a
-    handle to their hidden states, None on the first stage."""
+    """A pass over successive tokens from ``committed`` on. ``hidden``: a handle to their rows."""
     slots = range(committed, committed + len(tokens))
     return Forward(
         session=session,

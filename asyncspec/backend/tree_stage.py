@@ -138,8 +138,7 @@ class TreeStage(ABC, Generic[C]):
 
     @abstractmethod
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
-        """The result of each of the passes, which are those of ``job``; each one is to ``begin``.
-        Raises ``Abandoned``."""
+        """The result of each pass of ``job``; each one is to ``begin``. Raises ``Abandoned``."""
 
     @abstractmethod
     def noise(self, rows: int) -> object:

@@ -148,8 +148,7 @@ def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
 
 
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> Tensor:
-    """Read one tensor in its own memory and convert it to ``dtype``, ``_CONVERTED`` bytes at a
-    time, so that no second copy of a large one is in memory."""
+    """Read one tensor in memory of its own, converted by ``_CONVERTED`` bytes without a copy."""
     if stored_type(info) == dtype or info.size <= _CONVERTED:
         return _read(info).to(dtype)
     tensor = torch.empty(info.shape, dtype=dtype)

@@ -85,8 +85,7 @@ def load_draft(
     vocab: int | None = None,
     quantize: Quantize = "none",
 ) -> DraftModel:
-    """Read a whole checkpoint as a draft model. ``vocab``: size of the target's vocabulary. Raises
-    ``UserError`` or ``CheckpointError``."""
+    """Read a draft model for a target of ``vocab`` tokens. Raises as ``load_stage``."""
     check_quantize(quantize)
     layers, torch_dtype = checkpoint.info.layers, resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():

@@ -68,8 +68,7 @@ def footprint(
 
 
 def stored_info(files: CheckpointFiles) -> ModelInfo:
-    """A configuration with the type that most bytes of the weights have, which is what stages go
-    by; without weights it is the configuration's word."""
+    """The configuration, with the type of most bytes of the weights, if they are here."""
     info = inspect_checkpoint(files.directory)
     try:
         return replace(info, dtype=main_dtype(files.tensors()))

@@ -61,8 +61,7 @@ class Shard:
         self.unoptimized_reason = "not tried"
 
     def hidden(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> Tensor:
-        """inputs: tokens [n] on the first shard, else hidden states [n, H]; positions [n].
-        Returns hidden states [n, H]."""
+        """Tokens [n] (first shard) or hidden states [n, H], positions [n] -> states [n, H]."""
         out = self.model.model(**self._inputs(inputs, positions, tree))
         return cast("Tensor", out.last_hidden_state[0, : len(inputs)])
 
@@ -95,8 +94,7 @@ class Shard:
         return noise(count, self.info.hidden_size).to(self.dtype)
 
     def probe(self, tree: TreeMask) -> Tensor:
-        """A pass of random rows at ``_PROBE_POSITIONS`` through all code of the model except the
-        head's matrix, which takes long to read."""
+        """A pass of random rows through all of the model but the head's matrix, to save time."""
         inputs, positions = self.probe_inputs(len(_PROBE_POSITIONS)), torch.tensor(_PROBE_POSITIONS)
         if not self.has_head:
             return self.hidden(inputs, positions, tree)

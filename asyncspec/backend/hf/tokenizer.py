@@ -42,8 +42,7 @@ class HFTokenizer:
         self.spell = cache(self._spell)
         self.is_special = cache(self._is_special)
         self.is_byte = cache(self._is_byte)
-        # The first text makes transformers set the tokenizer up, which it refuses to do while
-        # another thread uses it.
+        # transformers finishes its setup with the first text, and not in two threads at a time.
         self.encode("a")
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -51,8 +50,7 @@ class HFTokenizer:
         return tuple(self._tokenizer(text)["input_ids"])
 
     def render(self, chat: str) -> tuple[int, ...]:
-        """Tokens of a conversation, a JSON list of messages, by the chat template, up to where the
-        assistant speaks. Raises ``ValueError`` with a sentence."""
+        """Tokens of a JSON list of messages by the chat template. Raises ``ValueError``."""
         if self._template is None:
             raise ValueError(
                 "the target's tokenizer has no chat template; ask for a plain completion (run "

@@ -54,8 +54,7 @@ def set_local_threads(config: Config) -> None:
 
 
 def thread_share(config: Config, rank: int, host: str) -> int:
-    """Threads for a node that listens at ``host``, at least one: this machine's cores divided by
-    its nodes, as far as the cluster file lists them."""
+    """A node's threads: this machine's cores divided by its nodes that the cluster file lists."""
     others = sum(node.host == host and node.rank != rank for node in config.nodes)
     return max(1, cores() // (1 + others))
 

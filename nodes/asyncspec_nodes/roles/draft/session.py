@@ -347,7 +347,6 @@ class DraftState(Struct, frozen=True):
         return replace(self, memories=dict([*others, (name, memory)]))
 
     def may_speculate(self, session: DraftSession) -> bool:
-        """Whether a session's tree may grow and be sent: its first token is there, or its policy
-        guesses it and no other session needs the passes."""
+        """Whether a session's tree may grow: it decodes, or is alone and its policy guesses."""
         lone = self.config.sole and len(self.sessions) == 1
         return session.decoding or (lone and session.policy.speculate_during_prefill)

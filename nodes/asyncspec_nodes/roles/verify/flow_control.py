@@ -42,8 +42,7 @@ def queue_limit(state: VerifyState, peer: Rank) -> int:
 
 
 def grant(state: VerifyState, peers: Iterable[Rank] | None = None) -> tuple[VerifyState, Effects]:
-    """Grant ``peers``, else all upstream peers, the credit there is: for what has left the queue,
-    and for a larger limit. Credit is never taken back."""
+    """Grant ``peers``, else all upstream ones, the credit there is; it is never taken back."""
     effects: list[Send] = []
     for peer in state.inbound if peers is None else peers:
         credit, places = state.inbound[peer], queue_limit(state, peer)

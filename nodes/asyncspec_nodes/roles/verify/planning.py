@@ -98,8 +98,7 @@ def _reported_cost(
 
 
 def segment_arrived(state: VerifyState, session: SessionId, now: float) -> VerifyState:
-    """A session's segment has come: count whether it was in time, and the round that it ends, if it
-    is a complete one of a member that is not suspended."""
+    """Count whether a segment was in time, and the complete round of a member that it ends."""
     schedule = state.schedule
     if schedule.suspensions:
         schedule = count_segment(schedule, session, now)
