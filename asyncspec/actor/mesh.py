@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.actor.routing import Incoming
-from asyncspec.core.trace_hook import TraceHook
+from asyncspec.core.machine import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank, draft_number, is_draft

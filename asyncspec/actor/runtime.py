@@ -23,8 +23,16 @@ from asyncspec.backend.base import Tensors
 from asyncspec.core import machine
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Job
-from asyncspec.core.machine import Computed, Effect, Input, Machine, Received, Task, TimerFired
-from asyncspec.core.trace_hook import TraceHook
+from asyncspec.core.machine import (
+    Computed,
+    Effect,
+    Input,
+    Machine,
+    Received,
+    Task,
+    TimerFired,
+    TraceHook,
+)
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Fault, Hello

@@ -7,7 +7,7 @@ Inputs and effects with a ``tag`` are written to traces as they are: their field
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -221,3 +221,32 @@ class Machine(Protocol[S]):
 
     def step(self, state: S, event: Input, now: float) -> tuple[S, Effects]:
         """Handle one input at time ``now`` (seconds, any origin, monotonic)."""
+
+
+class TraceHook(Protocol):
+    """Receives the events of one node from the runtime or the simulator, in seconds of the node's
+    clock. Implementations are cheap, never raise and keep no tensor handles."""
+
+    def stepped(
+        self,
+        event: Input,
+        effects: Effects,
+        sizes: Sequence[int],
+        at: float,
+        until: float,
+        error: str = "",
+    ) -> None:
+        """The machine handled an input at ``at``; its effects were performed by ``until``.
+        ``sizes``: bytes sent by each effect. ``error``: why the input was refused."""
+
+    def ran(self, job: Job, at: float, until: float) -> None:
+        """The device finished a job. Called in issue order, before the machine gets the result."""
+
+    def blocked(self, peer: Rank, at: float, until: float, nbytes: int) -> None:
+        """The write buffer was above the event loop's high-water mark (64 KiB)."""
+
+    def probed(self, peer: Rank, asked: float, answered: float, came: float) -> None:
+        """A clock probe: the peer's clock read ``answered`` between ``asked`` and ``came``."""
+
+    def silent(self, peer: Rank, at: float, until: float) -> None:
+        """No bytes arrived from a peer for more than two heartbeat intervals."""

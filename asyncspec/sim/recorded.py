@@ -118,16 +118,8 @@ def read_language(path: Path) -> Recorded:
     """Read and check a file. Raises ``UserError``."""
     with reading(f"the language {path}"):
         lines = path.read_bytes().splitlines()
-    header = _header(path, lines[0] if lines else b"")
-    texts = [_text(path, header, i, line) for i, line in enumerate(lines[1:], 2) if line.strip()]
-    if not texts:
-        raise UserError(f"{path} holds no texts; record some with tools/bench record-language")
-    return Recorded(header, texts)
-
-
-def _header(path: Path, line: bytes) -> LanguageHeader:
     try:
-        header = msgspec.json.decode(line, type=LanguageHeader)
+        header = msgspec.json.decode(lines[0] if lines else b"", type=LanguageHeader)
     except (ValueError, RecursionError):
         raise UserError(
             f"{path} is not a recorded language: its first line is not the header of one"
@@ -136,16 +128,17 @@ def _header(path: Path, line: bytes) -> LanguageHeader:
         raise UserError(
             f"{path} has language format {header.language}; this program reads {FORMAT}"
         )
-    return header
-
-
-def _text(path: Path, header: LanguageHeader, number: int, line: bytes) -> RecordedText:
-    try:
-        text = msgspec.json.decode(line, type=RecordedText)
-        _check(header, text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged in line {number}: {error}") from None
-    return text
+    texts: list[RecordedText] = []
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            if line.strip():
+                texts.append(msgspec.json.decode(line, type=RecordedText))
+                _check(header, texts[-1])
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is damaged in line {number}: {error}") from None
+    if not texts:
+        raise UserError(f"{path} holds no texts; record some with tools/bench record-language")
+    return Recorded(header, texts)
 
 
 def _check(header: LanguageHeader, text: RecordedText) -> None:

@@ -13,8 +13,17 @@ from msgspec.structs import replace
 from asyncspec.backend.base import Tensors
 from asyncspec.core import machine
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, TensorRows, draft_jobs
-from asyncspec.core.machine import Compute, Computed, Effect, Input, Machine, RunNext, Send, Task
-from asyncspec.core.trace_hook import TraceHook
+from asyncspec.core.machine import (
+    Compute,
+    Computed,
+    Effect,
+    Input,
+    Machine,
+    RunNext,
+    Send,
+    Task,
+    TraceHook,
+)
 from asyncspec.sim.costs import CostModel, Costs
 from asyncspec.sim.network import Network, VirtualClock
 from asyncspec_protocol.errors import LocalProtocolError

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.core import machine
 from asyncspec.core.jobs import Batch, DraftBatch, Feed, Forward, Job, SamplerOutput
-from asyncspec.core.trace_hook import TraceHook
+from asyncspec.core.machine import TraceHook
 from asyncspec.trace import records
 from asyncspec.trace.records import checksum
 from asyncspec_protocol.ids import Rank

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from asyncspec.core.machine import Request
-from asyncspec.core.trace_hook import TraceHook
+from asyncspec.core.machine import Request, TraceHook
 from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.framing import frame_bytes

@@ -133,10 +133,8 @@ def _record_late_account(state: DraftState, message: Closed) -> DraftState:
 
 def accounts_overdue(state: DraftState, timer: str) -> tuple[DraftState, Effects]:
     """A request that has ended stops waiting for accounts."""
-    for key in state.finishing:
-        if timer == account_timer(key):
-            return finish_if_complete(state, key, force=True)
-    return state, ()
+    key = next((key for key in state.finishing if account_timer(key) == timer), None)
+    return (state, ()) if key is None else finish_if_complete(state, key, force=True)
 
 
 def _with_finishing(state: DraftState, finishing: FinishingRequest) -> DraftState:

@@ -59,7 +59,7 @@ def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
 
 
 def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[DraftState, Effects]:
-    accepted = speculation.accept(session, now)
+    accepted = speculation.accept(state, session, now)
     if accepted is None:
         return state, ()
     state = state.learn(session, Committed(session.tree, accepted.tokens, state.costs))

@@ -207,27 +207,6 @@ class DraftSession(Struct, frozen=True):
         before = self.before[:kept]
         return replace(self, before=before, committed=self.committed[: kept - len(before)])
 
-    def view(self, *, first_stage_idle: bool = False, memory: object = None) -> View:
-        """The session as its policy sees it."""
-        tree, unchanged = self.tree, (self.version, self.next_node)
-        return View(
-            tree=tree,
-            unsent=self.unsent,
-            pending=len(self.sent) - len(self.verified),
-            stages=self.stages,
-            segments=self.segments,
-            trees_received=self.drafts,
-            tokens_since_draft=self.length - self.source_length,
-            last_depth=self.last_depth,
-            first_stage_idle=first_stage_idle,
-            levels_left=max(0, self.last_position - tree.nodes[tree.root].position),
-            max_rows=self.tree_budget,
-            draft_length=self.planned_length,
-            initial_depth=self.initial_depth,
-            no_growth=self.no_growth is not None and self.no_growth[1:] == unchanged,
-            memory=memory,
-        )
-
 
 class FinishingRequest(Struct, frozen=True):
     """A request whose last tokens are out; accounts of the stages ``missing`` are still to come."""
@@ -313,11 +292,6 @@ class DraftState(Struct, frozen=True):
         return stages <= self.peers & self.ready and (source is None or source in self.peers)
 
     @property
-    def first_stage_idle(self) -> bool:
-        """Nothing waits at the first stage: it will soon be idle."""
-        return self.allowed - self.sent >= self.window
-
-    @property
     def linked_stages(self) -> tuple[Rank, ...]:
         """The stages this node is linked to, in order."""
         return tuple(sorted(rank for rank in self.peers if rank <= self.config.stages))
@@ -332,8 +306,24 @@ class DraftState(Struct, frozen=True):
 
     def view(self, session: DraftSession) -> View:
         """A session as its policy sees it."""
-        memory = self.memories.get(session.request.policy)
-        return session.view(first_stage_idle=self.first_stage_idle, memory=memory)
+        tree, unchanged = session.tree, (session.version, session.next_node)
+        return View(
+            tree=tree,
+            unsent=session.unsent,
+            pending=len(session.sent) - len(session.verified),
+            stages=session.stages,
+            segments=session.segments,
+            trees_received=session.drafts,
+            tokens_since_draft=session.length - session.source_length,
+            last_depth=session.last_depth,
+            first_stage_idle=self.allowed - self.sent >= self.window,
+            levels_left=max(0, session.last_position - tree.nodes[tree.root].position),
+            max_rows=session.tree_budget,
+            draft_length=session.planned_length,
+            initial_depth=session.initial_depth,
+            no_growth=session.no_growth is not None and session.no_growth[1:] == unchanged,
+            memory=self.memories.get(session.request.policy),
+        )
 
     def learn(self, session: DraftSession, event: Drafted | Committed) -> DraftState:
         """Let a session's policy learn, for all sessions that have it."""

@@ -290,9 +290,9 @@ class Accepted(Struct, frozen=True):
     prune: PruneIndices | None = None
 
 
-def accept(session: DraftSession, now: float) -> Accepted | None:
+def accept(state: DraftState, session: DraftSession, now: float) -> Accepted | None:
     """Accept what verdicts allow. None where they bring nothing new, or the policy waits."""
-    if session.decoding and not session.policy.accepts_verdicts(session.view()):
+    if session.decoding and not session.policy.accepts_verdicts(state.view(session)):
         return None
     walked = walk(session.tree, session.verified, session.policy.choose)
     if not walked.accepted and walked.bonus is None:
