@@ -12,8 +12,7 @@ from asyncspec.backend.hf.wire import select
 from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, TensorRows
 from asyncspec.sim.costs import Costs
 from asyncspec_protocol.ids import SessionId
-from backend.hf_cluster import Loaded
-from backend.stage_cluster import StageCluster
+from backend.stage_cluster import LoadedTarget, StageCluster
 
 
 class Watched:
@@ -43,7 +42,9 @@ class Watched:
 class EagleCluster(StageCluster):
     """As ``StageCluster``, with an EAGLE head that is watched."""
 
-    def __init__(self, costs: Costs, loaded: Loaded, eagle: EagleSource, **options: Any) -> None:
+    def __init__(
+        self, costs: Costs, loaded: LoadedTarget[Any], eagle: EagleSource, **options: Any
+    ) -> None:
         self.watched = Watched(eagle)
         wanted = eagle.features.wanted
         source = LoadedSource(self.watched, features=wanted, tensors=self.watched)

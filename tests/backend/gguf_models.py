@@ -17,6 +17,9 @@ pytest.importorskip("llama_cpp.llama_cpp", reason='needs the extra "llama": make
 
 import gguf
 
+from asyncspec.backend.llama.stage import LlamaStage, load_stage
+from asyncspec.backend.llama.target import OpenTarget
+from backend.stage_cluster import LoadedTarget
 from tools.check_device.convert import add_matrix, convert, finish
 
 __all__ = ["convert"]
@@ -227,6 +230,19 @@ def _feed_forward(out: Writer, at: str, *, dense: bool) -> None:
         out.vector(f"{at}ffn_gate_inp.bias", EXPERTS, around=0.0)
 
 
+class LoadedGGUF(LoadedTarget[LlamaStage]):
+    """The stages of a model, for clusters in the simulator."""
+
+    def __init__(self, target: OpenTarget) -> None:
+        super().__init__(target.info)
+        self.target = target
+
+    def load(self, first: int, end: int) -> LlamaStage:
+        stage = load_stage(self.target, first, end)
+        assert stage.guarantee == "bitwise"
+        return stage
+
+
 # --- llama.cpp itself.
 
 
@@ -245,6 +261,13 @@ def quantise(source: Path, path: Path, file_type: int) -> Path:
 def own_greedy(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int], float]:
     """What llama.cpp writes with the whole file, one token a pass and greedily; and the least lead
     of a token over the next best."""
+    found, logits = own_logits(path, prompt, count)
+    best = np.sort(logits, -1)
+    return found, float((best[:, -1] - best[:, -2]).min())
+
+
+def own_logits(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int], Any]:
+    """The same text, and the logits [count, vocab] of its tokens."""
     from asyncspec.backend.llama.library import bindings
 
     bound = bindings()
@@ -255,19 +278,17 @@ def own_greedy(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int]
     settings.n_ctx = 512
     settings.n_threads = settings.n_threads_batch = 1
     context = bound.llama_init_from_model(model, settings)
-    found: list[int] = []
-    fresh, lead = list(prompt), math.inf
+    rows: list[Any] = []
+    fresh = list(prompt)
+    vocab = bound.llama_vocab_n_tokens(bound.llama_model_get_vocab(model))
     try:
-        while len(found) < count:
+        while len(rows) < count:
             tokens = (ctypes.c_int32 * len(fresh))(*fresh)
             assert bound.llama_decode(context, bound.llama_batch_get_one(tokens, len(fresh))) == 0
-            vocab = bound.llama_vocab_n_tokens(bound.llama_model_get_vocab(model))
-            logits = np.ctypeslib.as_array(bound.llama_get_logits_ith(context, -1), (vocab,))
-            best = np.sort(logits)[-2:]
-            lead = min(lead, float(best[1] - best[0]))
-            fresh = [int(logits.argmax())]
-            found += fresh
+            pointer = bound.llama_get_logits_ith(context, -1)
+            rows.append(np.ctypeslib.as_array(pointer, (vocab,)).copy())
+            fresh = [int(rows[-1].argmax())]
     finally:
         bound.llama_free(context)
         bound.llama_model_free(model)
-    return found, lead
+    return [int(row.argmax()) for row in rows], np.stack(rows)

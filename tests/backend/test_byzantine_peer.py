@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import HFStage
+from asyncspec.backend.llama.stage import LlamaStage, load_stage
+from asyncspec.backend.llama.target import open_target
+from asyncspec.backend.tree_stage import TreeStage
+from asyncspec.core.jobs import Release
 from asyncspec_protocol.messages import Segment
 from nodes.byzantine_peer import connected_stage, send_arbitrary_messages
 
@@ -25,25 +30,29 @@ VOCAB, WIDTH = 32, 32
 ODD = (math.nan, math.inf, -math.inf, 3e38, -3e38, 1e-40)
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Shard]:
-    """Blocks of a tiny model, one layer each."""
+MakeStage = Callable[[int, int], TreeStage[Any]]
+
+
+@pytest.fixture(scope="module", params=["checkpoint", "gguf"])
+def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeStage:
+    """Stages of a tiny model without a session."""
     from backend.tiny import save_tiny
 
     path = tmp_path_factory.mktemp("tiny") / "model"
     save_tiny(path, hidden_size=WIDTH, intermediate_size=40, num_hidden_layers=2, vocab_size=VOCAB)
+    if request.param == "gguf":
+        gguf_models: Any = pytest.importorskip("backend.gguf_models")
+        target = open_target(gguf_models.convert(path, path.with_suffix(".gguf")))
+        load = cache(partial(load_stage, target))
+        return lambda first, last: LlamaStage(load(first, last).engine, target.info, (first, last))
     checkpoint = open_checkpoint(path)
-    made: dict[tuple[int, int], Shard] = {}
 
+    @cache
     def shard(first: int, last: int) -> Shard:
-        if (first, last) not in made:
-            with torch.inference_mode():
-                made[first, last] = load_shard(
-                    checkpoint, first, last, torch.float32, "exact", KernelSettings()
-                )
-        return made[first, last]
+        with torch.inference_mode():
+            return load_shard(checkpoint, first, last, torch.float32, "exact", KernelSettings())
 
-    return shard
+    return lambda *span: HFStage(shard(*span), "exact", KernelSettings(), "tolerance")
 
 
 def rows(draw: Any, message: Segment) -> WireTensor:
@@ -66,10 +75,15 @@ def rows(draw: Any, message: Segment) -> WireTensor:
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_no_job_of_a_stage_fails(data: st.DataObject, shards: Callable[[int, int], Shard]) -> None:
+def test_no_job_of_a_stage_fails(data: st.DataObject, make: MakeStage) -> None:
     stages = data.draw(st.integers(1, 2))
     rank = data.draw(st.integers(1, stages))
     each = 2 // stages
-    device = HFStage(shards(each * (rank - 1), each * rank), "exact", KernelSettings(), "tolerance")
+    device = make(each * (rank - 1), each * rank)
     node = connected_stage(rank, stages, VOCAB, device, each)
-    send_arbitrary_messages(node, data, VOCAB, lambda d, m: None if rank == 1 else rows(d, m))
+    try:
+        send_arbitrary_messages(node, data, VOCAB, lambda d, m: None if rank == 1 else rows(d, m))
+        device.check()
+    finally:
+        for session in [*device._sessions]:
+            device.run(Release(session))

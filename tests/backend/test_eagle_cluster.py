@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
+from asyncspec.backend.llama.target import open_target
+from asyncspec.backend.reference import decode
 from asyncspec.core.machine import Request
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
@@ -21,6 +23,7 @@ from backend import eagle_heads
 from backend.eagle_cluster import EagleCluster
 from backend.eagle_heads import TARGET
 from backend.hf_cluster import Loaded
+from backend.stage_cluster import LoadedTarget
 from backend.test_features import plain, plain_model
 from backend.tiny import VOCAB
 from cluster import ask
@@ -38,14 +41,37 @@ HEADS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(tiny: MakeTiny) -> Loaded:
-    return Loaded(open_checkpoint(tiny("llama", **TARGET)))
+class Target(NamedTuple):
+    """A target's stages, and the checkpoint that they were made of."""
+
+    loaded: LoadedTarget[Any]
+    model: Any
+    path: Path
+    # llama.cpp keeps keys and values in float16.
+    rounding: float = 5e-4
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Hugging Face's own text, or that of one stage, one row a pass."""
+        if isinstance(self.loaded, Loaded):
+            return generate(self.path, prompt, count)
+        return decode(self.loaded.cut(1), prompt, count)
 
 
-def head(kind: str, target: Loaded, directory: Path) -> EagleSource:
+@pytest.fixture(scope="module", params=["checkpoint", "gguf"])
+def target(request: pytest.FixtureRequest, tiny: MakeTiny, tmp_path_factory: Any) -> Target:
+    path = tiny("llama", **TARGET)
+    if request.param == "checkpoint":
+        checkpoint = open_checkpoint(path)
+        return Target(Loaded(checkpoint), checkpoint, path)
+    gguf_models: Any = pytest.importorskip("backend.gguf_models")
+    file = gguf_models.convert(path, tmp_path_factory.mktemp("gguf") / "model.gguf", "F32")
+    opened = open_target(file)
+    return Target(gguf_models.LoadedGGUF(opened), opened, path, 0.1)
+
+
+def head(kind: str, target: Target, directory: Path) -> EagleSource:
     state, settings = HEADS[kind]
-    return load_eagle(eagle_heads.save(directory, state(), **settings), target.checkpoint)
+    return load_eagle(eagle_heads.save(directory, state(), **settings), target.model)
 
 
 def request(seed: int, **changes: Any) -> Request:
@@ -64,47 +90,53 @@ def generate(path: Path, prompt: Sequence[int], count: int) -> list[int]:
     return list(map(int, out[0, len(prompt) :]))
 
 
-def check(cluster: EagleCluster, asked: Sequence[Request], path: Path) -> None:
+def check(cluster: EagleCluster, asked: Sequence[Request], target: Target) -> None:
     """The target's text, and the source was fed the features of its positions in every session."""
     eagle, world = cluster.watched.eagle, cluster.world
     eagle.check()
     assert not eagle._sessions
     assert not eagle._fed
-    features = []
+    features, rounding = [], target.rounding
     for one in asked:
-        new = generate(path, one.prompt, one.max_new_tokens)
+        new = target.greedy(one.prompt, one.max_new_tokens)
         assert world.tokens[one.request] == new
-        features.append(plain(path, [*one.prompt, *new], eagle.features.wanted))
+        features.append(plain(target.path, [*one.prompt, *new], eagle.features.wanted))
     # Sessions are numbered in the order of the requests; one request alone may need several.
     for session, rows in cluster.watched.fed.items():
         index, found = min(session, len(asked) - 1), torch.cat(rows)
         assert len(found) >= len(asked[index].prompt)
-        torch.testing.assert_close(found, features[index][: len(found)], atol=5e-4, rtol=5e-4)
+        torch.testing.assert_close(
+            found, features[index][: len(found)], atol=rounding, rtol=rounding
+        )
     assert len(cluster.watched.fed) >= len(asked)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("kind", HEADS)
-def test_any_delays(target: Loaded, tmp_path: Path, kind: str, stages: int) -> None:
+def test_any_delays(target: Target, tmp_path: Path, kind: str, stages: int) -> None:
     eagle = head(kind, target, tmp_path / "head")
     for seed, policies in enumerate((("chunked", "flowspec"), ("pruned", "flowspec-no-sbd"))):
         random = Random(f"{kind} {stages} {seed}")
         delays = [random.randint(0, 9) for _ in range(23)]
         cluster = EagleCluster(
-            Shaken(delays), target, eagle, stages=stages, policies=SMALL, prefill_rows=3
+            Shaken(delays), target.loaded, eagle, stages=stages, policies=SMALL, prefill_rows=3
         )
         watch_invariants(cluster)
         asked = [request(i, policy=policy) for i, policy in enumerate(policies, 2 * seed)]
         for one in asked:
             cluster.submit(one)
         cluster.world.run(until=100_000.0)
-        check(cluster, asked, target.checkpoint.path)
+        check(cluster, asked, target)
 
 
-def test_a_lost_stage(target: Loaded, tmp_path: Path) -> None:
+def test_a_lost_stage(target: Target, tmp_path: Path) -> None:
     """The new session's prompt is the whole text so far, and its features come back again."""
     cluster = EagleCluster(
-        UnitCosts(), target, head("eagle3", target, tmp_path / "head"), stages=3, policies=SMALL
+        UnitCosts(),
+        target.loaded,
+        head("eagle3", target, tmp_path / "head"),
+        stages=3,
+        policies=SMALL,
     )
     one = request(3)
     cluster.submit(one)
@@ -113,19 +145,17 @@ def test_a_lost_stage(target: Loaded, tmp_path: Path) -> None:
         cluster.world.at(when + 3, cluster.connect_all)
     cluster.world.run(until=100_000.0)
     assert cluster.world.finished[one.request].stats["sessions"] == 3
-    check(cluster, [one], target.checkpoint.path)
+    check(cluster, [one], target)
 
 
-def test_autoregressive_requests_want_no_features(target: Loaded, tmp_path: Path) -> None:
+def test_autoregressive_requests_want_no_features(target: Target, tmp_path: Path) -> None:
     cluster = EagleCluster(
-        UnitCosts(), target, head("eagle", target, tmp_path / "head"), policies=SMALL
+        UnitCosts(), target.loaded, head("eagle", target, tmp_path / "head"), policies=SMALL
     )
     one = request(4, policy="autoregressive")
     cluster.submit(one)
     cluster.world.run(until=100_000.0)
-    assert cluster.world.tokens[one.request] == generate(
-        target.checkpoint.path, one.prompt, one.max_new_tokens
-    )
+    assert cluster.world.tokens[one.request] == target.greedy(one.prompt, one.max_new_tokens)
     assert not cluster.watched.fed
 
 
@@ -140,7 +170,7 @@ def test_the_bundled_head_accepts_the_same_on_any_number_of_stages() -> None:
         cluster = EagleCluster(UnitCosts(), bundled, eagle, stages=stages, policies=POLICIES)
         cluster.submit(one)
         cluster.world.run(until=100_000.0)
-        check(cluster, [one], BUNDLED_TARGET)
+        check(cluster, [one], Target(bundled, bundled.checkpoint, BUNDLED_TARGET))
         stats = cluster.world.finished[0].stats
         found.append((stats["rounds"], stats["hit_rate"], stats["drafted_nodes"]))
     assert found == [found[0]] * 3

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
@@ -22,13 +23,22 @@ from asyncspec.backend.llama.devices import Device
 from asyncspec.backend.llama.gguf_file import Tensor, Value, open_gguf, value
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
-from asyncspec.backend.reference import decode
+from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec.core.jobs import Admit, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend import conformance
 from backend.conformance import MakeStages
-from backend.gguf_models import FAMILIES, LAYERS, convert, own_greedy, quantise, save_random
+from backend.gguf_models import (
+    FAMILIES,
+    LAYERS,
+    convert,
+    own_greedy,
+    own_logits,
+    quantise,
+    save_random,
+)
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
 DRAWS = (Sampling(), SAMPLED, Sampling(repetition_penalty=1.4, presence_penalty=0.5))
@@ -144,6 +154,27 @@ def test_a_family_is_what_llama_cpp_makes_of_the_whole_file(family: str, tmp_pat
     conformance.check_batches_equal_sequential(
         lambda _: stages, 150, 0, (Sampling(), SAMPLED), length=60
     )
+
+
+def test_log_probabilities_are_those_of_the_whole_file(tmp_path: Path) -> None:
+    path = save_random(tmp_path / "model.gguf")
+    new, logits = own_logits(path, PROMPT, 8)
+    stages = stages_of(path, 2)
+    for stage in stages:
+        stage.run(Admit(SESSION, 512, Sampling(), top_logprobs=5, log_probs=True))
+    known, tokens = 0, PROMPT
+    for token, row in zip(new, logits, strict=True):
+        hidden = stages[0].run(chain(SESSION, known, tokens, None, ()))
+        said = stages[1].run(chain(SESSION, known, tokens, hidden, (len(tokens) - 1,)))
+        assert isinstance(said, SamplerOutput)
+        log_probs = row - np.logaddexp.reduce(row)
+        best = np.argsort(-log_probs)[:5]
+        assert said.tokens == (token,)
+        assert said.token_log_probs == pytest.approx([log_probs[token]], abs=0.01)
+        ((top, top_log_probs),) = said.top_tokens
+        assert top_log_probs == pytest.approx(log_probs[best], abs=0.01)
+        assert top_log_probs == pytest.approx(log_probs[list(top)], abs=0.01)
+        known, tokens = known + len(tokens), [token]
 
 
 def test_a_cut_holds_its_own_tensors_only(tmp_path: Path) -> None:

@@ -13,16 +13,14 @@ import pytest
 from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.backend.llama.draft_model import load_draft
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import OpenTarget, open_target
 from asyncspec.policy.registry import LOSSLESS
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from backend import predictable_models
-from backend.gguf_models import convert, quantise
+from backend.gguf_models import LoadedGGUF, convert, quantise
 from backend.matrix import DRAWS, PENALISED, Cell, Matrix, reading
-from backend.stage_cluster import LoadedTarget
 
 pytestmark = pytest.mark.torch
 
@@ -47,17 +45,6 @@ def cells() -> Iterator[tuple[str, Cell]]:
 
 
 CELLS = [*cells()]
-
-
-class LoadedGGUF(LoadedTarget[LlamaStage]):
-    def __init__(self, target: OpenTarget) -> None:
-        super().__init__(target.info)
-        self._target = target
-
-    def load(self, first: int, end: int) -> LlamaStage:
-        stage = load_stage(self._target, first, end)
-        assert stage.guarantee == "bitwise"
-        return stage
 
 
 @pytest.fixture(scope="module")

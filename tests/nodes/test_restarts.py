@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from asyncspec.backend.llama.target import open_target
+from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
@@ -41,22 +45,28 @@ def test_restarts_are_counted_for_some_time() -> None:
     assert [policy.take(taken, now) for now in later] == [True, False, True, False]
 
 
-def config(source: str = "ngram", *, apart: bool = False) -> Config:
-    target = TargetTable(path=str(BUNDLED_TARGET))
-    return local_config(target, DraftTable(source=source), 2, 2, separate_source=apart)
+def config(target: Path = BUNDLED_TARGET, *, apart: bool = False) -> Config:
+    table = TargetTable(path=str(target))
+    return local_config(table, DraftTable(source="ngram"), 2, 2, separate_source=apart)
 
 
 class KilledCluster:
     """A cluster whose ``victim`` is killed when the first text is there."""
 
     def __init__(
-        self, victim: int, restarts: RestartPolicy, *, apart: bool = False, forks: bool = FORKS
+        self,
+        victim: int,
+        restarts: RestartPolicy,
+        *,
+        target: Path = BUNDLED_TARGET,
+        apart: bool = False,
+        forks: bool = FORKS,
     ) -> None:
         self.said: list[str] = []
         self.tokens: list[int] = []
         self.victim = victim
         self.cluster = LocalCluster(
-            config(apart=apart),
+            config(target, apart=apart),
             lambda report: None,
             launch=LocalLauncher(forks=forks),
             restarts=restarts,
@@ -106,6 +116,23 @@ def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> N
     assert asked.said == [f"{name} was killed by SIGKILL; it is started again"]
     assert (end.reason, end.stats["sessions"]) == ("length", 2)
     assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
+
+
+def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
+    gguf_models: Any = pytest.importorskip("backend.gguf_models")
+    target = gguf_models.convert(BUNDLED_TARGET, tmp_path / "target.gguf", "Q8_0")
+    asked = KilledCluster(2, RESTART_STAGES, target=target)
+
+    async def main() -> Finished:
+        async with asked.cluster:
+            return await asked.ask()
+
+    with no_process_left():
+        end = asyncio.run(main())
+    assert asked.said == ["stage 2 was killed by SIGKILL; it is started again"]
+    assert (end.reason, end.stats["sessions"]) == ("length", 2)
+    prompt = LlamaTokenizer(open_target(target)).encode(PROMPT)
+    assert asked.tokens == gguf_models.own_greedy(target, prompt, TOKENS)[0]
 
 
 def test_a_node_that_dies_too_often_ends_the_cluster() -> None:

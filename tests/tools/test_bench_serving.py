@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,8 +151,13 @@ def _small(target: Path = BUNDLED_TARGET) -> Config:
 
 
 @pytest.mark.asyncio
-async def test_the_figures_of_a_service() -> None:
-    async with served(_small()) as service:
+@pytest.mark.parametrize("gguf", [False, True])
+async def test_the_figures_of_a_service(gguf: bool, tmp_path: Path) -> None:
+    target = BUNDLED_TARGET
+    if gguf:
+        gguf_models: Any = pytest.importorskip("backend.gguf_models")
+        target = gguf_models.convert(target, tmp_path / "target.gguf", "Q8_0")
+    async with served(_small(target)) as service:
         fair = await fairness.measure(service, streams=3, tokens=12)
         assert max(fair.tokens) == 12
         assert 0 < fair.least_share <= 1
