@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from asyncspec.dipsd.model import FIRST_LENGTH, Groups, Tables
+from asyncspec.dipsd.model import FIRST_LENGTH, MAX_USERS, Groups, Tables
 
 
-def associations(users: int, batches: int | None = None) -> Iterator[Groups]:
-    """All partitions of the users (1, 2, 5, 15, 52, 203, ...), or those into so many batches."""
-    fewest, most = (1, users) if batches is None else (batches, batches)
-    yield from _partitions(users, fewest, most)
-
-
-def _partitions(users: int, fewest: int, most: int) -> Iterator[Groups]:
-    """Those with ``fewest`` to ``most`` batches; the last user joins one or opens one."""
+def associations(users: int, fewest: int = 1, most: int = MAX_USERS) -> Iterator[Groups]:
+    """All partitions of the users into ``fewest`` to ``most`` batches (into any number: 1, 2, 5,
+    15, 52, 203, ...); the last user joins a batch or opens one."""
     if users == 0 and fewest <= 0:
         yield ()
     if users == 0 or fewest > users or most < 1:
         return
     m = users - 1
-    for groups in _partitions(m, fewest, most):
+    for groups in associations(m, fewest, most):
         for n, group in enumerate(groups):
             yield (*groups[:n], (*group, m), *groups[n + 1 :])
-    for groups in _partitions(m, fewest - 1, most - 1):
+    for groups in associations(m, fewest - 1, most - 1):
         yield (*groups, (m,))
 
 

@@ -53,16 +53,10 @@ class Bound:
         self.priced = [self._tokens(most * 0.5**n) for n in range(PRICES)]
 
     def above(self, batches: int, enough: float = 0.0) -> float:
-        """Tokens a ms that no plan with ``batches`` batches or more exceeds.
-
-        It is never below ``enough``: only whether it is above matters there.
-        """
-        bound = float("inf")
-        for slope, fixed in zip(self.tables.slopes, self.tables.fixed, strict=True):
-            bound = min(bound, self._of_stage(slope, fixed * batches, enough))
-            if bound <= enough:
-                break
-        return bound
+        """Tokens a ms that no plan with ``batches`` batches or more exceeds; at least ``enough``:
+        only whether it is above that matters."""
+        stages = zip(self.tables.slopes, self.tables.fixed, strict=True)
+        return min(self._of_stage(slope, fixed * batches, enough) for slope, fixed in stages)
 
     def _of_stage(self, slope: float, fixed: float, enough: float) -> float:
         """The bound if of all stages only this one could be busy all the time."""

@@ -17,6 +17,9 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
 
+MAX_USERS = 1024
+"""Of a deployment that is planned for."""
+
 MemoryRule = Literal["batch", "all"]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 

@@ -121,7 +121,7 @@ class _Scan:
         """The best of all associations with so many batches: it is their bound, too."""
         best: Solution | None = None
         ratio = self.ratio
-        for groups in associations(self.tables.users, batches):
+        for groups in associations(self.tables.users, batches, batches):
             found = best_lengths(self.tables, groups, ratio, work)
             if found is not None:
                 best, ratio = found, found.ratio

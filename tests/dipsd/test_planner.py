@@ -34,11 +34,11 @@ def optimum(tables: Tables, fewest: int = 1) -> float:
 
 def test_associations_are_the_partitions() -> None:
     assert [len(list(associations(n))) for n in range(1, 7)] == [1, 2, 5, 15, 52, 203]
-    assert [len(list(associations(6, n))) for n in range(1, 7)] == [1, 31, 90, 65, 15, 1]
+    assert [len(list(associations(6, n, n))) for n in range(1, 7)] == [1, 31, 90, 65, 15, 1]
     every = {frozenset(groups) for groups in associations(5)}
     assert len(every) == 52
     assert all(sorted(m for g in groups for m in g) == list(range(5)) for groups in every)
-    assert len(next(associations(30, 1))[0]) == 30
+    assert len(next(associations(30, 1, 1))[0]) == 30
 
 
 @given(deployments(most=6, stages=1))
@@ -146,7 +146,7 @@ def test_the_association_step_is_the_best_of_all(
     batches = data.draw(st.integers(1, tables.users))
     costs = [
         cost(tables, lengths, groups)
-        for groups in associations(tables.users, batches)
+        for groups in associations(tables.users, batches, batches)
         if tables.all_fit(groups)
     ]
     # The depth-first search finds it by itself too, in any order of the users.

@@ -81,7 +81,7 @@ def test_the_page_gets_segments_and_losses() -> None:
         assert isinstance(hops, list)
         assert [hop[0] for hop in hops] == [hop.rank for hop in lifetime.hops]
         assert [hop[5:] for hop in hops] == [
-            [h.rows_in, h.computed, h.rows_out] for h in lifetime.hops
+            [len(h.message.ids), len(h.ids), h.rows_out] for h in lifetime.hops
         ]
         for hop, seen in zip(lifetime.hops, hops, strict=True):
             moments = (hop.received, hop.started, hop.ended, hop.sent)

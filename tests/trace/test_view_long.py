@@ -9,16 +9,18 @@ import pytest
 
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.timeline import (
-    Hop,
     Instant,
     Round,
     SegmentLifetime,
     Span,
     Timeline,
     Token,
+    Visit,
 )
 from asyncspec.trace.records import NodeRecord, TraceHeader
 from asyncspec.trace.view.page import page
+from asyncspec_protocol.ids import NodeId, SessionId
+from asyncspec_protocol.messages import Segment
 from browser import CHROMIUM, Browser
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
@@ -43,7 +45,9 @@ def long(count: int) -> Timeline:
         number = len(lifetimes)
         sent = number * STEP
         spans.append(Span(0, "draft", sent - STEP, sent, 0, number, rows=16))
-        hops: list[Hop] = []
+        ids = tuple(NodeId(16 * number + i) for i in range(16))
+        segment = Segment(SessionId(0), number, 0, ids, ids)
+        hops: list[Visit] = []
         for rank in range(1, STAGES + 1):
             came = sent + (rank - 1) * STEP
             at, until = came + STEP / 4, came + STEP * chance.uniform(0.4, 0.9)
@@ -55,9 +59,10 @@ def long(count: int) -> Timeline:
                 Span(rank, "step", until, until + 1e-5),
                 Span(rank, "transfer", until, came + STEP, 0, number, peer=(rank + 1) % 9),
             ]
-            hops.append(Hop(rank, came, 16, 16, 16, at, until, until))
+            hops.append(
+                Visit(rank, came, segment, ids, started=at, ended=until, sent=until, rows_out=16)
+            )
         verified = sent + STAGES * STEP
-        ids = tuple(range(16 * number, 16 * number + 16))
         lifetimes.append(
             SegmentLifetime(0, number, ids, sent, tuple(hops), verified, "verified", 2, 1)
         )

@@ -6,31 +6,18 @@ A stage's knowledge is rebuilt from what it received, with the same ``Liveness``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from msgspec import Struct
 
 from asyncspec.core.liveness import Liveness
 from asyncspec.trace.analysis.log import LogStep, NodeLog
-from asyncspec.trace.analysis.timeline import Hop, SegmentLifetime
+from asyncspec.trace.analysis.timeline import SegmentLifetime, Visit
 from asyncspec.trace.records import Issued, JobResult, ReceivedMessage, Sent
 from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.messages import Floor, Open, PruneIndices, Segment, Verdict
 
 Name = tuple[int, int]
 """A segment: its session and its number."""
-
-
-@dataclass
-class Visit(Hop):
-    """A segment at a stage."""
-
-    message: Segment = field(kw_only=True)
-    # Nodes in the pass, and those of them that were dead when it had ended.
-    ids: tuple[NodeId, ...] = ()
-    dead: frozenset[NodeId] = frozenset()
-    # Time of the step that received the pass's result.
-    result_at: float | None = None
 
 
 class StageView:
@@ -58,8 +45,7 @@ class StageView:
                 self.prompts[session] = length
                 self._alive[session] = Liveness(length)
             case Segment(session, segment):
-                visit = Visit(self.rank, at, len(message.ids), message=message)
-                self.visits[session, segment] = visit
+                self.visits[session, segment] = Visit(self.rank, at, message)
             case PruneIndices(session) if session in self._alive:
                 self._alive[session] = self._alive[session].apply(message)
             # Not Close: rows of a running pass count as they were at its arrival.
@@ -77,7 +63,6 @@ class StageView:
                     self._passes[job] = passed
                     for visit in passed:
                         visit.ids = self._living(visit, visit.message.ids)
-                        visit.computed = len(visit.ids)
                         if (run := node.runs.get(job)) is not None:
                             visit.started, visit.ended = run.at, run.until
                 case Sent(_, "segment" | "verdict", session, segment, count):

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from asyncspec.core import machine
 from asyncspec.trace.analysis.log import Log, LogStep, NodeLog
-from asyncspec.trace.analysis.segments import Path, StageView, Visit
-from asyncspec.trace.analysis.timeline import Instant, Round, SegmentLifetime, Span, by_time
+from asyncspec.trace.analysis.segments import Path, StageView
+from asyncspec.trace.analysis.timeline import Instant, Round, SegmentLifetime, Span, Visit, by_time
 from asyncspec.trace.records import Blocked, Issued, Ran, ReceivedMessage, Sent, Silence
 from asyncspec_protocol.messages import Credit, PruneIndices
 

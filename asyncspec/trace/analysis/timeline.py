@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from asyncspec.trace.analysis.log import ClockFit, Log, LogStep
 from asyncspec.trace.records import NodeRecord, TraceHeader
-from asyncspec_protocol.ids import Rank, draft_number, is_draft
+from asyncspec_protocol.ids import NodeId, Rank, draft_number, is_draft
+from asyncspec_protocol.messages import Segment
 
 
 class Span(Struct, frozen=True):
@@ -48,19 +49,22 @@ class Span(Struct, frozen=True):
 
 
 @dataclass
-class Hop:
-    """A segment's visit to a stage. ``None``: it did not get that far, or was not recorded."""
+class Visit:
+    """A segment at a stage. ``None``: it did not get that far, or was not recorded."""
 
     rank: int
     received: float
-    # Rows that arrived, that were computed, and that were sent on (on the last stage: verified).
-    rows_in: int
-    computed: int = 0
-    rows_out: int = 0
+    message: Segment
+    # Nodes in the pass, and those of them that were dead when it had ended.
+    ids: tuple[NodeId, ...] = ()
+    dead: frozenset[NodeId] = frozenset()
     started: float | None = None
     ended: float | None = None
-    # Sent on; on the last stage: its verdict was sent.
+    # Time of the step that received the pass's result.
+    result_at: float | None = None
+    # When it was sent on, with so many rows; on the last stage its verdict.
     sent: float | None = None
+    rows_out: int = 0
 
 
 class SegmentLifetime(Struct, frozen=True):
@@ -74,7 +78,7 @@ class SegmentLifetime(Struct, frozen=True):
     segment: int
     ids: tuple[int, ...]
     sent: float
-    hops: tuple[Hop, ...] = ()
+    hops: tuple[Visit, ...] = ()
     verified: float | None = None
     outcome: str = "lost"
     # Nodes of it that ended on the committed path, and tokens of the answer its verdict brought.

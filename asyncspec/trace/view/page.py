@@ -122,7 +122,7 @@ def model(timeline: Timeline, summary: object = None) -> PageData:
                 [
                     lanes[hop.rank],
                     *map(_moment, (hop.received, hop.started, hop.ended, hop.sent)),
-                    *(hop.rows_in, hop.computed, hop.rows_out),
+                    *(len(hop.message.ids), len(hop.ids), hop.rows_out),
                 ]
                 for hop in one.hops
                 if hop.rank in lanes

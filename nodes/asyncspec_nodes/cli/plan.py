@@ -23,7 +23,7 @@ from asyncspec_nodes.console.arguments import Parser, given, option
 
 METHODS = {"ours": plan_best, "algorithm1": algorithm1}
 JITTER = bounds.Bounds(0.0, 2.0)
-USERS, STAGES = bounds.Bounds(1, plan_file.MAX_USERS), bounds.Bounds(1, preset.TARGET.layers)
+USERS, STAGES = bounds.Bounds(1, preset.MAX_USERS), bounds.Bounds(1, preset.TARGET.layers)
 ROUNDS = 200
 """Of each user in a simulation."""
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError, writing
 from asyncspec.dipsd.model import (
+    MAX_USERS,
     Count,
     Deployment,
     MemoryRule,
@@ -25,7 +26,6 @@ Positive = Annotated[float, Meta(gt=0, lt=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e12)]
 T = TypeVar("T")
 
-MAX_USERS = 1024
 GB = 1e9
 
 
