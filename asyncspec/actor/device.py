@@ -52,7 +52,7 @@ class DeviceThread:
         self._loop = asyncio.get_running_loop()
         self.start_lock = threading.Lock()
         """While it is held, no job begins that was not submitted."""
-        # The running job, its start (seconds of ``time.monotonic``), and seconds of jobs before it.
+        # The running job, its start (``time.monotonic``) and seconds of those before: the thread's.
         self.running: tuple[Job, float] | None = None
         self._worked = 0.0
         # Reports of finished jobs, for ``deliver``.
@@ -88,7 +88,7 @@ class DeviceThread:
         self._jobs.put(job)
 
     def run_next(self, after: Job, job: Job | None) -> None:
-        """Begin with ``job``, or nothing, when ``after`` ends. ``start_lock`` is held."""
+        """Begin ``job``, or none, when ``after`` ends, behind what is submitted by then."""
         self._after, self._next = after, job
 
     def deliver(self) -> bool:

@@ -20,7 +20,7 @@ FACTOR = 50.0
 """Limit as a multiple of what jobs of a kind have taken."""
 
 MIN_SAMPLES = 8
-"""Jobs before times count: the first ones read weights, or choose and compile kernels."""
+"""Jobs of a type before its times count: the first read weights, or compile kernels."""
 
 COLD_FACTOR = 10.0
 """Limit before that, as a multiple of the floor."""

@@ -26,7 +26,7 @@ DEADLINE_PERIODS = 1.5
 """From a batch's pass to its next deadline, in periods of the plan: half a period of jitter."""
 
 MIN_DEADLINE_PERIODS = 0.5
-"""From a batch's turn to its deadline at least: its members may wait for verdicts."""
+"""Least time from a batch becoming current to its deadline: members may await verdicts."""
 
 PROBATION, MAX_PROBATION = 8, 1024
 """Segments in time that end a first suspension; and any: the number doubles with each."""
