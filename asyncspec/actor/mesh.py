@@ -167,14 +167,24 @@ class Mesh:
 
     async def _linked(self, rank: Rank) -> str | None:
         """Dial once and wait for the link's end. None if there was one, else why; "": no answer."""
+        host, port = self._peers[rank]
         try:
-            link = await self._connect(rank)
+            async with asyncio.timeout(self._options.dial_seconds):
+                _, link = await asyncio.get_running_loop().create_connection(
+                    lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
+                    host,
+                    port,
+                    ssl=self._security.client,
+                )
         except ssl.SSLCertVerificationError as error:
             return f"its certificate is refused: {error.verify_message}"
         except ssl.SSLError as error:
             return f"no TLS with it: {error}"
         except OSError:  # also where it took too long
             return ""
+        self._all.add(link)
+        link.expect(self._options.welcome_seconds, "welcome")
+        link.send(self._me)
         reason = await link.gone
         if link.peer is not None:
             return None
@@ -184,21 +194,6 @@ class Mesh:
             return f"{reason}: it may want TLS, as in a cluster file with [security]"
         # With TLS 1.3 the peer checks our certificate when the connection is up already.
         return f"{reason}: it may have refused this node's certificate"
-
-    async def _connect(self, rank: Rank) -> Link:
-        """Raises ``OSError``."""
-        host, port = self._peers[rank]
-        async with asyncio.timeout(self._options.dial_seconds):
-            _, link = await asyncio.get_running_loop().create_connection(
-                lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
-                host,
-                port,
-                ssl=self._security.client,
-            )
-        self._all.add(link)
-        link.expect(self._options.welcome_seconds, "welcome")
-        link.send(self._me)
-        return link
 
     def _welcomed(self, rank: Rank, link: Link, frame: Frame) -> None:
         """The answer to our hello, or a later frame."""

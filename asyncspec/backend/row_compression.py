@@ -16,7 +16,7 @@ after it, so that the second one may lie around the first.
 from __future__ import annotations
 
 import math
-import time
+import timeit
 
 import numpy as np
 import numpy.typing as npt
@@ -161,9 +161,5 @@ def packing_seconds() -> float:
     values = (rng.standard_normal((SAMPLE_ROWS, SAMPLE_WIDTH)) * scales).astype(np.float32)
     data = (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8).reshape(-1).data
     plain = WireTensor("bfloat16", (SAMPLE_ROWS, SAMPLE_WIDTH), data)
-    taken = []
-    for _ in range(PARAMETERS.packing_trials):
-        begun = time.perf_counter()
-        unpack(pack(plain))
-        taken.append(time.perf_counter() - begun)
+    taken = timeit.repeat(lambda: unpack(pack(plain)), number=1, repeat=PARAMETERS.packing_trials)
     return min(taken) / plain.data.nbytes

@@ -7,6 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from timeit import Timer
 from typing import Generic, Protocol, Self, TypeVar
 
 from asyncspec.backend import sampling
@@ -187,11 +189,11 @@ class TreeStage(ABC, Generic[C]):
             for rows in PARAMETERS.trial_rows:
                 if len(found) >= 2 and time.perf_counter() >= end:
                     break
-                job = self._trial(1, rows)
-                found[rows] = self._seconds(job)  # includes the setup of the first pass of a size
+                timer = Timer(partial(self.run, self._trial(1, rows)))
+                found[rows] = timer.timeit(1)  # includes the setup of the first pass of a size
                 if found[rows] < PARAMETERS.trial_repeat_seconds:
-                    repeats = (self._seconds(job) for _ in range(PARAMETERS.trial_repeats))
-                    found[rows] = min([found[rows], *repeats])
+                    repeats = timer.repeat(PARAMETERS.trial_repeats, 1)
+                    found[rows] = min(found[rows], *repeats)
         finally:
             self.run(Release(SESSION))
         return dict(sorted(found.items()))
@@ -200,11 +202,6 @@ class TreeStage(ABC, Generic[C]):
         tokens = [i % self.info.vocab_size for i in range(rows)]
         sampled = tuple(range(rows)) if self.has_head else ()
         return chain(SESSION, start, tokens, self.noise(rows), sampled)
-
-    def _seconds(self, job: Forward) -> float:
-        start = time.perf_counter()
-        self.run(job)
-        return time.perf_counter() - start
 
     def begin(self, job: Forward) -> Session[C]:
         """Check a pass and record its tokens. Raises ``ValueError``."""
