@@ -37,7 +37,7 @@ from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Fault, Hello
 
-KEPT_INPUTS = 40
+KEPT_INPUTS = 40  # for the report of a crash
 
 
 class InputLog:

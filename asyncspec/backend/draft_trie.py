@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from typing import Generic, TypeVar
 
-from asyncspec.core.growth import TIP
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
+from asyncspec.core.tree import TIP
 from asyncspec.source.expand import NO_PROPOSAL, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 

@@ -27,12 +27,12 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 PACKED = "bfloat16-packed-2"
 """The dtype such a tensor has on the wire; its items are bytes."""
 
-WINDOWS = 2
-BITS = 3
+WINDOWS = 2  # of neighbouring exponents; docs/notebook.md compares others
+BITS = 3  # of a code
 WINDOW = 2**BITS - 1
 """Neighbouring exponents with a code of their own: 0 to 6. Code 7 is any other."""
 
-HEAD = 4 + WINDOWS
+HEAD = 4 + WINDOWS  # bytes: the width, and each window's lowest exponent
 SAMPLE = 2048
 """Values, about, that are looked at to choose the windows: a bad choice costs bytes alone."""
 

@@ -1,4 +1,4 @@
-"""The token tree of one session.
+"""The token tree of one session, and what it grows from and into.
 
 A tree is a value: every operation returns a new tree and leaves its inputs unchanged. Nodes are
 named by node id and never by their place in an array, so that prune, verdict and segment commute
@@ -15,8 +15,47 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from asyncspec.core.growth import TIP, Grown, Start
 from asyncspec_protocol.ids import NO_PARENT, NodeId
+
+TIP = -1
+"""Stands for the tip where a candidate is named by its index."""
+
+Grown = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
+"""Parents (index into the same list, or ``TIP``), tokens and cumulative scores."""
+
+
+class Shape(Struct, frozen=True):
+    """What is to grow below each node it starts from."""
+
+    # Levels.
+    depth: int
+    # Children per node; ``widths`` says it level by level.
+    width: int
+    # Most nodes in all, the best ones.
+    count: int
+    # Nodes of a level that are expanded further; 0: as many as ``width`` (EAGLE-2).
+    beam: int = 0
+    # Only the beam of a level stays (PipeDec, SpecPipe); else all children stay candidates.
+    fixed_width: bool = False
+    # Children per node of every level, where they differ (SpecInfer's fixed shapes).
+    widths: tuple[int, ...] = ()
+
+    def children(self, level: int) -> int:
+        """Children per node of a level, counted from 0."""
+        return self.widths[level] if self.widths else self.width
+
+
+class Start(Struct, frozen=True):
+    """Where a tree grows from: a known part of it, and the nodes in it to expand."""
+
+    known: Grown = ((), (), ())
+    # Indices into ``known``, or ``TIP``.
+    frontier: tuple[int, ...] = (TIP,)
+    # Known nodes compete with the new ones for their places.
+    compete: bool = False
+
+
+FROM_TIP = Start()
 
 
 class TreeNode(Struct, frozen=True, gc=False):

@@ -15,8 +15,7 @@ from msgspec import Meta, Struct
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
-from asyncspec.core.growth import Shape
-from asyncspec.core.tree import TokenTree
+from asyncspec.core.tree import Shape, TokenTree
 from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.limits import MAX_TREE_NODES
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.core.growth import Shape
+from asyncspec.core.tree import Shape
 from asyncspec.policy.base import Count, Growth, Policy, Positive, View
 from asyncspec_protocol.ids import NodeId
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from asyncspec.core.growth import Shape
-from asyncspec.core.tree import by_level, by_score
+from asyncspec.core.tree import Shape, by_level, by_score
 from asyncspec.policy.base import Count, Growth, Policy, Positive, View
 from asyncspec_protocol.ids import NodeId
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.acceptance import Acceptance
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.rounds import RoundCosts, RoundRate, RoundShape, best_shape
-from asyncspec.core.growth import Shape
+from asyncspec.core.tree import Shape
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, Positive, View
 from asyncspec_protocol.ids import NodeId
 

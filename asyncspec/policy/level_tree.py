@@ -7,8 +7,7 @@ level, the best by cumulative probability (PipeDec 3.3.3, SpecPipe 3.3.3 "fixed-
 from __future__ import annotations
 
 from asyncspec.core.accept import TargetOutput
-from asyncspec.core.growth import Shape
-from asyncspec.core.tree import TokenTree, by_score
+from asyncspec.core.tree import Shape, TokenTree, by_score
 from asyncspec.policy.base import Count, Growth, Policy, Positive, Share, View
 from asyncspec.policy.lossy import TOP_LOGPROBS, Lossy, relaxed, within_top_p
 from asyncspec_protocol.ids import NodeId

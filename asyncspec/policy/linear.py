@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from asyncspec.core.growth import Shape
+from asyncspec.core.tree import Shape
 from asyncspec.policy.base import Growth, Policy, Positive, View
 from asyncspec_protocol.ids import NodeId
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH

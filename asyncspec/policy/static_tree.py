@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from asyncspec.core.growth import Shape
+from asyncspec.core.tree import Shape
 from asyncspec.policy.base import Growth, Policy, Positive, View
 from asyncspec_protocol.ids import NodeId
 

@@ -18,7 +18,7 @@ from asyncspec.core.reference import NextToken
 from asyncspec.core.rng import GOLDEN, MASK, mix, uniform
 from asyncspec.source.expand import Proposal
 
-MAX_RANKS = 32
+MAX_RANKS = 32  # candidates of a draft's table
 _LEAST, _SUREST = 1e-9, 1.0 - 1e-6
 
 

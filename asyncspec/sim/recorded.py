@@ -19,7 +19,7 @@ from asyncspec.core.errors import UserError, reading
 from asyncspec.sim.language import EMPTY, MAX_RANKS, Coverage, Synthetic, follow, shaped
 from asyncspec.source.expand import Proposal
 
-FORMAT = 1
+FORMAT = 1  # of the file
 
 Token = Annotated[int, Meta(ge=0)]
 LogProb = Annotated[float, Meta(gt=-1e30, le=1e-6)]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.growth import TIP, Shape, Start
 from asyncspec.core.jobs import DraftBatch, DraftResult, FeatureJob, Feed, Release, draft_jobs
+from asyncspec.core.tree import TIP, Shape, Start
 from asyncspec.source.expand import Coroutine, Grower, growing, run_cobatched
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import SessionId

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from asyncspec.core.growth import FROM_TIP, TIP, Grown, Shape, Start
+from asyncspec.core.tree import FROM_TIP, TIP, Grown, Shape, Start
 
 Proposal = tuple[Sequence[int], Sequence[float]]
 """The likeliest next tokens of one node and their log-probabilities (nats), best first."""

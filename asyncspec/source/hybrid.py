@@ -14,8 +14,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncspec.core.growth import TIP, Grown, Shape, Start
 from asyncspec.core.jobs import FeatureJob, Feed
+from asyncspec.core.tree import TIP, Grown, Shape, Start
 from asyncspec.source.base import TokenSource
 from asyncspec.source.expand import NO_PROPOSAL, Coroutine, Grower, Proposal, beam, run_cobatched
 from asyncspec.source.mixture import (

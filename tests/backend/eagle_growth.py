@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from asyncspec.backend.hf.eagle.source import EagleSource
-from asyncspec.core.growth import Grown
 from asyncspec.core.jobs import Feed, TensorRows
+from asyncspec.core.tree import Grown
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 

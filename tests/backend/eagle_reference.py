@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import linear, silu
 
-from asyncspec.core.growth import Grown, Shape
+from asyncspec.core.tree import Grown, Shape
 from asyncspec.source.expand import Proposal, beam, path_grower
 from backend.eagle_heads import Sizes, State
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
-from asyncspec.core.growth import FROM_TIP, Grown, Shape, Start
 from asyncspec.core.jobs import Row
+from asyncspec.core.tree import FROM_TIP, Grown, Shape, Start
 from asyncspec.source.expand import Proposal, beam, path_grower
 
 VOCAB = 6

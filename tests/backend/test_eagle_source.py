@@ -14,8 +14,8 @@ import torch
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
-from asyncspec.core.growth import Grown
 from asyncspec.core.jobs import Feed, Release, TensorRows
+from asyncspec.core.tree import Grown
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from asyncspec.core import tree as trees
-from asyncspec.core.growth import TIP, Grown
-from asyncspec.core.tree import TokenTree, new_tree
+from asyncspec.core.tree import TIP, Grown, TokenTree, new_tree
 from asyncspec_protocol.ids import NodeId
 from laws import add_child
 

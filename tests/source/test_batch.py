@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.growth import FROM_TIP, Shape
 from asyncspec.core.jobs import DraftBatch
+from asyncspec.core.tree import FROM_TIP, Shape
 from asyncspec.source.base import (
     admitted,
     batched,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.growth import TIP, Grown, Shape, Start
 from asyncspec.core.rng import mix
+from asyncspec.core.tree import TIP, Grown, Shape, Start
 from asyncspec.source.expand import Grower, Proposal, beam, path_grower
 
 Path = tuple[int, ...]

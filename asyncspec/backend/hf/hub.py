@@ -40,7 +40,7 @@ from asyncspec_protocol.links import HUB
 
 _TOKENIZER_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
 _DESCRIPTION = ("config.json", GENERATION_CONFIG, INDEX)
-_PARALLEL_REQUESTS = 8
+_PARALLEL_REQUESTS = 8  # of headers
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 

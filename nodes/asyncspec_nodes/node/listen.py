@@ -8,7 +8,7 @@ import socket
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.hosts import is_host
 
-BACKLOG = 128
+BACKLOG = 128  # connections that wait to be accepted
 
 
 def bind(host: str, port: int, *, whose: str) -> socket.socket:

@@ -31,7 +31,7 @@ from asyncspec.backend.hf.optimized.model import OptimizedModel, RecordingAttent
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.process import free_heap
 
-_PROBE_NUMBERS = 4096
+_PROBE_NUMBERS = 4096  # of noise
 _ACTIVATION_TOLERANCE = 3e-6
 """Relative to the largest number. The two kinds of GELU differ by a hundred times as much."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask
 from asyncspec.backend.hf.probing import noise
 
-_PROBE_ROWS = 5
+_PROBE_ROWS = 5  # of noise
 
 
 class OptimizedNorm(nn.Module):
@@ -70,7 +70,7 @@ class CosSin(tuple[Tensor, Tensor]):
 ROTARY_WINDOW = 256
 """Positions computed at a time; a multiple of what ``PaddedRotary`` pads to."""
 
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # positions: windows begin at multiples
 
 
 class CachedRotary:

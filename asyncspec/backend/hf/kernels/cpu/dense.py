@@ -80,7 +80,7 @@ MIN_BYTES = 64 << 20
 MAX_TIME_SHARE = 0.95
 """``TUNED_MIN_ROWS`` is used where it takes less than this share of the time."""
 
-_REPEATS = 3
+_REPEATS = 3  # of a measurement, whose least counts
 
 
 def tune_min_rows(linears: Sequence[RowwiseLinear]) -> None:

@@ -36,7 +36,7 @@ _MAX_EXPONENT = 126
 _PACK_SLICE = 1 << 23
 """Weights packed at a time, with their float32 form in memory."""
 
-_PACK_THREADS = 4
+_PACK_THREADS = 4  # at most: each holds a slice's float32 form
 
 _UPCAST_SLICE = 1 << 19
 """Weights converted at a time: 2 MiB, which the product finds in the cache."""

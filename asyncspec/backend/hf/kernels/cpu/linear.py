@@ -22,7 +22,7 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, can_pa
 _PACK_HINT = 16
 """Row count the packed layout is tuned for; any other works."""
 
-UNROUNDED_ROWS = 32
+UNROUNDED_ROWS = 32  # see ``rounded_rows``
 ROUNDING_STEP = 16
 
 MAX_TILED_ROWS = 32
