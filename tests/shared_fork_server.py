@@ -4,6 +4,8 @@ seconds of processor time."""
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -12,17 +14,48 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from asyncspec.backend import registry
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.cluster.file import load, to_toml
 from asyncspec_nodes.local import fork_server
-from asyncspec_nodes.local.children import ForkedProcess, ForkServerClient
+from asyncspec_nodes.local.children import FORKS, ForkedProcess, ForkServerClient
 from asyncspec_nodes.local.cluster import FILE, local_config
+from asyncspec_nodes.local.fork_server import INTEGER
+from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.cli import huge_page_environment
 
 STOP_SECONDS = 30.0
 """More than the server needs to end its nodes."""
+
+
+class ForkedNode:
+    """A node forked from the shared server, with what tests use of ``subprocess.Popen``."""
+
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], status: IO[bytes]) -> None:
+        self.stdout = stdout
+        self._stdin = stdin
+        self._status = status
+        (self.pid,) = INTEGER.unpack(status.read(INTEGER.size))
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, once. Raises ``TimeoutError``."""
+        if not select.select([self._status], [], [], timeout)[0]:
+            raise TimeoutError(f"process {self.pid} has not ended within {timeout} s")
+        (code,) = INTEGER.unpack(self._status.read(INTEGER.size))
+        return int(code)
+
+    def communicate(self, timeout: float) -> None:
+        """Close its stdin and wait for its end."""
+        with self._stdin, self.stdout, self._status:
+            self._stdin.close()
+            self.stdout.read()
+            self.wait(timeout)
 
 
 class SharedForkServer(ForkServerClient):
@@ -52,6 +85,22 @@ class SharedForkServer(ForkServerClient):
     ) -> ForkedProcess:
         """See ``ForkServerClient``."""
         return await self._fork(arguments, listening, log)
+
+    def start(self, arguments: Sequence[str], log: IO[bytes]) -> ForkedNode:
+        """Fork a node with these arguments that logs to ``log``, without an event loop."""
+        assert self._requests is not None
+        (stdin_end, stdin), (stdout, stdout_end), (status, status_end) = (
+            os.pipe() for _ in range(3)
+        )
+        streams = [stdin_end, stdout_end, log.fileno(), status_end]
+        socket.send_fds(self._requests, [msgspec.json.encode(arguments)], streams)
+        for end in (stdin_end, stdout_end, status_end):
+            os.close(end)
+        return ForkedNode(
+            os.fdopen(stdin, "wb", buffering=0),
+            os.fdopen(stdout, "rb"),
+            os.fdopen(status, "rb", buffering=0),
+        )
 
     async def close(self) -> None:
         """The server serves the next cluster; each cluster ends its own nodes."""
@@ -87,3 +136,18 @@ class SharedForkServers:
 
 
 SERVERS = SharedForkServers()
+
+
+def start_node(arguments: Sequence[str], log: IO[bytes]) -> ForkedNode | subprocess.Popen[bytes]:
+    """``asyncspec-node`` with these arguments: forked where nodes are, else executed."""
+    return SERVERS.shared().start(arguments, log) if FORKS else execute_node(arguments, log)
+
+
+def execute_node(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """``asyncspec-node`` with these arguments, as a program of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", cli.__name__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+    )

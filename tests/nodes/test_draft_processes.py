@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 from nodes.background import START, Background, no_process_left
 from nodes.test_processes import generate
+from shared_fork_server import execute_node, start_node
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
@@ -45,21 +44,18 @@ PROMPTS = (
 
 
 class DraftNode:
-    """``asyncspec-node --role draft`` with a port of its own."""
+    """``asyncspec-node --role draft`` with a port of its own; ``executed``: not forked."""
 
-    def __init__(self, number: int, file: Path, source: str | None) -> None:
+    def __init__(
+        self, number: int, file: Path, source: str | None, *, executed: bool = False
+    ) -> None:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             self.port = sock.getsockname()[1]
         argv = ["--role", "draft", "--rank", str(number), "--config", str(file), "--supervised"]
         argv += ["--listen", f"127.0.0.1:{self.port}"]
         argv += [] if source is None else ["--source", source]
         self._log = (file.parent / f"draft-{number}.log").open("wb")
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-        )
+        self.process = (execute_node if executed else start_node)(argv, self._log)
 
     def wait(self) -> None:
         """Until it serves."""
@@ -78,9 +74,17 @@ class DraftNode:
 
 
 class Shared:
-    """Two stages and draft nodes; ``apart``: also a node for the source that they share."""
+    """Two stages and draft nodes, the first ``executed`` of which are not forked; ``apart``: also a
+    node for the source that they share."""
 
-    def __init__(self, folder: Path, sources: Sequence[str | None], apart: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sources: Sequence[str | None],
+        *,
+        apart: bool = False,
+        executed: int = 0,
+    ) -> None:
         target, guess = TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source=str(BUNDLED_DRAFT))
         config = local_config(target, guess, 2, 2, separate_source=apart)
         stages = tuple(node for node in config.node if node.rank)
@@ -88,7 +92,10 @@ class Shared:
         self.cluster = self.background.name
         file = folder / "cluster.toml"
         file.write_text(to_toml(self.background.cluster.config))
-        self.drafts = [DraftNode(number, file, source) for number, source in enumerate(sources)]
+        self.drafts = [
+            DraftNode(number, file, source, executed=number < executed)
+            for number, source in enumerate(sources)
+        ]
         for draft in self.drafts:
             draft.wait()
         # Of the last answer of each.
@@ -132,7 +139,7 @@ def submit(prompt: str, count: int, policy: str = "") -> Submit:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     with no_process_left():
-        found = Shared(tmp_path_factory.mktemp("shared"), SOURCES)
+        found = Shared(tmp_path_factory.mktemp("shared"), SOURCES, executed=1)
         yield found
         found.close()
 
