@@ -24,7 +24,7 @@ async def process(
     )
     before = psutil.Process(child.pid)
     try:
-        port = await _port(child.stderr, [] if said is None else said)
+        port = await served_port(child.stderr, said)
         family = [before, *before.children(recursive=True)]
         yield child, f"http://127.0.0.1:{port}"
         await child.wait()
@@ -35,10 +35,12 @@ async def process(
         await child.communicate()
 
 
-async def _port(lines: asyncio.StreamReader | None, said: list[bytes]) -> int:
+async def served_port(lines: asyncio.StreamReader | None, said: list[bytes] | None = None) -> int:
+    """The port where a command serves HTTP, once it says so on stderr; ``said``: see ``process``."""
     assert lines is not None
     async for line in lines:
-        said.append(line)
+        if said is not None:
+            said.append(line)
         if found := re.search(rb"(?:http://127\.0\.0\.1:|port=)(\d+)", line):
             return int(found[1])
     raise AssertionError("it has ended")

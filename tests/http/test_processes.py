@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client.client import Client
@@ -30,7 +31,9 @@ from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node import listen
 from commands import reset_hangup
-from http_process import post, process
+from http_process import post, process, served_port
+from nodes.background import START
+from shared_fork_server import start_node
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
 
@@ -194,7 +197,9 @@ async def test_serve_is_alive_while_it_loads() -> None:
                 assert (reply.status, reply.headers["Retry-After"]) == (503, "5")
             for node in nodes:
                 node.resume()
-            while (await answer(web, "/ready"))[0] != 200:
+            assert (await answer(web, "/health"))[0] == 200
+            assert await served_port(child.stderr) == port
+            while (await answer(web, "/ready"))[0] != 200:  # until its nodes are linked
                 assert (await answer(web, "/health"))[0] == 200
             assert (await post(web, "/v1/completions", **ASK))["choices"]
         child.terminate()
@@ -262,7 +267,7 @@ async def test_a_draft_node_is_alive_while_it_loads(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", "draft"]
     child = await asyncio.create_subprocess_exec(
         *(*command, "--rank", "0", "--config", str(file), "--http", str(port)),
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as web:
@@ -270,16 +275,17 @@ async def test_a_draft_node_is_alive_while_it_loads(tmp_path: Path) -> None:
             assert (status, said["error"]["code"]) == (503, "loading")
             assert "it waits for the draft node (" in said["error"]["message"]
             assert (await answer(web, "/health"))[0] == 200
-            while said["error"]["code"] == "loading":
-                status, said = await answer(web, "/ready")
+            assert await served_port(child.stderr) == port
+            status, said = await answer(web, "/ready")
             assert (status, said["error"]["code"]) == (503, "unavailable")
             assert "stage 1" in said["error"]["message"]
         child.terminate()
-        assert await child.wait() == 0
+        await child.communicate()
+        assert child.returncode == 0
     finally:
         if child.returncode is None:
             child.kill()
-        await child.wait()
+        await child.communicate()
 
 
 async def test_what_the_target_recommends(tmp_path: Path) -> None:
@@ -315,6 +321,8 @@ async def test_http_on_the_draft_node(tmp_path: Path) -> None:
     """Nodes as they are started by hand: the draft node serves HTTP itself."""
     target = TargetTable(path=str(BUNDLED_TARGET), chat_template="plain")
     config = local_config(target, DraftTable(source="ngram"), 1, 2)
+    # The stage may still be loading when the request comes.
+    config = replace(config, limits=replace(config.limits, rejoin_seconds=START))
     socks = [listen.loopback() for _ in config.node]
     ports = [sock.getsockname()[1] for sock in socks]
     for sock in socks:
@@ -326,11 +334,9 @@ async def test_http_on_the_draft_node(tmp_path: Path) -> None:
     file.write_text(text)
     keys = tmp_path / "keys"
     keys.write_text("# mine\nsecret\n")
-    stage = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--role", "verify"),
-        *("--rank", "1", "--config", str(file)),
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    with (tmp_path / "log").open("wb") as log:
+        verify = ["--role", "verify", "--rank", "1", "--config", str(file), "--supervised"]
+        stage = start_node(verify, log)
     try:
         node = ["--role", "draft", "--rank", "0", "--config", str(file), "--http", "0"]
         node += ["--api-key-file", str(keys), "--model-name", "fox", "--allow-origin", "*"]
@@ -345,5 +351,4 @@ async def test_http_on_the_draft_node(tmp_path: Path) -> None:
             child.send_signal(signal.SIGTERM)
         assert child.returncode == 0
     finally:
-        stage.terminate()
-        await stage.wait()
+        stage.communicate(timeout=START)
