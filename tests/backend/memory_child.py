@@ -20,6 +20,8 @@ from asyncspec_protocol.ids import SegmentId, SessionId
 MIB = 1 << 20
 SESSIONS = 6
 """Sessions at a time, after the first has ended."""
+ROWS = 64
+"""Of a pass."""
 
 
 def peak() -> float:
@@ -36,9 +38,15 @@ def now() -> float:
 
 
 def main(
-    small: str, large: str, first: int, last: int, capacity: int, quantize: Quantize
+    small: str,
+    large: str,
+    first: int,
+    last: int,
+    capacity: int,
+    quantize: Quantize,
+    sessions: int,
 ) -> dict[str, float]:
-    """Sizes in MiB."""
+    """Sizes in MiB. ``sessions``: how many there are at a time in the end."""
     torch.set_num_threads(1)
     # What importing torch and transformers costs, whatever the model.
     load_stage(open_checkpoint(small), 0, 1)
@@ -54,22 +62,34 @@ def main(
     }
     session = SessionId(0)
     stage.run(Admit(session, capacity, Sampling()))
-    for start in range(0, capacity, 64):
+    # The cache grows step by step; what is computed of other slots changes no size.
+    for start in _starts(capacity):
         stage.run(_pass(stage, session, start))
     sizes |= {"running_peak": peak(), "full": now(), "held": _held(stage) / MIB}
     stage.run(Release(session))
     sizes["released"] = now()
-    for i in range(SESSIONS):
+    if not sessions:
+        return sizes
+    for i in range(sessions):
         stage.run(Admit(SessionId(i), capacity, Sampling()))
-        stage.run(_pass(stage, SessionId(i), capacity - 64))
+        stage.run(_pass(stage, SessionId(i), capacity - ROWS))
     sizes |= {"several": now(), "several_held": _held(stage) / MIB}
     # All but the last have ended: what lies in memory behind theirs is still in use.
-    for i in range(SESSIONS - 1):
+    for i in range(sessions - 1):
         stage.run(Release(SessionId(i)))
     sizes["one_is_left"] = now()
-    stage.run(Release(SessionId(SESSIONS - 1)))
+    stage.run(Release(SessionId(sessions - 1)))
     assert _held(stage) == 0
     return sizes | {"several_released": now()}
+
+
+def _starts(capacity: int) -> list[int]:
+    """Committed tokens before some passes: none, then about twice as many each time, at last all
+    that leave room for one pass."""
+    starts = [0]
+    while (start := 2 * starts[-1] + ROWS) < capacity - ROWS:
+        starts.append(start)
+    return [*starts, capacity - ROWS]
 
 
 def _held(stage: HFStage) -> int:
@@ -78,18 +98,18 @@ def _held(stage: HFStage) -> int:
 
 
 def _pass(stage: HFStage, session: SessionId, start: int) -> Forward:
-    """A chunk of 64 rows at the end of ``start`` committed tokens."""
-    rows = tuple(Row(i, i, tuple(range(start, i + 1))) for i in range(start, start + 64))
-    hidden = torch.zeros(64, stage.shard.info.hidden_size, dtype=stage.shard.dtype)
+    """A chunk of ``ROWS`` rows at the end of ``start`` committed tokens."""
+    rows = tuple(Row(i, i, tuple(range(start, i + 1))) for i in range(start, start + ROWS))
+    hidden = torch.zeros(ROWS, stage.shard.info.hidden_size, dtype=stage.shard.dtype)
     embeds = stage.shard.has_embedding
     return Forward(
         session,
         SegmentId(start),
         start,
         rows,
-        tokens=(1,) * 64 if embeds else (),
-        hidden=None if embeds else TensorRows(hidden, tuple(range(64))),
-        sampled_rows=(63,) if stage.shard.has_head else (),
+        tokens=(1,) * ROWS if embeds else (),
+        hidden=None if embeds else TensorRows(hidden, tuple(range(ROWS))),
+        sampled_rows=(ROWS - 1,) if stage.shard.has_head else (),
     )
 
 
@@ -102,5 +122,6 @@ def _bytes_read() -> int:
 
 if __name__ == "__main__":
     first, last, capacity = map(int, sys.argv[3:6])
-    sizes = main(sys.argv[1], sys.argv[2], first, last, capacity, cast("Quantize", sys.argv[6]))
+    quantize, sessions = cast("Quantize", sys.argv[6]), int(sys.argv[7])
+    sizes = main(sys.argv[1], sys.argv[2], first, last, capacity, quantize, sessions)
     print(json.dumps(sizes))  # noqa: T201
