@@ -36,7 +36,7 @@ async def process(
 
 
 async def served_port(lines: asyncio.StreamReader | None, said: list[bytes] | None = None) -> int:
-    """The port where a command serves HTTP, once it says so on stderr; ``said``: see ``process``."""
+    """The port at which a command serves, once its stderr says so; ``said``: see ``process``."""
     assert lines is not None
     async for line in lines:
         if said is not None:
