@@ -13,17 +13,20 @@ import socket
 import ssl
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from asyncspec.actor.link import CLOSED, Link, LinkOptions
-from asyncspec.actor.routing import Incoming
 from asyncspec.core.machine import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 from asyncspec_protocol.links import HANDSHAKE, answer
 from asyncspec_protocol.messages import Fault, Hello, Welcome
+
+if TYPE_CHECKING:  # it imports numpy, which takes longer than most commands
+    from asyncspec.actor.routing import Incoming
 
 Address = tuple[str, int]
 
