@@ -55,63 +55,6 @@ class PendingRequest(NamedTuple):
     submit: Submit
 
 
-class PromptReader:
-    """Tokenizes the requests of all clients. ``then`` is called on the event loop with each result,
-    unless the request is dropped before."""
-
-    def __init__(
-        self,
-        config: ServingConfig,
-        tokenizer: Tokenizer,
-        work_queue: WorkQueue,
-        then: Callable[[PendingRequest, Request | Refusal], None],
-    ) -> None:
-        self._config = config
-        # For the event loop and for the thread. Each caches one prompt, as its ``n`` answers are
-        # requested in a row; tenants share none, as the time to tokenize would reveal it.
-        cache = lru_cache(maxsize=1)
-        self._on_loop: Tokenize = cache(partial(tokenize, tokenizer))
-        self._on_thread: Tokenize = cache(partial(tokenize, tokenizer))
-        self._work_queue = work_queue
-        self._then = then
-        # Those that wait for the thread, by number.
-        self._pending: dict[int, PendingRequest] = {}
-
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def numbers(self, client: ResponseSink) -> dict[int, int]:
-        """A client's pending requests: its number to ours."""
-        mine = (one for one in self._pending.values() if one.client is client)
-        return {one.submit.request: one.number for one in mine}
-
-    def read(self, pending: PendingRequest) -> None:
-        """Tokenize a request with a new number."""
-        number, client, submit = pending
-        length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
-        if length <= SHORT and not self.numbers(client):
-            self._then(pending, prepare(submit, number, self._config, self._on_loop))
-            return
-        self._pending[number] = pending
-        done, failed = partial(self._done, number), partial(self._done, number, FAILED)
-        # By number, so that a dropped prompt is freed at once.
-        self._work_queue.submit(partial(self._work, number), done, failed)
-
-    def drop(self, number: int) -> PendingRequest | None:
-        """Cancel a request; None where it is not pending."""
-        return self._pending.pop(number, None)
-
-    def _work(self, number: int) -> Request | Refusal | None:
-        """On the thread. None: the request was dropped."""
-        pending = self._pending.get(number)
-        return pending and prepare(pending.submit, number, self._config, self._on_thread)
-
-    def _done(self, number: int, found: Request | Refusal | None) -> None:
-        pending = self.drop(number)
-        if pending is not None and found is not None:
-            self._then(pending, found)
-
-
 UNKNOWN = -9999.0
 """The OpenAI API's log-probability of tokens too unlikely to have one."""
 
@@ -145,9 +88,17 @@ class TextService:
         *,
         most: int,
     ) -> None:
+        self._config = config
         self._tokenizer = tokenizer
         self._feed = feed
-        self._prompts = PromptReader(config, tokenizer, work_queue, self._tokenized)
+        self._work_queue = work_queue
+        # For the event loop and for the thread. Each caches one prompt, as its ``n`` answers are
+        # requested in a row; tenants share none, as the time to tokenize would reveal it.
+        cache = lru_cache(maxsize=1)
+        self._on_loop: Tokenize = cache(partial(tokenize, tokenizer))
+        self._on_thread: Tokenize = cache(partial(tokenize, tokenizer))
+        # Those whose prompts wait for the thread, by number.
+        self._pending: dict[int, PendingRequest] = {}
         # Requests at a time, waiting ones included.
         self._most = most
         self._secret = secrets.token_bytes(32)
@@ -162,13 +113,13 @@ class TextService:
                 self._cancel(running[message.request])
         elif message.request in running:
             raise RemoteProtocolError(f"request {message.request} is still running")
-        elif len(self._answers) + len(self._prompts) >= self._most:
+        elif len(self._answers) + len(self._pending) >= self._most:
             text = f"{self._most} requests are waiting already; try again later"
             client.send(Finished(message.request, "error", text, {}, "busy"))
         else:
             self._next += 1
             submit = replace(message, tenant=self._blinded(message.tenant))
-            self._prompts.read(PendingRequest(self._next, client, submit))
+            self._read(PendingRequest(self._next, client, submit))
 
     def client_gone(self, client: ResponseSink) -> None:
         """Cancel the requests of a client that has disconnected."""
@@ -218,6 +169,28 @@ class TextService:
         answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
         return rest
 
+    def _read(self, pending: PendingRequest) -> None:
+        """Tokenize a request's prompt: on the thread if it is long, or follows one that is."""
+        number, client, submit = pending
+        length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
+        if length <= SHORT and all(one.client is not client for one in self._pending.values()):
+            self._tokenized(pending, prepare(submit, number, self._config, self._on_loop))
+            return
+        self._pending[number] = pending
+        done, failed = partial(self._done, number), partial(self._done, number, FAILED)
+        # By number, so that a dropped prompt is freed at once.
+        self._work_queue.submit(partial(self._work, number), done, failed)
+
+    def _work(self, number: int) -> Request | Refusal | None:
+        """On the thread. None: the request was dropped."""
+        pending = self._pending.get(number)
+        return pending and prepare(pending.submit, number, self._config, self._on_thread)
+
+    def _done(self, number: int, found: Request | Refusal | None) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is not None and found is not None:
+            self._tokenized(pending, found)
+
     def _tokenized(self, pending: PendingRequest, found: Request | Refusal) -> None:
         number, client, submit = pending
         if isinstance(found, Refusal):
@@ -227,7 +200,7 @@ class TextService:
         self._feed(Submitted(found))
 
     def _cancel(self, number: int) -> None:
-        pending = self._prompts.drop(number)
+        pending = self._pending.pop(number, None)
         if pending is None:
             self._feed(Cancelled(number))
         else:
@@ -242,7 +215,8 @@ class TextService:
     def _numbers(self, client: ResponseSink) -> dict[int, int]:
         """A client's running requests: its number to ours."""
         running = {a.number: n for n, a in self._answers.items() if a.client is client}
-        return running | self._prompts.numbers(client)
+        pending = (one for one in self._pending.values() if one.client is client)
+        return running | {one.submit.request: one.number for one in pending}
 
 
 def _finite(log_prob: float | None) -> float:
