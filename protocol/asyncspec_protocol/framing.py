@@ -142,19 +142,18 @@ class FrameReader:
             if self._end - self._start < _PREFIX.size:
                 return None
             self._lengths = self._read_prefix()
+        length, tensor = self._lengths
         if self._header is None:
-            data = self._look(self._lengths[0])
-            if data is None:
+            if (data := self._look(length)) is None:
                 return None
-            self._header = self._read_header(data, self._lengths[1])
-        data = None
-        if self._lengths[1]:
-            data = self._gather(self._lengths[1], self._allocate)
-            if data is None:
-                return None
-        header, size = self._header, _PREFIX.size + sum(self._lengths)
-        self._lengths, self._header = None, None
-        return Frame(header.message, header.tensor, data, size)
+            header = self._header = decode(data)
+            if tensor != (0 if header.tensor is None else header.tensor.nbytes):
+                raise RemoteProtocolError("a tensor's bytes do not fit its shape")
+        data = self._gather(tensor, self._allocate) if tensor else None
+        if tensor and data is None:
+            return None
+        header, self._lengths, self._header = self._header, None, None
+        return Frame(header.message, header.tensor, data, _PREFIX.size + length + tensor)
 
     def _read_prefix(self) -> tuple[int, int]:
         header, tensor = _PREFIX.unpack_from(self._ahead, self._start)
@@ -167,12 +166,6 @@ class FrameReader:
             raise RemoteProtocolError(f"a frame of {header} + {tensor} bytes is out of bounds")
         self._start += _PREFIX.size
         return header, tensor
-
-    def _read_header(self, data: memoryview, tensor: int) -> Header:
-        header = decode(data)
-        if tensor != (0 if header.tensor is None else header.tensor.nbytes):
-            raise RemoteProtocolError("a tensor's bytes do not fit its shape")
-        return header
 
     def _look(self, size: int) -> memoryview | None:
         """The next so many bytes, good until the next ``get_buffer``; None before they are here."""
