@@ -326,7 +326,7 @@ def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSe
     """Count ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
     counters, clock, place = session.counters, session.clock, session.new_tokens
     if not session.decoding:
-        clock = clock.on_first_token()
+        clock = replace(clock, first_token=clock.now)
         # A round that was begun before counts where it goes on.
         counters = counters.plus(rounds=hits > 0 and session.segments > 0, firsts=(place,))
         if counters.first_token is None:

@@ -65,10 +65,6 @@ class SlotClock(Struct, frozen=True):
             free = max(free + 1, at)
         return free + between - len(before) + min(passes, 1)
 
-    def on_first_token(self) -> SlotClock:
-        """Slots count from now on."""
-        return replace(self, first_token=self.now)
-
     def on_miss(self) -> SlotClock:
         """What waits or is being drafted no longer counts."""
         return replace(self, drafted=min(self.drafted, self.now), passes=0)
