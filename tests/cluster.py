@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncspec.backend.toy.model import ToyModel, ToyStage
-from asyncspec.backend.toy.source import ToyEagle, ToySource
+from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
@@ -60,7 +60,8 @@ class Cluster:
         world: type[World] = World,
     ) -> None:
         """``vocab``: the target's, where it is not ``model``'s. ``apart``: the token source is a
-        node of its own for all draft nodes, unless it reads features."""
+        node of its own for all draft nodes."""
+        self.features = features
         self.costs = costs
         self.model = model or ToyModel()
         self.stages = stages
@@ -77,11 +78,12 @@ class Cluster:
             rejoin_seconds=rejoin_seconds,
             max_breaks=max_breaks,
             account_seconds=account_seconds,
-            slots=0 if apart and not features else source_slots,
+            slots=0 if apart else source_slots,
             min_common_prefix=min_common_prefix,
             max_cached_prompts=3,
-            features=features,
-            source=Rank(stages + 1) if apart and not features else None,
+            features=() if apart else features,
+            awaits_features=apart and bool(features),
+            source=Rank(stages + 1) if apart else None,
             sole=drafts == 1,
             vocab=vocab or self.model.vocab,
         )
@@ -108,10 +110,17 @@ class Cluster:
     def draft(self, rank: Rank = DRAFT) -> Actor:
         """A fresh draft node."""
         machine = DraftMachine(self.draft_config(rank))
-        if not self.config.features:
-            return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
-        eagle = self.eagles[rank] = ToyEagle(self.model, self.config.features, top=self.top)
-        return Actor(machine, machine.initial(), eagle.run, eagle)
+        if self.config.source is not None:
+            idle = ToySource(self.model)
+            return Actor(machine, machine.initial(), idle.run, ToyFeatures())
+        return Actor(machine, machine.initial(), *self.source_device(rank))
+
+    def source_device(self, rank: Rank) -> tuple[Any, Any]:
+        """A fresh token source: what runs its jobs, and its ``Tensors``."""
+        if not self.features:
+            return ToySource(self.model, top=self.top).run, None
+        eagle = self.eagles[rank] = ToyEagle(self.model, self.features, top=self.top)
+        return eagle.run, eagle
 
     def draft_config(self, rank: Rank) -> DraftConfig:
         """How a fresh draft node works; its session ids are above those of its lives before."""
@@ -122,8 +131,9 @@ class Cluster:
     def source_node(self, rank: Rank) -> Actor:
         """A fresh node for the token source."""
         most = self.config.max_sessions
-        machine = SourceMachine(SourceConfig(rank, self.model.vocab, most, self.source_slots))
-        return Actor(machine, machine.initial(), ToySource(self.model, top=self.top).run)
+        config = SourceConfig(rank, self.config.vocab, most, self.source_slots, self.features)
+        machine = SourceMachine(config)
+        return Actor(machine, machine.initial(), *self.source_device(rank))
 
     def node(self, rank: Rank) -> Actor:
         """A fresh node."""

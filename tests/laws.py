@@ -336,8 +336,9 @@ def check_empty(cluster: Cluster) -> None:
         assert not draft.finishing
         assert not draft.pending_releases
         assert not draft.backlog
-    for rank in cluster.drafts & cluster.eagles.keys():
-        assert not cluster.eagles[rank].fed
+    there = {*cluster.drafts, cluster.config.source}
+    for rank, eagle in cluster.eagles.items():
+        assert rank not in there or not eagle.fed
     if cluster.config.source is not None:
         source = cluster.state(cluster.config.source)
         assert not source.sessions

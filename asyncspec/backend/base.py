@@ -311,5 +311,8 @@ class Backend(Protocol):
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         """Load a draft model, an EAGLE head or a twin."""
 
+    def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
+        """Of a node that passes features of the target ``model`` on to the token source's node."""
+
     def load_tokenizer(self, model: Any, template: str | None = None) -> Tokenizer:
         """Of an ``OpenModel``. ``template``: a chat template (Jinja) in place of its own."""

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from .errors import RemoteProtocolError
-from .limits import ITEM_BYTES, MAX_DIMENSIONS, MAX_TENSOR_BYTES
+from .limits import ITEM_BYTES, MAX_DIMENSIONS, MAX_FEATURES, MAX_TENSOR_BYTES
+
+FINAL = -1
+"""As a depth: the last hidden state after the final norm, which the head reads."""
+
+Depths = Annotated[tuple[int, ...], Meta(max_length=MAX_FEATURES)]
+"""What a token source reads of the target: the residual stream after so many layers, ascending, or
+``FINAL`` alone."""
 
 
 def require(fact: bool, rule: str) -> None:
     """Raises ``RemoteProtocolError`` unless a rule is kept."""
     if not fact:
         raise RemoteProtocolError(rule)
+
+
+def check_depths(depths: Depths) -> None:
+    """Raises ``RemoteProtocolError`` unless they may be a token source's."""
+    ascend = list(depths) == sorted(set(depths)) and min(depths, default=0) >= 0
+    require(ascend or depths == (FINAL,), "features are ascending depths, or -1 alone")
 
 
 class TensorSpec(Struct, array_like=True, frozen=True):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec.structs import asdict
 
-from .base import WireMessage
+from .base import Depths, WireMessage, check_depths
 from .ids import Rank, SessionId, is_draft
 from .limits import Count, Seconds
 
@@ -73,6 +73,11 @@ class Ready(WireMessage, array_like=True, frozen=True, tag="ready"):
     # Every session of that draft node below it is over here: the last ``Floor``, so that the draft
     # node knows what is free. -1: none has come.
     floor: SessionId = SessionId(-1)
+    # Of a token source's node: what it reads of the target, as in ``Open.features``.
+    features: Depths = ()
+
+    def check(self) -> None:
+        check_depths(self.features)
 
 
 class Heartbeat(WireMessage, array_like=True, frozen=True, tag="heartbeat", gc=False):

@@ -7,6 +7,7 @@ with every prune and ids do not (docs/reference/protocol.md).
 
 from __future__ import annotations
 
+from .base import FINAL as FINAL
 from .clients import *  # noqa: F403
 from .clients import ClientMessage
 from .links import *  # noqa: F403

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .base import TensorSpec, WireMessage, require
+from .base import Depths, TensorSpec, WireMessage, check_depths, require
 from .ids import NodeId, Rank, SegmentId, SessionId, Version
 from .limits import (
     MAX_CANDIDATES,
@@ -23,9 +23,6 @@ from .limits import (
     Token,
 )
 from .sampling import MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
-
-FINAL = -1
-"""In ``Open.features``: the last hidden state after the final norm, which the head reads."""
 
 SegmentNodes = Annotated[tuple[NodeId, ...], Meta(max_length=MAX_NODES)]
 TreeSize = Annotated[int, Meta(ge=0, le=MAX_NODES)]
@@ -59,9 +56,8 @@ class Open(WireMessage, array_like=True, frozen=True, tag="open"):
     frequency_penalty: Penalty = 0.0
     # Tokens at the end of the prompt that are answer, of an earlier session of the same request.
     resumed_tokens: Count = 0
-    # What the token source reads of the target, for every node: the residual stream after so many
-    # layers, ascending, or ``FINAL`` alone. Empty: nothing, and nothing travels.
-    features: Annotated[tuple[int, ...], Meta(max_length=MAX_FEATURES)] = ()
+    # What the token source reads of the target, for every node. Empty: nothing travels.
+    features: Depths = ()
     # Every verdict has so many of the target's likeliest tokens with their probabilities, for
     # policies that do not always take the drawn one, and users. 0: none.
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] = 0
@@ -77,14 +73,13 @@ class Open(WireMessage, array_like=True, frozen=True, tag="open"):
     max_tree_nodes: Annotated[int, Meta(ge=-1, le=MAX_TREE_NODES)] = -1
 
     def check(self) -> None:
-        length, parent, features = self.prompt_length, self.parent_session, self.features
+        length, parent = self.prompt_length, self.parent_session
         require(self.session >= 0 and length <= self.capacity, "a session holds its prompt")
         require(self.resumed_tokens < length, "resumed tokens come after the user's prompt")
         require(self.common_prefix < length, "a prompt's last token is never shared")
         older = 0 <= parent < self.session if self.common_prefix else parent == -1
         require(older, "a common prefix is that of an older session")
-        ascend = list(features) == sorted(set(features)) and min(features, default=0) >= 0
-        require(ascend or features == (FINAL,), "features are ascending depths, or -1 alone")
+        check_depths(self.features)
 
 
 class Close(WireMessage, array_like=True, frozen=True, tag="close"):
@@ -300,6 +295,23 @@ class Expand(WireMessage, array_like=True, frozen=True, tag="expand", gc=False):
         require(grown <= MAX_CANDIDATES, "a tree has at most 2^20 candidates")
 
 
+class Features(WireMessage, array_like=True, frozen=True, tag="features", gc=False):
+    """What the target computed for committed positions, for a token source on a node of its own
+    that reads it. Every position once and in order, before the ``Expand`` that commits the token
+    after the last of them.
+
+    Tensor: features [count, F] of the positions from ``start`` on.
+    """
+
+    session: SessionId
+    start: Count
+    count: Count
+
+    def check_tensor(self, tensor: TensorSpec | None) -> None:
+        rows = tensor.shape[0] if tensor is not None and len(tensor.shape) == 2 else 0
+        require(rows == self.count, "features have a row per position")
+
+
 class Expanded(WireMessage, array_like=True, frozen=True, tag="expanded", gc=False):
     """The answer to ``Expand``: best nodes first, every parent before its children."""
 
@@ -335,6 +347,7 @@ SessionMessage = (
     | Close
     | Closed
     | Expand
+    | Features
     | Expanded
     | Withdraw
 )

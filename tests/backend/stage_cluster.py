@@ -50,7 +50,11 @@ class StageCluster(Cluster):
 
     def draft(self, rank: Rank = DRAFT) -> Actor:
         machine = DraftMachine(self.draft_config(rank))
-        return Actor(machine, machine.initial(), self.source.source.run, self.source.tensors)
+        return Actor(machine, machine.initial(), *self.source_device(rank))
+
+    def source_device(self, rank: Rank) -> tuple[Any, Any]:
+        # On a node of its own the draft node has the tensors as well.
+        return self.source.source.run, self.source.tensors
 
     def stage(self, rank: Rank) -> Actor:
         model_info, stage = self.loaded.info, self.loaded.cut(self.stages)[rank - 1]

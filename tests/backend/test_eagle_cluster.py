@@ -111,15 +111,23 @@ def check(cluster: EagleCluster, asked: Sequence[Request], target: Target) -> No
     assert len(cluster.watched.fed) >= len(asked)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("stages", "apart"), [(1, False), (2, False), (4, False), (1, True), (2, True)]
+)
 @pytest.mark.parametrize("kind", HEADS)
-def test_any_delays(target: Target, tmp_path: Path, kind: str, stages: int) -> None:
+def test_any_delays(target: Target, tmp_path: Path, kind: str, stages: int, apart: bool) -> None:
     eagle = head(kind, target, tmp_path / "head")
     for seed, policies in enumerate((("chunked", "flowspec"), ("pruned", "flowspec-no-sbd"))):
         random = Random(f"{kind} {stages} {seed}")
         delays = [random.randint(0, 9) for _ in range(23)]
         cluster = EagleCluster(
-            Shaken(delays), target.loaded, eagle, stages=stages, policies=SMALL, prefill_rows=3
+            Shaken(delays),
+            target.loaded,
+            eagle,
+            stages=stages,
+            policies=SMALL,
+            prefill_rows=3,
+            apart=apart,
         )
         watch_invariants(cluster)
         asked = [request(i, policy=policy) for i, policy in enumerate(policies, 2 * seed)]
@@ -129,19 +137,18 @@ def test_any_delays(target: Target, tmp_path: Path, kind: str, stages: int) -> N
         check(cluster, asked, target)
 
 
-def test_a_lost_stage(target: Target, tmp_path: Path) -> None:
-    """The new session's prompt is the whole text so far, and its features come back again."""
-    cluster = EagleCluster(
-        UnitCosts(),
-        target.loaded,
-        head("eagle3", target, tmp_path / "head"),
-        stages=3,
-        policies=SMALL,
-    )
+@pytest.mark.parametrize("lost", [(1, 2), (0, 4)])
+def test_a_lost_node(target: Target, tmp_path: Path, lost: tuple[int, int]) -> None:
+    """The new session's prompt is the whole text so far, and its features come back again, also
+    where the token source is the node that was lost."""
+    eagle = head("eagle3", target, tmp_path / "head")
+    apart = lost == (0, 4)
+    options: dict[str, Any] = {"stages": 3, "policies": SMALL, "apart": apart}
+    cluster = EagleCluster(UnitCosts(), target.loaded, eagle, **options)
     one = request(3)
     cluster.submit(one)
     for when in (9.0, 30.0):
-        cluster.world.at(when, lambda: cluster.world.cut(Rank(1), Rank(2)))
+        cluster.world.at(when, lambda: cluster.world.cut(*map(Rank, lost)))
         cluster.world.at(when + 3, cluster.connect_all)
     cluster.world.run(until=100_000.0)
     assert cluster.world.finished[one.request].stats["sessions"] == 3

@@ -98,10 +98,6 @@ def test_draft_nodes_need_no_table() -> None:
         (("[target]", '[source]\nhost = "10.0.0.9"\nport = 7703\n[target]'), "10.0.0.9 (rank 3)"),
         (("[target]", '[source]\nhost = "localhost"\nport = 7702\n[target]'), "ranks 2 and 3 both"),
         (
-            ("[target]", '[draft]\nsource = "eagle:h"\n[source]\nhost = "::1"\nport = 1\n[target]'),
-            "an EAGLE head works on the draft node",
-        ),
-        (
             ('path = "model"', 'path = "model"\n[security]\nca = "a"'),
             "key: security.certificate",
         ),

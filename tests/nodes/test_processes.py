@@ -327,12 +327,14 @@ def test_an_eagle_head_that_is_not_finite(
     assert "holds NaN or infinite numbers" in last
 
 
+@pytest.mark.parametrize("apart", [[], ["--source-apart"]])
 @pytest.mark.parametrize("head", ["bundled", "eagle3"])
 def test_an_eagle_head_drafts(
-    tmp_path: Path, head: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, head: str, apart: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = "eagle:" if head == "bundled" else f"eagle:{random_eagle3(tmp_path / head)}"
+    source = "eagle:" if head == "bundled" else f"eagle:{random_eagle3(tmp_path / head)}+ngram"
     argv = ["--stages", "2", "--draft", source, "--prompt", PROMPTS[0], "--max-new-tokens", "20"]
+    argv += apart
     found = json_output(capsys, "run", *argv, "--json", "--policy", "flowspec")
     assert found["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], 20)[0]
     assert found["stats"]["drafted_nodes"] > 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asyncspec.core.jobs import DraftBatch
+from asyncspec.core.jobs import DraftBatch, Feed, TensorRows
 from asyncspec.core.machine import (
     Abandon,
     Compute,
@@ -20,7 +20,16 @@ from asyncspec.core.machine import (
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank, first_session
-from asyncspec_protocol.messages import Close, Credit, Expand, Expanded, Floor, Withdraw
+from asyncspec_protocol.messages import (
+    Close,
+    Credit,
+    Expand,
+    Expanded,
+    Features,
+    Floor,
+    Ready,
+    Withdraw,
+)
 from nodes.machine_driver import Driven, abandoned, forgotten
 
 RANK = Rank(3)
@@ -162,3 +171,48 @@ def test_a_draft_node_has_no_more_sessions_here_than_it_may_have_at_a_time() -> 
         driven.feed(Received(DRAFT, question(0, (1,), 2)))
     driven.feed(Received(DRAFT, Close(1)), Received(DRAFT, question(0, (1,), 2)))
     assert len(driven.state.sessions) == 3
+
+
+def featured() -> Driven:
+    driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, sessions=1, features=(2, 4))))
+    (ready,) = driven.feed(LinkUp(DRAFT))
+    assert ready == Send(DRAFT, Ready(RANK, True, features=(2, 4)))
+    return driven
+
+
+def test_features_are_fed_with_the_request_that_they_come_for() -> None:
+    driven = featured()
+    for start, count in ((0, 2), (2, 1)):
+        handle = "x" * count
+        assert driven.feed(Received(DRAFT, Features(0, start, count), handle)) == []
+    first = question(0, (1, 2, 3, 4))
+    fed = Feed(0, 0, (TensorRows("xx", (0, 1)), TensorRows("x", (0,))))  # type: ignore[arg-type]
+    assert driven.feed(Received(DRAFT, first)) == [Compute(fed), Compute(first)]
+    # What comes while it works is for the next one.
+    assert driven.feed(Received(DRAFT, Features(0, 3, 1), "y")) == []
+    driven.feed(Computed(first, answer(first), 0.25))
+    then = question(4, (5,))
+    fed = Feed(0, 3, (TensorRows("y", (0,)),))  # type: ignore[arg-type]
+    assert driven.feed(Received(DRAFT, then)) == [Compute(fed), Compute(then)]
+
+
+def test_features_that_cannot_be() -> None:
+    for features, handle in ((Features(0, 1, 1), "x"), (Features(0, 0, 0), None)):
+        with pytest.raises(RemoteProtocolError, match="features of session 0"):
+            featured().feed(Received(DRAFT, features, handle))
+    with pytest.raises(RemoteProtocolError, match="features of session 0"):
+        source().feed(Received(DRAFT, Features(0, 0, 1), "x"))
+    driven = featured()
+    driven.feed(Received(DRAFT, Features(0, 0, 1), "x"))
+    with pytest.raises(RemoteProtocolError, match="has features of 1 tokens, not 2"):
+        driven.feed(Received(DRAFT, question(0, (1, 2, 3))))
+    with pytest.raises(RemoteProtocolError, match="more than 1 sessions"):
+        driven.feed(Received(DRAFT, Features(1, 0, 1), "x"))
+
+
+def test_features_of_a_session_that_is_over() -> None:
+    driven = featured()
+    driven.feed(Received(DRAFT, Features(0, 0, 1), "x"))
+    assert driven.feed(Received(DRAFT, Floor(1))) == forgotten(0)
+    assert driven.feed(Received(DRAFT, Features(0, 1, 1), "x")) == []
+    assert not driven.state.sessions

@@ -23,7 +23,9 @@ from asyncspec.core.machine import (
     Submitted,
     TimerFired,
 )
+from asyncspec_nodes.roles.source import SourceConfig, SourceMachine, SourceState
 from asyncspec_protocol.errors import ProtocolError
+from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import (
     FINAL,
     Close,
@@ -31,6 +33,7 @@ from asyncspec_protocol.messages import (
     Credit,
     Expand,
     Expanded,
+    Features,
     Floor,
     Heartbeat,
     Open,
@@ -95,7 +98,9 @@ messages: st.SearchStrategy[Any] = st.one_of(
     st.builds(Rates, small, small, *[shares] * 7),
     st.builds(Schedule, small, small, st.just(0), st.just(1), st.integers(1, 4)),
     st.builds(PassTimes, small, st.just((1.0, 8.0)), st.tuples(shares, shares), shares),
-    st.builds(Ready, ranks, st.booleans()),
+    st.builds(Ready, ranks, st.booleans(), features=wanted),
+    st.builds(Features, small, small, small),
+    st.builds(Expand, small, small, small, several, small, small, small),
     st.builds(Credit, st.integers(0, 20)),
     st.builds(Closed, small, ranks, small, small, small, st.just(0.1), small),
     st.builds(Heartbeat, st.just(1.0)),
@@ -176,10 +181,33 @@ def test_a_stage_handles_anything(data: st.DataObject) -> None:
 @settings(max_examples=200)
 @given(st.data())
 def test_a_draft_node_handles_anything(data: st.DataObject) -> None:
+    stages, features, apart = data.draw(st.tuples(st.integers(1, 3), wanted, st.booleans()))
     driven = draft(
-        stages=data.draw(st.integers(1, 3)),
+        stages=stages,
         credit=data.draw(st.integers(1, 9)),
-        features=data.draw(wanted),
+        features=() if apart else features,
+        source=Rank(stages + 1) if apart else None,
+        awaits_features=apart and bool(features),
     )
+    if apart:
+        source = Rank(stages + 1)
+        driven.feed(LinkUp(source), Received(source, Ready(source, True, features=features)))
     driven.feed(Submitted(ask(0, prompt=(1, 2), policy=data.draw(st.sampled_from(sorted(SMALL))))))
     step_through(driven, data, check_draft, set())
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_source_handles_anything(data: st.DataObject) -> None:
+    features = data.draw(wanted)
+    driven = Driven(SourceMachine(SourceConfig(Rank(2), 9, sessions=2, features=features)))
+    driven.feed(LinkUp(DRAFT))
+    step_through(driven, data, check_source, set())
+
+
+def check_source(state: SourceState) -> None:
+    """No session is further than its features, which are held until a request."""
+    for session in state.sessions.values():
+        if state.config.features:
+            assert session.length <= session.featured + 1
+        assert sum(len(rows.rows) for rows in session.fed) <= session.featured

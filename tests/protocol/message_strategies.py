@@ -15,12 +15,14 @@ from asyncspec_protocol.messages import (
     FINAL,
     Expand,
     Expanded,
+    Features,
     Message,
     Open,
     Output,
     PassTimes,
     PlanStatus,
     PruneIndices,
+    Ready,
     Schedule,
     Segment,
     Status,
@@ -87,8 +89,13 @@ def questions(draw: st.DrawFn) -> Expand:
     )
 
 
+depths = st.one_of(
+    st.just((FINAL,)),
+    st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple),
+)
+
+
 def openings() -> st.SearchStrategy[Open]:
-    depths = st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple)
     return of_kind(
         Open,
         session=count,
@@ -98,7 +105,7 @@ def openings() -> st.SearchStrategy[Open]:
         resumed_tokens=st.just(0),
         parent_session=st.just(-1),
         common_prefix=st.just(0),
-        features=st.one_of(st.just((FINAL,)), depths),
+        features=depths,
     )
 
 
@@ -217,7 +224,10 @@ SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     ),
     Expand: questions(),
     Expanded: expansions(),
+    # As all features, without its tensor.
+    Features: of_kind(Features, count=st.just(0)),
     Open: openings(),
+    Ready: of_kind(Ready, features=depths),
     Output: outputs(),
     Status: statuses(),
 }
@@ -234,6 +244,8 @@ def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
     if isinstance(message, Verdict) and draw(st.booleans()):
         featured = tuple(draw(st.lists(nodes, min_size=1, max_size=8, unique=True)))
         message, shape = replace(message, feature_ids=featured), (len(featured), 3)
+    elif isinstance(message, Features):
+        message, shape = replace(message, count=2), (2, 3)
     elif isinstance(message, Segment) and draw(st.booleans()):
         shape = (len(message.ids), *([1 + message.aux_states] if message.aux_states else []), 3)
     else:

@@ -54,6 +54,8 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "expand-tenant": (m.Expand(7, 4, 0, (5, 600), 0, 0, 0, tenant="5fe0", prompt_length=31),),
+    "features": (m.Features(7, 29, 2), *HIDDEN),
+    "ready-features": (m.Ready(3, True, 512, features=(2, 4, 5)),),
     "expanded": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5)),),
     "expanded-seconds": (m.Expanded(7, 4, 32, (-1, 0), (8, 9), (-0.25, -1.5), 0.5),),
     "withdraw": (m.Withdraw(7),),

@@ -22,6 +22,7 @@ from asyncspec.backend.base import (
     StageBackend,
     StageOptions,
     StageSpec,
+    Tensors,
     in_target,
     twin_quantize,
 )
@@ -143,6 +144,12 @@ class HFBackend:
         check_vocab(spec.target.path, checkpoint.path)
         draft = load_draft(checkpoint, dtype=spec.dtype, vocab=spec.target.info.vocab_size)
         return LoadedSource(draft, draft.token_bytes)
+
+    def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
+        from asyncspec.backend.hf.checkpoint import resolve_dtype
+        from asyncspec.backend.hf.wire import FeatureTensors
+
+        return FeatureTensors(resolve_dtype(model.info, dtype), model.info.hidden_size)
 
     def load_tokenizer(self, model: Any, template: str | None = None) -> HFTokenizer:
         return load_tokenizer(model.path, template)

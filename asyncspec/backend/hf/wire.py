@@ -31,6 +31,22 @@ def select(rows: TensorRows) -> Tensor:
     return tensor.contiguous()
 
 
+class FeatureTensors:
+    """``Tensors`` of a node that only passes features on: of any number of depths [n, k * H]."""
+
+    def __init__(self, dtype: torch.dtype, hidden_size: int) -> None:
+        self._dtype, self._hidden_size = dtype, hidden_size
+
+    def pack(self, rows: TensorRows) -> WireTensor:
+        return to_wire(rows)
+
+    def unpack(self, tensor: WireTensor) -> object:
+        width = tensor.shape[-1] if tensor.shape else 0
+        if width % self._hidden_size:
+            raise ValueError(f"features of {width} columns, expected {self._hidden_size} a depth")
+        return from_wire(tensor, self._dtype, width)
+
+
 def from_wire(
     wire: WireTensor, dtype: torch.dtype, width: int, *, captured: bool = False
 ) -> Tensor:

@@ -16,6 +16,7 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageOptions,
     StageSpec,
+    Tensors,
     twin_quantize,
 )
 from asyncspec.backend.llama.footprint import footprint
@@ -137,6 +138,10 @@ class LlamaBackend:
         check_loads(draft.path, 0, draft.info.layers)
         loaded = load_draft(draft, spec.target.info.vocab_size, spec.options.device)
         return LoadedSource(loaded, loaded.token_bytes)
+
+    def feature_tensors(self, model: OpenTarget, dtype: DType) -> Tensors:
+        """See ``Backend``."""
+        raise CheckpointError("no EAGLE head drafts for GGUF targets; use another source")
 
     def load_tokenizer(self, model: OpenTarget, template: str | None = None) -> Any:
         """See ``Backend``."""

@@ -25,10 +25,11 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageOptions,
     StageSpec,
+    Tensors,
     twin_quantize,
 )
 from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
-from asyncspec.backend.toy.source import ToyEagle, ToySource
+from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
@@ -158,6 +159,9 @@ class ToyBackend(Backend):
             return LoadedSource(ToySource(spec.target, _TWIN_TOP), 0)
         settings = _settings(spec.name, ToySourceConfig)
         return LoadedSource(ToySource(spec.target, settings.top, settings.seed), 0)
+
+    def feature_tensors(self, model: ToyTarget, dtype: DType) -> Tensors:
+        return ToyFeatures()
 
     def load_tokenizer(self, model: ToyTarget, template: str | None = None) -> ToyTokenizer:
         return ToyTokenizer(model.vocab)

@@ -55,7 +55,17 @@ class ToySource(StateSource[ToyState]):
         return order, [math.log(sure) + r * math.log(1 - sure) for r in range(len(order))]
 
 
-class ToyEagle(ToySource):
+class ToyFeatures:
+    """Features of any number of depths, for a node that only passes them on."""
+
+    def pack(self, rows: TensorRows) -> WireTensor:
+        return pack(rows)
+
+    def unpack(self, tensor: WireTensor) -> object:
+        return tuple(map(feature, unpack(tensor)))
+
+
+class ToyEagle(ToySource, ToyFeatures):
     """Checks the feature of every position, and proposes by the last one."""
 
     def __init__(
@@ -95,10 +105,7 @@ class ToyEagle(ToySource):
         fed = self.fed.get(session)
         return self._seed ^ int.from_bytes(fed[-1][:8], "little") if fed else self._seed
 
-    def pack(self, rows: TensorRows) -> WireTensor:
-        return pack(rows)
-
     def unpack(self, tensor: WireTensor) -> object:
         if tensor.shape[1:] != (len(self.features),):
             raise ValueError(f"features of shape {tensor.shape}, expected {len(self.features)}")
-        return tuple(map(feature, unpack(tensor)))
+        return super().unpack(tensor)

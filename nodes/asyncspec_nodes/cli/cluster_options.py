@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from asyncspec.backend import base
-from asyncspec.backend.base import EAGLE, EngineOptions
+from asyncspec.backend.base import EngineOptions
 from asyncspec.backend.registry import backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
@@ -15,7 +15,7 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import checkpoints
 from asyncspec_nodes.cluster import config as tables
-from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE, parts
+from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE
 from asyncspec_nodes.cluster.config import (
     PASSES,
     Config,
@@ -185,8 +185,6 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
     options = read_engine_options(arguments, target)
     checkpoints.check_target(target, stages)
     source = checkpoints.check_draft(source, target)
-    if arguments.source_apart and any(part.startswith(EAGLE) for part in parts(source)):
-        raise UserError("an EAGLE head works on the draft node; leave --source-apart out")
     if arguments.threads is not None:
         set_thread_count(arguments.threads)
     uses_draft = POLICIES[policy].uses_draft

@@ -64,8 +64,6 @@ def check(config: Config) -> None:
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):
-        if part.startswith(EAGLE) and config.source is not None:
-            raise UserError("[source]: an EAGLE head works on the draft node; leave the table out")
         twin_quantize(part)  # raises where there is none such
         if part == EAGLE:
             raise UserError(f'[draft] source: "{EAGLE}" names no head; add its directory')

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import (
+    EAGLE,
     Backend,
     LoadedSource,
     OpenModel,
@@ -192,7 +193,9 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
-    source = _IDLE if config.source is not None else _report_and_load(config, target, reporter)
+    source = _passing_on(config, target, backend)
+    if config.source is None:
+        source = _report_and_load(config, target, reporter)
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
     return Loaded(
@@ -207,6 +210,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 max_sessions=config.limits.sessions,
                 rejoin_seconds=config.limits.rejoin_seconds,
                 features=source.features,
+                awaits_features=bool(source.tensors and not source.features),
                 source_remembers=SUFFIX in parts(config.draft.source),
                 slots=_source_slots(config, rank, source.token_bytes),
                 first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
@@ -227,6 +231,13 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     )
 
 
+def _passing_on(config: Config, target: OpenModel, backend: Backend) -> LoadedSource:
+    """What a draft node has in place of a token source on a node of its own."""
+    if not any(part.startswith(EAGLE) for part in parts(config.draft.source)):
+        return _IDLE
+    return LoadedSource(_IDLE.source, tensors=backend.feature_tensors(target, config.target.dtype))
+
+
 def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
     # A draft model's tokenizer is compared with the target's.
     compares = any(part not in WITHOUT_MODEL for part in parts(config.draft.source))
@@ -240,10 +251,12 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
                 target.info.vocab_size,
                 sessions=config.limits.sessions,
                 slots=_source_slots(config, rank, source.token_bytes),
+                features=source.features,
             )
         ),
         run_job=source.source.run,
         abandon_job=source.source.abandon,
+        tensors=source.tensors,
     )
 
 

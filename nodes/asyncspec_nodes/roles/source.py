@@ -1,8 +1,9 @@
 """A token source on a device of its own, as a machine: ``Expand`` in, ``Expanded`` out.
 
 Each request continues the committed path of its session; one that does not is its draft node's
-fault. Several draft nodes may ask; none can speak of another's sessions, or end them by its own
-end. Requests that come while the device is busy are one batch when it is free
+fault. Features of the target are held until the request that they come for, which commits no
+further than they reach. Several draft nodes may ask; none can speak of another's sessions, or end
+them by its own end. Requests that come while the device is busy are one batch when it is free
 (``asyncspec.source.base``).
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.jobs import DraftBatch, Release
+from asyncspec.core.jobs import DraftBatch, Feed, Release, TensorRows
 from asyncspec.core.machine import (
     Abandon,
     Compute,
@@ -30,7 +31,15 @@ from asyncspec.core.machine import (
 from asyncspec.source.base import DraftResults, admitted, batched, draft_results
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, check_owner, first_session, is_draft, owner
-from asyncspec_protocol.messages import Close, Expand, Floor, Message, Ready, Withdraw
+from asyncspec_protocol.messages import (
+    Close,
+    Expand,
+    Features,
+    Floor,
+    Message,
+    Ready,
+    Withdraw,
+)
 
 
 class SourceConfig(Struct, frozen=True):
@@ -43,6 +52,8 @@ class SourceConfig(Struct, frozen=True):
     sessions: int = 0
     # Slots there is memory for, in the caches of all sessions; 0: no bound.
     slots: int = 0
+    # What it reads of the target beside its tokens, as in ``Open.features``.
+    features: tuple[int, ...] = ()
 
 
 class SourceSession(Struct, frozen=True):
@@ -52,6 +63,9 @@ class SourceSession(Struct, frozen=True):
     length: int
     # The request that is not answered yet.
     request: Expand | None = None
+    # Positions whose features have come, and those of them that came since the last request.
+    featured: int = 0
+    fed: tuple[TensorRows, ...] = ()
 
 
 class SourceState(Struct, frozen=True):
@@ -80,6 +94,8 @@ class SourceMachine:
     def step(self, state: SourceState, event: Input, now: float) -> tuple[SourceState, Effects]:
         """Handle one input. Raises ``RemoteProtocolError`` for what a peer must not send."""
         match event:
+            case Received(peer, Features() as message, handle) if is_draft(peer):
+                return _features(state, peer, message, handle), ()
             case Received(peer, message) if is_draft(peer):
                 return _dispatch(*_received(state, peer, message))
             case Received(peer, message):
@@ -88,12 +104,16 @@ class SourceMachine:
                 return _dispatch(*_computed(state, draft_results(job, result), seconds))
             case LinkDown(peer) if is_draft(peer):
                 return _release(state, _of(state, peer))
-            case LinkUp(peer) if is_draft(peer) and self.config.slots:
-                return state, (Send(peer, Ready(self.config.rank, True, self.config.slots)),)
+            case LinkUp(peer) if is_draft(peer) and (self.config.slots or self.config.features):
+                return state, (Send(peer, _ready(self.config)),)
             case LinkUp() | LinkDown():
                 return state, ()
             case _:
                 raise LocalProtocolError(f"a source has no use for {type(event).__name__}")
+
+
+def _ready(config: SourceConfig) -> Ready:
+    return Ready(config.rank, True, config.slots, features=config.features)
 
 
 def _received(state: SourceState, peer: Rank, message: Message) -> tuple[SourceState, Effects]:
@@ -125,26 +145,55 @@ def _floor(state: SourceState, draft: Rank) -> SessionId:
     return state.floors.get(draft, first_session(draft))
 
 
-def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, Effects]:
-    if job.session < _floor(state, peer):
-        return state, ()  # over, by the draft node's ``Floor``
+def _known(state: SourceState, peer: Rank, session: SessionId) -> SourceSession:
+    """A session, which may be a new one. Raises ``RemoteProtocolError`` for one too many."""
     most = state.config.sessions
-    if most and job.session not in state.sessions and len(_of(state, peer)) >= most:
+    if most and session not in state.sessions and len(_of(state, peer)) >= most:
         # Every session takes a cache here.
         raise RemoteProtocolError(
             f"more than {most} sessions at a time: give all nodes the same [limits] sessions",
             peer=peer,
         )
-    known = state.sessions.get(job.session, SourceSession(0))
+    return state.sessions.get(session, SourceSession(0))
+
+
+def _features(state: SourceState, peer: Rank, message: Features, handle: object) -> SourceState:
+    """Hold features until the request that they come for."""
+    session, start, count = message.session, message.start, message.count
+    check_owner(session, peer)
+    if session < _floor(state, peer):
+        return state
+    known = _known(state, peer, session)
+    wanted = state.config.features and count and handle is not None
+    if not wanted or start != known.featured:
+        error = f"features of session {session} from position {start} on, not {known.featured}"
+        raise RemoteProtocolError(error, peer=peer)
+    fed = (*known.fed, TensorRows(handle, tuple(range(count))))
+    known = replace(known, featured=start + count, fed=fed)
+    return replace(state, sessions={**state.sessions, session: known})
+
+
+def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, Effects]:
+    if job.session < _floor(state, peer):
+        return state, ()  # over, by the draft node's ``Floor``
+    known = _known(state, peer, job.session)
     if known.request is not None or job.base != known.length:
         raise RemoteProtocolError(
             f"session {job.session} goes on from token {job.base}, not {known.length}", peer=peer
         )
+    length = job.base + len(job.committed)
+    if state.config.features and length > known.featured + 1:
+        error = f"session {job.session} has features of {known.featured} tokens, not {length - 1}"
+        raise RemoteProtocolError(error, peer=peer)
     if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
-    known = SourceSession(job.base + len(job.committed), job)
+    effects: Effects = ()
+    if known.fed:
+        start = known.featured - sum(len(rows.rows) for rows in known.fed)
+        effects = (Compute(Feed(job.session, start, known.fed)),)
+    known = replace(known, length=length, request=job, fed=())
     sessions = {**state.sessions, job.session: known}
-    return replace(state, sessions=sessions, waiting=(*state.waiting, job)), ()
+    return replace(state, sessions=sessions, waiting=(*state.waiting, job)), effects
 
 
 def _withdraw(state: SourceState, session: SessionId) -> tuple[SourceState, Effects]:

@@ -70,7 +70,7 @@ def _next(state: DraftState) -> tuple[DraftState, QueuedRequest | None]:
 def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftState, Effects]:
     config, request, given = state.config, queued.request, queued.given
     policy = config.policies[request.policy]
-    features = config.features if policy.uses_draft else ()
+    features = state.features if policy.uses_draft else ()
     match = prefix_cache.longest_match(state, prefix_cache.prompt_key(state, queued))
     prefix = request.prompt + given
     last = NodeId(len(prefix) - 1)

@@ -220,6 +220,11 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
     if floor >= 0 and rank <= state.config.stages:
         state = replace(state, floor_aware=state.floor_aware | {rank})
         state = _released(state, rank, lambda one: one.session < floor)
+    if rank == state.config.source:
+        if bool(message.features) != state.config.awaits_features:
+            error = "its token source is another one: give all nodes the same [draft] source"
+            raise RemoteProtocolError(error, peer=rank)
+        state = replace(state, source_features=message.features)
     if message.opened >= state.next_session:
         # Issued before this node was started again, by a clock that has been set back since.
         first = SessionId(message.opened + 1)
@@ -258,6 +263,10 @@ def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Ef
         break_echoes=echoes,
         expected_verdicts=0,
     )
+    if peer == state.config.source and state.source_features:
+        # The next one may read others.
+        prompts = tuple(replace(one, features=None) for one in state.cached_prompts)
+        state = replace(state, source_features=(), cached_prompts=prompts)
     state, effects = _broken(state, now, was_up=was_up)
     for key, finishing in state.finishing.items():
         # No account of a lost peer will come.

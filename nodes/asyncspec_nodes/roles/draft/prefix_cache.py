@@ -49,7 +49,7 @@ class PrefixMatch(Struct, frozen=True):
 def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
     """What a queued request has to read."""
     request, config = queued.request, state.config
-    featured = bool(config.features and config.policies[request.policy].uses_draft)
+    featured = bool(state.features and config.policies[request.policy].uses_draft)
     prefix = request.prompt + queued.given
     return PromptKey(prefix, request.tenant, featured, request.sampling.penalises)
 

@@ -15,7 +15,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import RoundTripProbe
 from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
-from asyncspec.core.machine import Compute, Effect, Effects, Emit, Send
+from asyncspec.core.machine import Effect, Effects, Emit, Send
 from asyncspec.core.tree import connected
 from asyncspec.policy.base import Committed
 from asyncspec_nodes.roles.draft import planning, prefix_cache, speculation
@@ -49,7 +49,7 @@ def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if session.features is not None and (fed := session.features.feed(session.session)):
             session = replace(session, features=fed[0])
             state = state.with_session(session)
-            effects.append(Compute(fed[1]))
+            effects.extend(speculation.feed_source(state, fed[1]))
         state, stopped = speculation.abandon_stale(state, session)
         effects.extend(stopped)
     if not state.expected_verdicts:

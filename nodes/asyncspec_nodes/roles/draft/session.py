@@ -62,6 +62,8 @@ class DraftConfig(Struct, frozen=True):
     account_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
     features: tuple[int, ...] = ()
+    # The token source's node says so (``Ready.features``).
+    awaits_features: bool = False
     # Whether the token source remembers answers.
     source_remembers: bool = False
     # Session ids grow also over restarts of this node: the shell starts from the clock.
@@ -280,6 +282,8 @@ class DraftState(Struct, frozen=True):
     expected_verdicts: int = 0
     # After the last input all credit was used up.
     out_of_credit: bool = True
+    # What a token source on a node of its own reads of the target; empty while it is not linked.
+    source_features: tuple[int, ...] = ()
     # The token source of this device works on a batch, and the number of batches so far.
     source_busy: bool = False
     draft_batches: int = 0
@@ -289,7 +293,14 @@ class DraftState(Struct, frozen=True):
         """True while every stage is reachable and linked to the next, and the source is there."""
         stages = frozenset(Rank(r) for r in range(1, self.config.stages + 1))
         source = self.config.source
-        return stages <= self.peers & self.ready and (source is None or source in self.peers)
+        known = bool(self.source_features) or not self.config.awaits_features
+        there = source is None or (source in self.peers and known)
+        return stages <= self.peers & self.ready and there
+
+    @property
+    def features(self) -> tuple[int, ...]:
+        """What the token source reads of the target, as in ``Open.features``."""
+        return self.config.features or self.source_features
 
     @property
     def linked_stages(self) -> tuple[Rank, ...]:

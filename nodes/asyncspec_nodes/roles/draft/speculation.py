@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.jobs import Release
+from asyncspec.core.jobs import Feed, Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Received, Send
 from asyncspec.policy.base import Drafted, Growth, max_tree_nodes
 from asyncspec.source.base import DraftResults, admitted, batched
@@ -23,7 +23,14 @@ from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, Draf
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId, Version
 from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES
-from asyncspec_protocol.messages import Expand, Expanded, PruneIndices, Verdict, Withdraw
+from asyncspec_protocol.messages import (
+    Expand,
+    Expanded,
+    Features,
+    PruneIndices,
+    Verdict,
+    Withdraw,
+)
 
 
 def dispatch_draft_requests(state: DraftState) -> tuple[DraftState, Effects]:
@@ -114,6 +121,18 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
         scores=scores,
         frontier=start.frontier,
     )
+
+
+def feed_source(state: DraftState, job: Feed) -> Iterator[Effect]:
+    """Give the source features of the target."""
+    source, start = state.config.source, job.start
+    if source is None:
+        yield Compute(job)
+        return
+    for rows in job.rows:
+        count = len(rows.rows)
+        yield Send(source, Features(job.session, start, count), rows)
+        start += count
 
 
 def abandon_stale(state: DraftState, session: DraftSession) -> tuple[DraftState, Effects]:
