@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cli.run_output import Printer, as_dict
 from asyncspec_nodes.client.answers import Answer
-from asyncspec_nodes.reference.check import Comparison
+from asyncspec_nodes.reference import Comparison
 from asyncspec_protocol.messages import Submit
 
 ASKED = Submit(0, "x", 9, seed=0, temperature=0, top_k=0, top_p=1, policy="chain")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes.reference.check import Question
+from asyncspec_nodes.reference import Question
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import PlanStatus, Submit
 from tools.bench.__main__ import main

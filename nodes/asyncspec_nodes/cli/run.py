@@ -26,7 +26,7 @@ from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import until_signal
 from asyncspec_nodes.local.cluster import RESTART_STAGES, LoadingSteps, LocalCluster, Progress
-from asyncspec_nodes.reference.check import Comparison, Question, check
+from asyncspec_nodes.reference import Comparison, Question, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
 

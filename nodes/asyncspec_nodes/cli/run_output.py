@@ -13,7 +13,7 @@ from rich.table import Table
 
 from asyncspec.policy.flow import describe
 from asyncspec_nodes.client.answers import Answer
-from asyncspec_nodes.reference.check import Comparison
+from asyncspec_nodes.reference import Comparison
 
 
 class Printer:

@@ -28,7 +28,7 @@ from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
-from asyncspec_nodes.reference.check import Question, check
+from asyncspec_nodes.reference import Question, check
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, PlanStatus, Submit
 from tools.bench.dipsd.plan_log import Watch

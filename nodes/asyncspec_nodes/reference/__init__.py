@@ -1,1 +1,0 @@
-"""The sequential decoder in a process of its own, to compare with."""
