@@ -107,6 +107,12 @@ class Committed(Struct, frozen=True):
     tree: TokenTree
     tokens: tuple[int, ...]
     costs: PipelineCosts
+    # Since the session's last commit; 0: these are its first tokens.
+    seconds: float = 0.0
+    # Whether nodes below the root had been sent.
+    speculated: bool = False
+    # Sessions that decode, this one among them.
+    sessions: int = 1
 
 
 class Policy(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -9,7 +10,16 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import Acceptance
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.cost_model.rounds import RoundCosts, RoundRate, RoundShape, best_shape
+from asyncspec.core.cost_model.rounds import (
+    PLAIN,
+    STARTS,
+    MeasuredSpeed,
+    RoundCosts,
+    RoundRate,
+    RoundShape,
+    best_shape,
+    round_rate,
+)
 from asyncspec.core.tree import Shape
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, Positive, View
 from asyncspec_protocol.ids import NodeId
@@ -23,17 +33,81 @@ class FlowMemory(Struct, frozen=True):
     level_seconds: float | None = None
     shape: RoundShape = RoundShape(4, 4, 4)
     rate: RoundRate = RoundRate(0.0, 0.0, 8)
-    # Nodes observed when the shape was chosen; below 0: it was not yet.
-    chosen_at: int = -1
-    # Mean cost of a segment's rows beside the root, in passes of one row; and tokens a second
-    # without speculation.
+    # Tokens committed in all, those until a shape is chosen anew, and the sessions there were.
+    committed: int = 0
+    due: int = 0
+    sessions: int = 1
+    # Mean cost of a segment's rows beside the root, in passes of one row; and expected tokens a
+    # second without speculation, 0: no shape was chosen yet.
     row_share: float = 0.0
     plain_rate: float = 0.0
+    # Measured speeds with speculation, in times the expected one, and without, in tokens a second.
+    speculating: MeasuredSpeed = MeasuredSpeed()
+    plain: MeasuredSpeed = MeasuredSpeed()
+    # Tokens of the present shape, and the seconds they took.
+    tokens: int = 0
+    seconds: float = 0.0
 
     @property
     def draft_seconds(self) -> float:
         """Of the levels of a segment; 0 where none was measured."""
         return self.shape.levels * (self.level_seconds or 0.0)
+
+    @property
+    def probe_interval(self) -> int:
+        """Commits from one draft that is not sent to the next."""
+        share = self.draft_seconds * self.plain_rate / PARAMETERS.probe_share
+        return min(PARAMETERS.max_probe_interval, max(1, math.ceil(share)))
+
+    def committing(self, event: Committed) -> FlowMemory:
+        """With the target's tokens."""
+        acceptance = self.acceptance.observe(event.tree, event.tokens)
+        count = len(event.tokens)
+        known = replace(self, acceptance=acceptance, committed=self.committed + count)
+        # What was sent before the shape changed is neither.
+        if not event.seconds or not self.plain_rate or event.speculated > (self.shape.rows > 0):
+            return known
+        return replace(known, tokens=self.tokens + count, seconds=self.seconds + event.seconds)
+
+    def measured(self, costs: RoundCosts, plain_rate: float) -> FlowMemory:
+        """With the speed of the present shape. That of one with speculation is compared with what
+        would be expected of it by now, when the draft is better known."""
+        known, count = replace(self, tokens=0, seconds=0.0), self.tokens
+        if not count:
+            return known
+        if not self.shape.rows:
+            plain = self.plain.observe(count, self.seconds, plain_rate)
+            return replace(known, plain=plain, speculating=self.speculating.fade(count))
+        if self.acceptance.observed < PARAMETERS.min_observed:
+            return known
+        expected = round_rate(self.acceptance.profile, self.shape, costs).tokens_per_second
+        speculating = self.speculating.observe(count, self.seconds * expected, 1.0)
+        return replace(known, speculating=speculating, plain=self.plain.fade(count))
+
+    def choosing(self, costs: RoundCosts) -> FlowMemory:
+        """With the shape that brings most."""
+        pause = min(max(self.committed, PARAMETERS.min_replan_tokens), PARAMETERS.max_replan_tokens)
+        # The first searches are thorough.
+        few = (STARTS[self.committed // pause % len(STARTS)], self.shape)
+        starts = few if pause == PARAMETERS.max_replan_tokens else STARTS
+        plain_rate = round_rate(self.acceptance.profile, PLAIN, costs).tokens_per_second
+        known = self.measured(costs, plain_rate)
+        speculating, plain = known.speculating.likely(1.0), known.plain.mean(plain_rate)
+        # Where speculation is slower than expected, so may be what is expected without.
+        plain *= 1.0 + known.plain.doubt * max(0.0, 1.0 - speculating)
+        gain = speculating * plain_rate / plain
+        shape, rate = best_shape(self.acceptance.profile, costs, starts, gain)
+        more = max(1, shape.rows)
+        row = (costs.slowest(1 + more) - costs.slowest(1)) / more
+        return replace(
+            known,
+            shape=shape,
+            rate=rate,
+            due=self.committed + pause,
+            sessions=costs.sessions,
+            row_share=row / costs.slowest(1) if row else 0.0,
+            plain_rate=plain_rate,
+        )
 
 
 def describe(stats: Mapping[str, float]) -> str:
@@ -41,10 +115,12 @@ def describe(stats: Mapping[str, float]) -> str:
     if "segment_rows" not in stats:
         return ""
     rows, levels = int(stats["segment_rows"]), int(stats["segment_levels"])
+    speed = stats["speed_rate"]
     shape = f"chains of {rows}" if rows <= levels else f"trees of {rows} rows"
+    slow = f", speculation has {speed:.2f} of its expected speed" if speed < 0.9 else ""
     return (
-        f"the draft's first choice is right {stats['first_choice_rate']:.0%} of the time, "
-        f"a row costs {stats['row_cost_rate']:.2f} of a pass: {shape if rows else 'no speculation'}"
+        f"the draft's first choice is right {stats['first_choice_rate']:.0%} of the time, a row "
+        f"costs {stats['row_cost_rate']:.2f} of a pass{slow}: {shape if rows else 'no speculation'}"
     )
 
 
@@ -77,29 +153,17 @@ class Flow(Policy, frozen=True):
                 found = before + PARAMETERS.level_weight * (found - before)
             known = replace(known, level_seconds=found)
         else:
-            acceptance = known.acceptance.observe(event.tree, event.tokens)
-            known = replace(known, acceptance=acceptance)
-        observed, since = known.acceptance.observed, known.chosen_at
-        pause = min(max(since, PARAMETERS.min_replan_tokens), PARAMETERS.max_replan_tokens)
-        due = since + pause if since >= 0 else 0
-        if observed < due or known.level_seconds is None or not event.costs.times:
+            known = known.committing(event)
+        if known.level_seconds is None or not event.costs.times:
             return known
-        costs = RoundCosts.of(event.costs, known.level_seconds)
-        shape, rate = best_shape(known.acceptance.profile, costs, known.shape)
-        more = max(1, shape.rows)
-        row = (costs.slowest(1 + more) - costs.slowest(1)) / more
-        return replace(
-            known,
-            shape=shape,
-            rate=rate,
-            chosen_at=observed,
-            row_share=row / costs.slowest(1) if row else 0.0,
-            plain_rate=1.0 / costs.whole(1),
-        )
+        sessions = event.sessions if isinstance(event, Committed) else known.sessions
+        if known.committed < known.due and sessions == known.sessions:
+            return known
+        return known.choosing(RoundCosts.of(event.costs, known.level_seconds, sessions))
 
     def stats(self, memory: object) -> Mapping[str, float]:
         known = _known(memory)
-        if known.chosen_at < 0:
+        if not known.plain_rate:
             return {}
         return {
             "first_choice_rate": known.acceptance.profile[0],
@@ -107,7 +171,8 @@ class Flow(Policy, frozen=True):
             "root_levels": known.shape.first,
             "segment_levels": known.shape.levels,
             "segment_rows": known.shape.rows,
-            "plain_tokens_per_second": known.plain_rate,
+            "speed_rate": known.speculating.mean(1.0),
+            "plain_tokens_per_second": known.plain.mean(known.plain_rate),
         }
 
     def grow(self, view: View) -> Growth | None:
@@ -115,8 +180,10 @@ class Flow(Policy, frozen=True):
             return None
         known = _known(view.memory)
         shape = known.shape
+        if not shape.rows and view.tree.root % known.probe_interval:
+            return None
         if len(view.tree) == 1:
-            # Also where nothing will be sent: what comes true tells when to speculate again.
+            # Also where nothing will be sent.
             return self._growth(view, shape.first or shape.levels, shape.rows)
         if not shape.rows:
             return None

@@ -10,23 +10,27 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
+from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.cost_model.rounds import (
     LEVELS,
     PLAIN,
     ROWS,
     STARTS,
     MeanTree,
+    MeasuredSpeed,
     RoundCosts,
     RoundShape,
     best_shape,
     round_rate,
 )
 from asyncspec.core.tree import new_tree
-from asyncspec.policy.flow import describe
+from asyncspec.policy.base import Committed, Drafted
+from asyncspec.policy.flow import Flow, FlowMemory, describe
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, StageCost
 from asyncspec.sim.language import Synthetic, tabled
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
-from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.ids import NodeId, Rank
+from asyncspec_protocol.messages import PassTimes
 from laws import add_child
 
 shapes = st.builds(
@@ -96,6 +100,19 @@ def test_what_comes_true_overrules_what_was_stated(share: float, within: float) 
     assert known.chances(tree)[NodeId(1)] == pytest.approx(share, abs=within)
 
 
+def test_chances_are_corrected_apart_from_each_other() -> None:
+    """A source that says .4 where it is always right, and .9 where it is right half of the time."""
+    known = Acceptance()
+    for i in range(400):
+        modest, bold = (
+            add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, math.log(stated))
+            for stated in (0.4, 0.9)
+        )
+        known = known.observe(modest, (1,)).observe(bold, (1 + i % 2,))
+    assert known.chances(modest)[NodeId(1)] == pytest.approx(1, abs=0.06)
+    assert known.chances(bold)[NodeId(1)] == pytest.approx(0.5, abs=0.06)
+
+
 def test_tokens_below_a_node_without_children_are_not_observed() -> None:
     tree = add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, -0.1)
     assert Acceptance().observe(new_tree(NodeId(0), 0, 0), (1, 2)) == Acceptance()
@@ -123,10 +140,37 @@ def test_the_path_ends_at_one_node_of_the_mean_tree(
 def test_no_start_promises_more_than_the_shape_that_is_chosen(
     profile: list[float], cost: RoundCosts, near: RoundShape
 ) -> None:
-    shape, rate = best_shape(profile, cost, near)
+    shape, rate = best_shape(profile, cost, (*STARTS, near))
     assert rate == round_rate(profile, shape, cost)
     for other in (PLAIN, *STARTS, near):
         assert rate.tokens_per_second >= round_rate(profile, other, cost).tokens_per_second
+
+
+@given(profiles, costs, shapes, st.integers(2, 16))
+def test_sessions_share_what_the_slowest_part_brings(
+    profile: list[float], cost: RoundCosts, shape: RoundShape, sessions: int
+) -> None:
+    lone = round_rate(profile, shape, cost)
+    shared = round_rate(profile, shape, cost._replace(sessions=sessions))
+    assert shared.tokens_per_second <= lone.tokens_per_second
+    busiest = cost.slowest(sessions * max(1, shape.rows))
+    pieces = cost.whole(1) if not shape.rows else lone.spacing
+    assert (
+        shared.tokens_per_second * busiest <= lone.tokens_per_second * max(busiest, pieces) + 1e-9
+    )
+
+
+@given(st.floats(0.2, 1.5), st.integers(1, 8))
+def test_measured_speeds_replace_expected_ones_until_they_are_old(
+    share: float, tokens: int
+) -> None:
+    known = MeasuredSpeed()
+    assert known.mean(10.0) == pytest.approx(10)
+    for _ in range(0, 400, tokens):
+        known = known.observe(tokens, tokens / (10 * share), 10.0)
+    assert known.mean(10.0) == pytest.approx(10 * share, rel=0.2)
+    assert known.doubt < 0.1 < 0.99 < known.fade(100_000).doubt
+    assert known.fade(100_000).mean(10.0) == pytest.approx(10, rel=0.01)
 
 
 @given(costs)
@@ -178,11 +222,15 @@ def test_it_is_near_the_best_of_the_papers_policies(first: float, cost: ClusterC
         ({}, ""),
         ({"segment_rows": 0}, "right 31% of the time, a row costs 0.11 of a pass: no speculation"),
         ({"segment_rows": 3, "segment_levels": 3}, "of a pass: chains of 3"),
+        (
+            {"segment_rows": 0, "speed_rate": 0.5},
+            "of a pass, speculation has 0.50 of its expected speed: no speculation",
+        ),
         ({"segment_rows": 16, "segment_levels": 2}, "of a pass: trees of 16 rows"),
     ],
 )
 def test_it_says_what_it_did_and_why(stats: dict[str, float], sentence: str) -> None:
-    known = {"first_choice_rate": 0.31, "row_cost_rate": 0.11, "segment_levels": 1}
+    known = {"first_choice_rate": 0.31, "row_cost_rate": 0.11, "segment_levels": 1, "speed_rate": 1}
     assert describe(known | stats if stats else {}).endswith(sentence)
 
 
@@ -192,3 +240,24 @@ def test_its_statistics_say_what_was_learned() -> None:
     assert stats["row_cost_rate"] == pytest.approx(0.11, abs=0.02)
     assert stats["plain_tokens_per_second"] == pytest.approx(1 / 4, rel=0.05)
     assert not describe(run(0.9, SLOW_ROWS, "chain").stats[0])
+
+
+def slower_than_expected(times: float) -> FlowMemory:
+    """What is known after 64 tokens of a draft that is right at every second token, where
+    speculating takes ``times`` as long as expected and plain decoding as long as expected."""
+    stages = {Rank(r): PassTimes(Rank(r), (1.0, 16.0), (1.0, 1.2), 0.0, 0.0) for r in (1, 2)}
+    pipeline, policy = PipelineCosts(times=stages), Flow()
+    tree = add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, math.log(0.5))
+    known = policy.learn(None, Drafted(0.1, pipeline))
+    for _ in range(32):
+        for tokens in ((1, 5), (2,)):
+            speculates = known.shape.rows > 0
+            seconds = len(tokens) / known.rate.tokens_per_second * (times if speculates else 1.0)
+            event = Committed(tree, tokens, pipeline, seconds, speculated=speculates)
+            known = policy.learn(known, event)
+    return known
+
+
+def test_it_gives_up_what_is_slower_than_plain_decoding() -> None:
+    assert slower_than_expected(1.0).shape.rows
+    assert slower_than_expected(4.0).shape == PLAIN

@@ -4,6 +4,7 @@ what the target chose."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
@@ -16,6 +17,26 @@ _PRIOR = PARAMETERS.prior_acceptance
 RANKS = len(_PRIOR)
 """Ranks among siblings, by stated chance, that are told apart."""
 
+_BINS = 1 + len(PARAMETERS.stated_bins)
+_BINNED_RANKS = 3
+
+
+class BinSums(Struct, frozen=True):
+    """Exponentially weighted: nodes that were hits, and the sum of the nodes' stated chances."""
+
+    hits: float = 0.0
+    stated: float = 0.0
+
+    def observe(self, hit: bool, chance: float) -> BinSums:
+        """With one node more."""
+        keep = 1.0 - PARAMETERS.acceptance_weight
+        return BinSums(keep * self.hits + hit, keep * self.stated + chance)
+
+    def corrected(self, chance: float, factor: float) -> float:
+        """A stated chance as it came true, where ``factor`` is the correction of its whole rank."""
+        prior = PARAMETERS.bin_prior * chance
+        return min(1.0, chance * (self.hits + factor * prior) / max(1e-9, self.stated + prior))
+
 
 class Acceptance(Struct, frozen=True):
     """Exponentially weighted sums over the nodes of committed paths that had children, by the
@@ -27,6 +48,8 @@ class Acceptance(Struct, frozen=True):
     hits: tuple[float, ...] = tuple([PARAMETERS.acceptance_prior * p for p in _PRIOR])
     # Sum of the chances that the source stated for these children.
     stated: tuple[float, ...] = tuple([PARAMETERS.acceptance_prior * p for p in _PRIOR])
+    # By rank, the last one for all others, and by stated chance (``stated_bins``).
+    bins: tuple[BinSums, ...] = (BinSums(),) * (_BINS * _BINNED_RANKS)
     # Nodes in all.
     observed: int = 0
 
@@ -57,11 +80,14 @@ class Acceptance(Struct, frozen=True):
     def _with(self, children: Sequence[tuple[NodeId, float]], chosen: NodeId | None) -> Acceptance:
         keep = 1.0 - PARAMETERS.acceptance_weight
         nodes, hits, stated = list(self.nodes), list(self.hits), list(self.stated)
+        bins = list(self.bins)
         for rank, (node, chance) in enumerate(children[:RANKS]):
             nodes[rank] = keep * nodes[rank] + 1.0
             hits[rank] = keep * hits[rank] + (node == chosen)
             stated[rank] = keep * stated[rank] + chance
-        return Acceptance(tuple(nodes), tuple(hits), tuple(stated), self.observed + 1)
+            found = _bin(rank, chance)
+            bins[found] = bins[found].observe(node == chosen, chance)
+        return Acceptance(tuple(nodes), tuple(hits), tuple(stated), tuple(bins), self.observed + 1)
 
     def chances(self, tree: TokenTree) -> dict[NodeId, float]:
         """The chance of every node to be on the committed path, given that the root is: parents
@@ -71,9 +97,14 @@ class Acceptance(Struct, frozen=True):
         chances, below = {tree.root: 1.0}, _ranked(tree)
         for node in tree.nodes:
             for rank, (one, chance) in enumerate(below.get(node, ())):
-                corrected = chance * factors[min(rank, RANKS - 1)]
-                chances[one] = chances[node] * min(1.0, corrected)
+                factor = factors[min(rank, RANKS - 1)]
+                corrected = self.bins[_bin(rank, chance)].corrected(chance, factor)
+                chances[one] = chances[node] * corrected
         return chances
+
+
+def _bin(rank: int, chance: float) -> int:
+    return min(rank, _BINNED_RANKS - 1) * _BINS + bisect_right(PARAMETERS.stated_bins, chance)
 
 
 def _ranked(tree: TokenTree) -> Mapping[NodeId, Sequence[tuple[NodeId, float]]]:

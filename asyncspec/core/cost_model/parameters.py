@@ -77,8 +77,30 @@ class CostModelParameters(Struct, frozen=True):
     # nodes they count as: a middling draft.
     prior_acceptance: tuple[float, ...] = (0.6, 0.12, 0.06, 0.03, 0.02, 0.015, 0.01, 0.008)
     acceptance_prior: float = 4.0
-    # Hits as stated by which the correction of stated chances is held back.
+    # Upper bounds of stated chances between which hits are counted apart. A quantised twin states
+    # far less than comes true, and not by one factor for all.
+    stated_bins: tuple[float, ...] = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
+    # Nodes with which the rank's own correction counts in a bin, and hits as stated with which no
+    # correction counts in a rank.
+    bin_prior: float = 16.0
     correction_prior: float = 2.0
+    # Weight of a token in the sums that say how far measured speeds are from expected ones, the
+    # same of tokens of the other kind (with and without speculation), and the tokens with which the
+    # expectation itself counts. Some thousand tokens after speculation was given up for being slow
+    # it is tried again for about ten.
+    speed_weight: float = 1 / 128
+    other_speed_weight: float = 1 / 1024
+    speed_prior: float = 4.0
+    # Relative standard deviation of a token's time with speculation: rounds differ.
+    speed_deviation: float = 1.0
+    # Nodes to be observed before the speed of speculation says more than how good the draft is.
+    min_observed: int = 12
+    # Times the expected time that measured tokens count as at most: one long pause is not a habit.
+    max_slowdown: float = 8.0
+    # Share of the time that drafts take which are not sent: they show whether the text has become
+    # easier, and the draft node may share its cores. Most commits between two such drafts.
+    probe_share: float = 0.03
+    max_probe_interval: int = 16
     # Share of the least planned chance from which a node is worth its row: a planned tree is one of
     # mean chances.
     worthwhile_chance: float = 0.5

@@ -4,6 +4,7 @@ passes, links and draft levels (docs/reference/policies.md)."""
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -50,6 +51,41 @@ class RoundRate(Struct, frozen=True):
     spacing: float = 0.0
 
 
+class MeasuredSpeed(Struct, frozen=True):
+    """Exponentially weighted sums of committed tokens and of the time they took. It holds also
+    what a model of rounds leaves out, such as cores that stages share."""
+
+    tokens: float = 0.0
+    time: float = 0.0
+
+    def mean(self, expected: float) -> float:
+        """Tokens a time, where so many are expected before any was measured."""
+        prior = PARAMETERS.speed_prior
+        return (prior + self.tokens) / (prior / expected + self.time)
+
+    @property
+    def doubt(self) -> float:
+        """The share of what was expected in what is known: 1 where nothing was measured."""
+        return PARAMETERS.speed_prior / (PARAMETERS.speed_prior + self.tokens)
+
+    def likely(self, expected: float) -> float:
+        """The mean, or what was expected where the difference may be luck."""
+        mean = self.mean(expected)
+        luck = PARAMETERS.speed_deviation / math.sqrt(PARAMETERS.speed_prior + self.tokens)
+        return max(mean, min(expected, mean * (1.0 + luck)))
+
+    def observe(self, tokens: int, time: float, expected: float) -> MeasuredSpeed:
+        """With ``tokens`` more."""
+        keep = (1.0 - PARAMETERS.speed_weight) ** tokens
+        time = min(time, PARAMETERS.max_slowdown * tokens / expected)
+        return MeasuredSpeed(keep * self.tokens + tokens, keep * self.time + time)
+
+    def fade(self, tokens: int) -> MeasuredSpeed:
+        """After ``tokens`` of the other kind."""
+        keep = (1.0 - PARAMETERS.other_speed_weight) ** tokens
+        return MeasuredSpeed(keep * self.tokens, keep * self.time)
+
+
 class RoundCosts(NamedTuple):
     """Seconds that the segments of a round take."""
 
@@ -59,9 +95,11 @@ class RoundCosts(NamedTuple):
     whole: PassSeconds
     # A draft level.
     level: float
+    # Sessions alike that share passes and the draft node.
+    sessions: int = 1
 
     @staticmethod
-    def of(costs: PipelineCosts, level_seconds: float) -> RoundCosts:
+    def of(costs: PipelineCosts, level_seconds: float, sessions: int = 1) -> RoundCosts:
         """As measured; at least one stage has reported."""
         stages, links = costs.stages, costs.link_row_seconds
         slowest_link, all_links = max(links), sum(links)
@@ -75,23 +113,33 @@ class RoundCosts(NamedTuple):
             passes = sum([seconds(rows) for seconds in stages])
             return max(_TINY, passes + all_links * rows + costs.overhead)
 
-        return RoundCosts(slowest, whole, level_seconds)
+        return RoundCosts(slowest, whole, level_seconds, sessions)
+
+    def load(self, rows: int, levels: int, spacing: float) -> float:
+        """Share of its time that the busiest part works where every session sends so many rows and
+        drafts so many levels every ``spacing`` seconds; at least 1."""
+        work = max(self.slowest(self.sessions * rows), self.sessions * levels * self.level)
+        return max(1.0, work / spacing) if self.sessions > 1 else 1.0
 
 
 def best_shape(
-    profile: Sequence[float], costs: RoundCosts, near: RoundShape = PLAIN
+    profile: Sequence[float],
+    costs: RoundCosts,
+    starts: Sequence[RoundShape] = STARTS,
+    gain: float = 1.0,
 ) -> tuple[RoundShape, RoundRate]:
-    """The best shape that local searches from ``STARTS`` and ``near`` find; ``PLAIN`` where none is
-    better. ``profile``: chances of a node's children, by rank."""
+    """The best shape that local searches from ``starts`` find; ``PLAIN`` where none is better.
+    ``profile``: chances of a node's children, by rank. ``gain``: times what is expected that shapes
+    with speculation bring beside ``PLAIN``."""
     rates: dict[RoundShape, RoundRate] = {}
 
     def rate(shape: RoundShape) -> float:
         if shape not in rates:
             rates[shape] = round_rate(profile, shape, costs)
-        return rates[shape].tokens_per_second
+        return rates[shape].tokens_per_second * (gain if shape.rows else 1.0)
 
     best = PLAIN
-    for shape in (PLAIN, *STARTS, near):
+    for shape in (PLAIN, *starts):
         while rate(better := max(_around(shape), key=rate)) > 1.0001 * rate(shape):
             shape = better
         best = max(best, shape, key=rate)
@@ -126,7 +174,9 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     verdict are laid out one by one; later levels are hit with the mean chance of these.
     """
     if not shape.rows:
-        return RoundRate(1.0 / costs.whole(1), spacing=costs.slowest(1))
+        seconds = costs.whole(1)
+        seconds *= costs.load(1, 0, seconds)
+        return RoundRate(1.0 / seconds, spacing=costs.slowest(1))
     spacing = max(costs.slowest(shape.rows), shape.levels * costs.level)
     count = 2 + int(costs.whole(shape.rows) / spacing)
     count = min(PARAMETERS.max_planned_segments, count)
@@ -151,6 +201,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         tokens += more
         seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
     depth = shape.first + (count + 1) * shape.levels
+    seconds *= costs.load(shape.rows, shape.levels, spacing)
     return RoundRate(tokens / seconds, min(tree.chances), depth, spacing)
 
 

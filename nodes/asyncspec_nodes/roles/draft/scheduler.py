@@ -62,8 +62,16 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
     accepted = speculation.accept(state, session, now)
     if accepted is None:
         return state, ()
-    state = state.learn(session, Committed(session.tree, accepted.tokens, state.costs))
     request, moved = session.request.request, accepted.session
+    committed = Committed(
+        session.tree,
+        accepted.tokens,
+        state.costs,
+        now - session.committed_at if session.decoding else 0.0,
+        speculated=len(session.sent) > 1,
+        sessions=sum([other.decoding for other in state.sessions.values()]),
+    )
+    state = state.learn(session, committed)
     emit = Emit(request, accepted.tokens, accepted.hits, session.session, accepted.outputs)
     if accepted.prune is None:
         state, ended = finish_request(state, moved, accepted.finish, now)

@@ -115,6 +115,8 @@ class DraftSession(Struct, frozen=True):
     next_node: NodeId
     # Tokens given to the user by this session.
     committed: tuple[int, ...] = ()
+    # When the last of them were; 0: there is none.
+    committed_at: float = 0.0
     # Prompt nodes sent so far, and rows of the chunks they are sent in; 0: not known yet.
     prefilled: int = 0
     chunk_rows: int = 0

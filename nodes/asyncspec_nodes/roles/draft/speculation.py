@@ -325,7 +325,7 @@ def accept(state: DraftState, session: DraftSession, now: float) -> Accepted | N
         path = (session.tree.root, *walked.accepted)
         outputs = tuple(session.verified[node] for node in path[: len(tokens)])
     session = _count(session, len(tokens), hits, now)
-    moved = replace(session, committed=session.committed + tokens)
+    moved = replace(session, committed=session.committed + tokens, committed_at=now)
     if finish:
         return Accepted(moved, tokens, hits, outputs, finish)
     moved = _move_tip(moved, walked.accepted, walked.bonus)
