@@ -22,7 +22,17 @@ from transformers import (
 )
 
 import sampling_reference as plain
-from asyncspec.backend.sampling import Logits, draw, draw_row, gumbels, kept, penalised, uniforms
+from asyncspec.backend.sampling import (
+    Logits,
+    best_successors,
+    draw,
+    draw_row,
+    gumbels,
+    kept,
+    log_probs_of,
+    penalised,
+    uniforms,
+)
 from asyncspec.core import rng
 from asyncspec.core.sampling import MIN_TEMPERATURE, NOTHING, Sampling, seen
 
@@ -233,3 +243,22 @@ def test_logits_that_are_no_numbers_draw_some_token(
     real = [x for x in logits if math.isfinite(x) and abs(x) < 1e38]
     if real and not penalised and not any(abs(x) > 1e38 for x in logits if not math.isnan(x)):
         assert math.isfinite(logits[token])
+
+
+@pytest.mark.parametrize("vocab", [1, 40, 5_000, 70_001])
+@pytest.mark.parametrize("levels", [3, 10**6])
+def test_the_best_successors_are_those_of_a_sort(vocab: int, levels: int) -> None:
+    """Also where many are as good, and where some logits are no numbers."""
+    random = np.random.default_rng(vocab)
+    logits = (random.integers(levels, size=(3, vocab)) / levels).astype(np.float32)
+    most = min(32, vocab)
+    found = best_successors(logits, 32)
+    for row, (tokens, log_probs) in zip(logits, found, strict=True):
+        best = np.sort(row)[::-1][:most]
+        np.testing.assert_array_equal(row[list(tokens)], best)
+        assert len(set(tokens)) == most
+        normed = row.astype(np.float64) - np.logaddexp.reduce(row.astype(np.float64))
+        np.testing.assert_allclose(log_probs, normed[list(tokens)], atol=1e-5)
+        assert tuple(log_probs) == log_probs_of(np.repeat(row[None], most, 0), list(tokens))
+    logits[0, vocab // 2] = np.nan
+    assert len(best_successors(logits, 32)[0][0]) == most
