@@ -145,6 +145,7 @@ class SharingModel(OpenModel, Protocol):
 
 KVType = Literal["f16", "q8_0"]
 FlashAttention = Literal["auto", "on", "off"]
+Repack = Literal["auto", "off"]
 
 
 class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -159,8 +160,9 @@ class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True):
     kv_type: KVType = "f16"
     # "auto": where the device has it.
     flash_attention: FlashAttention = "auto"
-    # Weights in the CPU's fastest layout, where a child process finds that to work.
-    repack: bool = False
+    # Quantised weights in the CPU's fastest layout: "auto", where a child process finds that it
+    # works and keeps the guarantee.
+    repack: Repack = "auto"
 
 
 DEFAULT_OPTIONS = EngineOptions()

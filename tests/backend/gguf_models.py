@@ -20,9 +20,9 @@ import gguf
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import OpenTarget
 from backend.stage_cluster import LoadedTarget
-from tools.check_device.convert import add_matrix, convert, finish
+from tools.check_device.convert import add_matrix, convert, finish, quantise
 
-__all__ = ["convert"]
+__all__ = ["convert", "quantise"]
 
 LAYERS, VOCAB, WIDTH, HEADS, KV_HEADS, HEAD, FEED = 5, 160, 64, 4, 2, 16, 96
 EXPERTS, EXPERT_FEED = 4, 32
@@ -244,18 +244,6 @@ class LoadedGGUF(LoadedTarget[LlamaStage]):
 
 
 # --- llama.cpp itself.
-
-
-def quantise(source: Path, path: Path, file_type: int) -> Path:
-    """A model in a type of ``enum llama_ftype``, such as 15 for Q4_K_M, by llama.cpp."""
-    from asyncspec.backend.llama.library import bindings
-
-    bound = bindings()
-    parameters = bound.llama_model_quantize_default_params()
-    parameters.ftype, parameters.nthread = file_type, 1
-    names = str(source).encode(), str(path).encode()
-    assert bound.llama_model_quantize(*names, ctypes.byref(parameters)) == 0
-    return path
 
 
 def own_greedy(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int], float]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
-from asyncspec.backend.llama import devices
+from asyncspec.backend.llama import devices, trial
 from asyncspec.backend.llama.backend import BACKEND
 from asyncspec.backend.llama.branches import Pool
 from asyncspec.backend.llama.cut import VirtualFile, cut
@@ -113,10 +113,10 @@ def test_a_whole_model_is_tested_like_its_parts(tmp_path: Path) -> None:
     assert whole.engine.settings.min_rows >= max(part.engine.settings.min_rows for part in parts)
 
 
-@pytest.mark.parametrize(("name", "file_type"), [("Q4_K_M", 15), ("Q6_K", 18)])
-def test_k_quants(tmp_path: Path, name: str, file_type: int) -> None:
+@pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K"])
+def test_k_quants(tmp_path: Path, name: str) -> None:
     plain = convert(BUNDLED_TARGET, tmp_path / "plain.gguf")
-    target = open_target(quantise(plain, tmp_path / f"{name}.gguf", file_type))
+    target = open_target(quantise(plain, tmp_path / f"{name}.gguf", name))
     assert name[:4] in {tensor.type for tensor in target.model.tensors.values()}
     for count in (1, 2):
         spans = pairwise(range(0, 9, 8 // count))
@@ -216,12 +216,22 @@ def test_a_cache_in_blocks_needs_heads_of_blocks(tmp_path: Path) -> None:
 
 
 def test_repacking_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = open_target(save_random(tmp_path / "model.gguf"))
-    options = EngineOptions(repack=True)
-    assert load_stage(target, 0, 2, options=options).weights == "F16 repacked, llama.cpp on the CPU"
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    stage = load_stage(target, 0, 2, options=options)
-    assert stage.weights == "F16, which cannot be repacked here, llama.cpp on the CPU"
+    target = open_target(save_random(tmp_path / "model.gguf", kind="Q4_0"))
+    monkeypatch.setattr(trial, "_repacked", {})
+    found = {}
+    for name, program in (("real", sys.executable), ("failing", shutil.which("false"))):
+        monkeypatch.setattr(sys, "executable", program)
+        trial._repacked.clear()
+        stage = load_stage(target, 0, 2)
+        assert stage.guarantee == "bitwise"
+        found[name] = stage.weights
+        # What was found is kept.
+        monkeypatch.setattr(sys, "executable", "/nowhere")
+        assert load_stage(target, 2, 4).weights == stage.weights
+    assert found["failing"] == "Q4_0, llama.cpp on the CPU"
+    assert found["real"] in (found["failing"], "Q4_0 repacked, llama.cpp on the CPU")
+    plain = open_target(save_random(tmp_path / "plain.gguf"))
+    assert load_stage(plain, 0, 2).weights == "F16, llama.cpp on the CPU"
 
 
 @pytest.mark.parametrize(

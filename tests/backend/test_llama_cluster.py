@@ -44,7 +44,7 @@ def cluster(target: Path, draft: Path) -> Iterator[Background]:
     other = target.with_suffix(".bin")
     other.symlink_to(target)
     table = TargetTable(str(other), backend="llama")
-    options = EngineOptions(device="cpu", kv_type="q8_0", repack=True)
+    options = EngineOptions(device="cpu", kv_type="q8_0", repack="off")
     with no_process_left():
         background = Background(
             local_config(table, DraftTable(f"{draft}+ngram"), 2, 2, llama=options)
@@ -120,5 +120,5 @@ def test_options_that_do_not_go(
 
 def test_options_of_other_models(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("run",), ("memory", "--target", str(BUNDLED_TARGET))):
-        said = usage_error(capsys, *command, "--device", "cpu", "--repack")
+        said = usage_error(capsys, *command, "--device", "cpu", "--repack", "off")
         assert "--device and --repack is for GGUF targets" in said

@@ -62,7 +62,7 @@ def matrices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Matrix]:
         opened = open_target(convert(target, folder / f"{kind}.gguf", kind))
         found[kind] = Matrix(LoadedGGUF(opened), sources(draft, heads, opened))
     whole = convert(BUNDLED_TARGET, folder / "bundled.gguf")
-    opened = open_target(quantise(whole, folder / "Q4_K.gguf", 15))
+    opened = open_target(quantise(whole, folder / "Q4_K.gguf", "Q4_K_M"))
     draft = open_target(convert(BUNDLED_DRAFT, folder / "bundled-draft.gguf"))
     found["Q4_K"] = Matrix(LoadedGGUF(opened), sources(draft, {"eagle": BUNDLED_EAGLE}, opened))
     return found

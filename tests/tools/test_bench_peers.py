@@ -244,5 +244,5 @@ def test_a_small_run_ranks_every_peer(capsys: pytest.CaptureFixture[str]) -> Non
     assert ratios[found["base"]] == 1
     assert list(ratios.values()) == sorted(ratios.values(), reverse=True)
     assert {name.partition(":")[0] for name in ratios} == {"ours", "generate"}
-    assert len(ratios) == 9
+    assert len(ratios) == 10
     assert not any("another text" in note for note in found["notes"])

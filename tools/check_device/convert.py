@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 from safetensors import safe_open
+
+from asyncspec.backend.llama.library import bindings, last_error
+from asyncspec.core.errors import UserError
+from tools.check_device.file_types import FILE_TYPES
 
 
 def convert(source: Path, path: Path, kind: str = "F16", template: str | None = None) -> Path:
@@ -69,6 +74,17 @@ def convert(source: Path, path: Path, kind: str = "F16", template: str | None = 
             fits = kind in ("F32", "F16") or values.shape[1] % 32 == 0
             add_matrix(file, f"blk.{layer}.{ours}.weight", values, kind if fits else "F16")
     finish(file)
+    return path
+
+
+def quantise(source: Path, path: Path, kind: str) -> Path:
+    """A model in a type of ``FILE_TYPES``, by llama.cpp."""
+    bound = bindings()
+    parameters = bound.llama_model_quantize_default_params()
+    parameters.ftype, parameters.nthread = FILE_TYPES[kind], 1
+    names = str(source).encode(), str(path).encode()
+    if bound.llama_model_quantize(*names, ctypes.byref(parameters)):
+        raise UserError(f"llama.cpp cannot quantise {source}: {last_error()}")
     return path
 
 

@@ -136,7 +136,7 @@ class LlamaBackend:
         draft = self.open(spec.name)
         check_vocab(spec.target, draft)
         check_loads(draft.path, 0, draft.info.layers)
-        loaded = load_draft(draft, spec.target.info.vocab_size, spec.options.device)
+        loaded = load_draft(draft, spec.target.info.vocab_size, spec.options)
         return LoadedSource(loaded, loaded.token_bytes)
 
     def feature_tensors(self, model: OpenTarget, dtype: DType) -> Tensors:

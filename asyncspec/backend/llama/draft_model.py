@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
 from asyncspec.backend.llama.cut import VirtualFile, cut
 from asyncspec.backend.llama.devices import find
@@ -12,6 +13,7 @@ from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
 from asyncspec.backend.llama.target import OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
+from asyncspec.backend.llama.trial import repacks
 from asyncspec.backend.sampling import best_successors
 
 
@@ -45,11 +47,14 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
             learn(passes, best_successors(logits, most))
 
 
-def load_draft(draft: OpenTarget, vocab: int, device: str = "auto") -> LlamaDraft:
+def load_draft(
+    draft: OpenTarget, vocab: int, options: EngineOptions = DEFAULT_OPTIONS
+) -> LlamaDraft:
     """Load a whole model as a draft of a target with so many tokens. Raises ``UserError``."""
     span = (0, draft.info.layers)
-    gpu = find(device)
+    gpu = find(options.device)
+    repack = repacks(draft, span, "fast", options)
     file = VirtualFile(*cut(draft.model, *span))
-    model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0)
+    model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0, repack=repack)
     engine = Engine(model, Settings(exact=False, device=gpu.name if gpu else ""))
     return LlamaDraft(engine, draft.info.context_length, vocab, footprint(draft, span).slot)

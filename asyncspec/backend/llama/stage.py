@@ -22,7 +22,7 @@ from asyncspec.backend.llama.library import load_model
 from asyncspec.backend.llama.self_test import confirm
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
-from asyncspec.backend.llama.trial import repacking_works
+from asyncspec.backend.llama.trial import repacks
 from asyncspec.backend.tree_stage import Abandoned, TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec_protocol.messages import FINAL
@@ -155,9 +155,9 @@ def load_stage(
     """Read layers [first, last) as a stage; in exact mode it is tested. Raises ``UserError``."""
     info = target.info
     slot = footprint(target, (first, last), options.kv_type).slot
-    repack = options.repack and repacking_works(target.path, first, last, options)
+    repack = repacks(target, (first, last), mode, options)
     engine, guarantee = load_engine(target, first, last, mode, options, repack=repack)
-    layout = " repacked" if repack else ", which cannot be repacked here" if options.repack else ""
+    layout = " repacked" if repack else ""
     return LlamaStage(
         engine,
         info,

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
+from asyncspec.backend.base import EngineOptions, Mode
+from asyncspec.backend.llama.cut import cut
+from asyncspec.backend.llama.target import OpenTarget
 from asyncspec.core.errors import CheckpointError, UserError
 
 _SECONDS = 600.0
@@ -20,7 +22,7 @@ _SECONDS = 600.0
 def check_loads(path: Path, first: int, last: int) -> None:
     """Load layers [first, last) without their weights; of none, the vocabulary. Raises
     ``CheckpointError``."""
-    code, text = _child(path, first, last, DEFAULT_OPTIONS)
+    code, text = _child(str(path), str(first), str(last))
     if code > 0:
         raise CheckpointError(text or f"{path} cannot be loaded; fetch it again")
     if code < 0:  # a signal; what failed is at the end of the line
@@ -28,14 +30,34 @@ def check_loads(path: Path, first: int, last: int) -> None:
         raise CheckpointError(f"{path}: llama.cpp cannot load this model ({why}); fetch it again")
 
 
-def repacking_works(path: Path, first: int, last: int, options: EngineOptions) -> bool:
-    """Of layers [first, last) of the model in ``path``."""
-    return _child(path, first, last, options)[0] == 0
+_NOT_REPACKED = frozenset({"F32", "F16", "BF16"})
+
+_repacked: dict[object, bool] = {}
+"""What was found, by all it depends on."""
 
 
-def _child(path: Path, first: int, last: int, options: EngineOptions) -> tuple[int, str]:
+def repacks(target: OpenTarget, span: tuple[int, int], mode: Mode, options: EngineOptions) -> bool:
+    """Whether a child can compute with the last of the layers ``span`` repacked, in exact mode with
+    equal bits."""
+    if options.repack == "off":
+        return False
+    last = (span[1] - 1, span[1])
+    try:
+        tensors = [*cut(target.model, *last)[1].values()]
+    except CheckpointError:  # a family that cannot be cut so
+        last, tensors = span, [*target.model.tensors.values()]
+    shapes = frozenset((tensor.type, tensor.shape) for tensor in tensors if tensor.file)
+    if _NOT_REPACKED.issuperset(kind for kind, _ in shapes):
+        return False
+    key = (target.model.architecture, shapes, mode, options)
+    if key not in _repacked:
+        how = msgspec.json.encode(options).decode()
+        _repacked[key] = _child(str(target.path), *map(str, last), mode, how)[0] == 0
+    return _repacked[key]
+
+
+def _child(*arguments: str) -> tuple[int, str]:
     """Its exit code, and the last line that it prints on stderr."""
-    arguments = (str(path), str(first), str(last), msgspec.json.encode(options).decode())
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__, *arguments],
@@ -51,9 +73,9 @@ def _child(path: Path, first: int, last: int, options: EngineOptions) -> tuple[i
     return done.returncode, (done.stderr.strip().splitlines() or [""])[-1]
 
 
-def main(path: str, first: str, last: str, options: str) -> None:
-    """The child. Raises ``UserError``."""
-    from asyncspec.backend.llama.cut import VirtualFile, cut
+def main(path: str, first: str, last: str, mode: Mode = "exact", options: str = "") -> None:
+    """The child: with ``options`` it tries repacked weights. Raises ``UserError``."""
+    from asyncspec.backend.llama.cut import VirtualFile
     from asyncspec.backend.llama.engine import Engine, Settings
     from asyncspec.backend.llama.library import load_model
     from asyncspec.backend.llama.stage import load_engine
@@ -61,17 +83,19 @@ def main(path: str, first: str, last: str, options: str) -> None:
     from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 
     target, span = open_target(Path(path)), (int(first), int(last))
-    how = msgspec.json.decode(options, type=EngineOptions)
     if first == last:
         LlamaTokenizer(target)
-    elif how.repack:
-        load_engine(target, *span, "exact", how, repack=True)
+    elif options:
+        how = msgspec.json.decode(options, type=EngineOptions)
+        _, guarantee = load_engine(target, *span, mode, how, repack=True)
+        if mode == "exact" and guarantee != "bitwise":
+            raise UserError("repacked weights round differently in trees")
     else:
         Engine(load_model(VirtualFile(*cut(target.model, *span)), path, weights=False), Settings())
 
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
+        main(*sys.argv[1:])  # type: ignore[arg-type]
     except UserError as error:
         sys.exit(str(error))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from asyncspec.backend import base
-from asyncspec.backend.base import EngineOptions
+from asyncspec.backend.base import EngineOptions, Repack
 from asyncspec.backend.registry import backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
@@ -88,7 +88,7 @@ def add_model_arguments(parser: Parser, quantize: str) -> None:
     GPU_LAYERS.add_to(group, "--gpu-layers", "N", "default: all")
     add("--kv-type", choices=get_args(base.KVType), help="default: f16")
     add("--flash-attention", choices=get_args(base.FlashAttention), help="default: auto")
-    add("--repack", action="store_true")
+    add("--repack", choices=get_args(Repack), help="default: auto")
 
 
 def read_engine_options(arguments: argparse.Namespace, target: str) -> EngineOptions:

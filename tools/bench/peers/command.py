@@ -16,10 +16,12 @@ import asyncio
 import json
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from rich.progress import Progress
 
+from asyncspec.backend.base import Mode
 from asyncspec.backend.registry import backend
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
@@ -36,6 +38,7 @@ from tools.bench.peers.comparison import POLICIES, Comparison, read_engines
 from tools.bench.peers.generate import WAYS
 from tools.bench.peers.measure import measure
 from tools.bench.peers.output import as_json, as_markdown
+from tools.check_device.file_types import FILE_TYPES
 from tools.testbed.tables import MAX_DEVICES
 
 SIZE = Size(hidden=512, feed_forward=4096, layers=8)
@@ -77,6 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="llama.cpp's sources, built with RPC: alone, as a pipeline of the same devices, and "
         "as our stages' engine (needs the extra llama)",
+    )
+    add("--gguf", choices=("stored", *FILE_TYPES), default="stored", help="of the target there")
+    add(
+        "--llama-mode",
+        choices=get_args(Mode),
+        default="fast",
+        help="of our stages on llama.cpp, whose own pipeline promises no equal bits",
     )
     add("--json", action="store_true", help="one object on stdout, nothing else")
 
@@ -120,6 +130,8 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         engines=read_engines(options.endpoint, options.endpoint_model),
         network=options.network,
         llama_cpp=options.llama_cpp and options.llama_cpp.absolute(),
+        gguf=options.gguf,
+        llama_mode=options.llama_mode,
     )
 
 

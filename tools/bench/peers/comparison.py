@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
+from asyncspec.backend.base import Mode
 from asyncspec.core.errors import UserError
 from tools.bench.enlarge import Size
 from tools.bench.limits.requests import OPENINGS
@@ -14,7 +15,7 @@ from tools.testbed.create import Network
 from tools.testbed.description import load
 from tools.testbed.tables import Description, DeviceTable
 
-POLICIES = ("flowspec", "chunked", "autoregressive")
+POLICIES = ("flow", "flowspec", "chunked", "autoregressive")
 LIKE = "lan-1000"
 """The ready-made bed whose network ours have."""
 
@@ -47,6 +48,10 @@ class Comparison(Struct, frozen=True):
     engines: tuple[Engine, ...] = ()
     # Sources of llama.cpp, built; None: it is not compared.
     llama_cpp: Path | None = None
+    # The type that the GGUF target's weights have; "stored": the one of the checkpoint.
+    gguf: str = "stored"
+    # Of our stages on llama.cpp.
+    llama_mode: Mode = "fast"
     network: Network = "auto"
 
     @property

@@ -64,9 +64,11 @@ def check(sources: Path) -> None:
             )
 
 
-def converted(sources: Path, target: Path, draft: Path, folder: Path) -> Models:
-    """Both checkpoints as GGUF files in ``folder``, weights in the type they are stored in. Raises
-    ``UserError`` with what the converter says."""
+def converted(
+    sources: Path, target: Path, draft: Path, folder: Path, gguf: str = "stored"
+) -> Models:
+    """Both checkpoints as GGUF files in ``folder``, weights in the type they are stored in, the
+    target's in ``gguf``. Raises ``UserError`` with what the converter says."""
     made = Models(folder / "target.gguf", folder / "draft.gguf")
     for model, file in ((target, made.target), (draft, made.draft)):
         kind = KINDS_OF_WEIGHTS[stored_dtype(model)]
@@ -78,7 +80,11 @@ def converted(sources: Path, target: Path, draft: Path, folder: Path) -> Models:
                 f"--llama-cpp: its converter cannot convert {model}: "
                 f"{said[-1] if said else f'it ended with {done.returncode}'}"
             )
-    return made
+    if gguf == "stored":
+        return made
+    from tools.check_device.convert import quantise
+
+    return Models(quantise(made.target, folder / f"target-{gguf}.gguf", gguf), made.draft)
 
 
 def server_command(

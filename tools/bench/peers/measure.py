@@ -51,7 +51,12 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
         if comparison.llama_cpp is not None:
             # In a thread: meanwhile our own cluster's links want to be heard.
             models = await asyncio.to_thread(
-                llama_cpp.converted, comparison.llama_cpp, target, comparison.draft, folder
+                llama_cpp.converted,
+                comparison.llama_cpp,
+                target,
+                comparison.draft,
+                folder,
+                comparison.gguf,
             )
             peers += await llama_cpp.start(comparison, models, folder, session, stack)
             bed = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))

@@ -41,7 +41,9 @@ async def start(
     ``AsyncSpecError``."""
     exact = target.suffix != ".gguf"  # llama.cpp rounds other than the base
     config = local_config(
-        TargetTable(path=str(target), dtype="fp32" if exact else "auto"),
+        TargetTable(path=str(target), dtype="fp32")
+        if exact
+        else TargetTable(path=str(target), mode=comparison.llama_mode),
         DraftTable(source=str(draft)),
         comparison.stages,
         1,

@@ -49,6 +49,10 @@ def about(comparison: Comparison, nbytes: int | None) -> list[str]:
             f"{size.feed_forward}, {size.layers} layers ({nbytes / 2**20:.0f} MiB): it does the "
             "work of that size and says what it said before"
         )
+    if comparison.llama_cpp is not None:
+        models += (
+            f"; on llama.cpp weights as {comparison.gguf}, ours in {comparison.llama_mode} mode"
+        )
     return [
         models,
         f"ours: {comparison.devices} devices of {comparison.cpu:g} cores on the network of {LIKE}, "
