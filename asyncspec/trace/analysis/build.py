@@ -46,7 +46,6 @@ def build(trace: Trace) -> Timeline:
         instants=tuple(instants),
         dropped=_dropped(log),
         log=log,
-        emissions=tuple(chain.from_iterable(part.steps for part in answers)),
     )
 
 
@@ -96,8 +95,6 @@ class _Answers:
         self._progress: dict[int, _Progress] = {}
         self.requests: dict[int, RequestTimes] = {}
         self.tokens: list[Token] = []
-        # The step that emitted each token.
-        self.steps: list[LogStep] = []
         self.rounds: list[Round] = []
         emitted: Counter[int] = Counter()
         for step in node.steps:
@@ -139,7 +136,6 @@ class _Answers:
             lifetime = self._lifetimes.get((session, segment), -1)
             hit = depth < emitted.hits
             self.tokens.append(Token(request, start + depth, token, step.at, lifetime, hit, depth))
-            self.steps.append(step)
         progress.done += len(emitted.tokens)
         progress.tokens += len(emitted.tokens)
         if first:

@@ -8,13 +8,14 @@ span without a known cause is "other".
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.core.machine import Emit
 from asyncspec.trace.analysis.log import Log, LogStep
 from asyncspec.trace.analysis.timeline import Timeline, device_name
 from asyncspec.trace.records import JobResult, Ran, ReceivedMessage, Sent, checksum
@@ -112,12 +113,17 @@ def token_times(timeline: Timeline) -> list[TokenTime]:
     known, stages = causes(timeline.log), timeline.stages
     before = {request.request: request.submitted for request in timeline.requests}
     found: list[TokenTime] = []
-    for token, step in zip(timeline.tokens, timeline.emissions, strict=True):
-        if not token.depth:
-            since = before.get(token.request, token.at)
-            spans = tuple(_back(step, since, known, stages))
-            until = before[token.request] = spans[0].until if spans else token.at
-            found.append(TokenTime(token.request, token.index, since, until, spans))
+    for node in timeline.log.nodes:
+        emitted: Counter[int] = Counter()
+        for step in node.steps:
+            for effect in step.effects:
+                if isinstance(effect, Emit) and effect.tokens:
+                    request, index = effect.request, emitted[effect.request]
+                    emitted[request] += len(effect.tokens)
+                    since = before.get(request, step.at)
+                    spans = tuple(_back(step, since, known, stages))
+                    until = before[request] = spans[0].until if spans else step.at
+                    found.append(TokenTime(request, index, since, until, spans))
     return found
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.log import ClockFit, Log, LogStep
+from asyncspec.trace.analysis.log import ClockFit, Log
 from asyncspec.trace.records import NodeRecord, TraceHeader
 from asyncspec_protocol.ids import NodeId, Rank, draft_number, is_draft
 from asyncspec_protocol.messages import Segment
@@ -150,9 +150,8 @@ class Timeline(Struct, frozen=True):
     instants: tuple[Instant, ...]
     # Lines lost, by rank.
     dropped: tuple[tuple[int, int], ...] = ()
-    # What it was built from; and the step that emitted each token.
+    # What it was built from.
     log: Log = Log()
-    emissions: tuple[LogStep, ...] = ()
 
     @property
     def stages(self) -> int:
