@@ -68,73 +68,6 @@ class Actor(Struct):
         self.run_next = None
 
 
-class DeviceQueues:
-    """Runs jobs in order; a job sees the device as the jobs before it have left it."""
-
-    def __init__(
-        self,
-        clock: VirtualClock,
-        costs: Costs,
-        finished: Callable[[Rank, Actor, QueuedJob, object | None], None],
-        *,
-        whole_levels: bool,
-    ) -> None:
-        """``finished``: called at each job's end, with its result if it has one. ``whole_levels``:
-        an abandoned draft ends with its present level, as on a real device; else at once."""
-        self._clock = clock
-        self._costs = costs
-        self._finished = finished
-        self._whole_levels = whole_levels
-
-    def submit(self, rank: Rank, actor: Actor, job: Job) -> None:
-        """Queue a job at a node's device."""
-        start = max(actor.busy_until, self._clock.now)
-        end = actor.busy_until = start + self._costs.device(rank, job)
-        actor.passes += isinstance(job, Forward | Batch)
-        number = self._clock.at(end, self._finish, rank, actor)
-        actor.queue.append(QueuedJob(job, start, end, number))
-
-    def abandon(self, rank: Rank, actor: Actor, job: Job) -> None:
-        """End a job now, or as soon as it has begun; what is queued behind it moves up. A batch
-        ends when all of its trees are abandoned. One of infinite cost does not end."""
-        now, saved = self._clock.now, 0.0
-        for entry in actor.queue:
-            if math.isinf(entry.end):
-                return
-            entry.start -= saved if entry.start > now else 0.0
-            entry.end -= saved
-            parts = draft_jobs(entry.job) or (entry.job,)
-            if any(part is job for part in parts) and job not in entry.abandoned:
-                entry.abandoned += (job,)
-                if len(entry.abandoned) < len(parts):
-                    return
-                saved = entry.end - self._end_of_abandoned(entry)
-                entry.end -= saved
-            if saved:
-                self._clock.cancel(entry.number)
-                entry.number = self._clock.at(entry.end, self._finish, rank, actor)
-        actor.busy_until -= saved
-
-    def clear(self, actor: Actor) -> None:
-        """The jobs of a node never end."""
-        for entry in actor.queue:
-            self._clock.cancel(entry.number)
-
-    def _end_of_abandoned(self, entry: QueuedJob) -> float:
-        now, trees = self._clock.now, draft_jobs(entry.job)
-        if not self._whole_levels or not trees or entry.start >= now:
-            return max(entry.start, now)
-        level = (entry.end - entry.start) / max(max(1, tree.depth) for tree in trees)
-        begun = math.ceil((now - entry.start) / level) if level else 0
-        return min(entry.end, entry.start + begun * level)
-
-    def _finish(self, rank: Rank, actor: Actor) -> None:
-        """The first job of a device ends."""
-        entry = actor.queue.popleft()
-        actor.busy_seconds += entry.end - entry.start
-        self._finished(rank, actor, entry, actor.device(_without_growth(entry)))
-
-
 def _without_growth(entry: QueuedJob) -> Job:
     """The job; its abandoned drafts still move the source's context on, but grow nothing."""
     job, abandoned = entry.job, entry.abandoned
@@ -163,7 +96,8 @@ class World:
         tasks: Mapping[str, Task] = {},
         whole_levels: bool = False,
     ) -> None:
-        """``wires``, ``whole_levels``: see ``Network``, ``DeviceQueues``. ``tasks``: by name."""
+        """``wires``: see ``Network``. ``tasks``: by name. ``whole_levels``: an abandoned draft ends
+        with its present level, as on a real device; else at once."""
         self.actors = dict(actors)
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, machine.Finish] = {}
@@ -175,7 +109,8 @@ class World:
         self._trace_hooks = {} if trace_hooks is None else trace_hooks
         self._clock = VirtualClock()
         self.network = Network(self._clock, costs, wires, self.feed, self._trace_hooks)
-        self._queues = DeviceQueues(self._clock, costs, self._ran, whole_levels=whole_levels)
+        self._costs = costs
+        self._whole_levels = whole_levels
         self._timers: dict[tuple[Rank, str], int] = {}
 
     @property
@@ -214,7 +149,8 @@ class World:
 
     def restart(self, rank: Rank, actor: Actor) -> None:
         """Replace a node by a fresh one without sessions. Its links stay down."""
-        self._queues.clear(self.actors[rank])
+        for entry in self.actors[rank].queue:
+            self._clock.cancel(entry.number)
         for peer in self.network.peers(rank):
             if self.network.cut(peer, rank):
                 self.feed(peer, machine.LinkDown(rank))
@@ -239,7 +175,7 @@ class World:
             case Send():
                 return self._send(rank, actor, effect)
             case Compute(job):
-                self._queues.submit(rank, actor, job)
+                self._submit(rank, actor, job)
             case machine.SetTimer(timer, when):
                 self._set_timer(rank, timer, when)
             case machine.Emit(request, tokens):
@@ -247,7 +183,7 @@ class World:
                     raise LocalProtocolError(f"tokens after the end of request {request}")
                 self.tokens.setdefault(request, []).extend(tokens)
             case machine.Abandon(job):
-                self._queues.abandon(rank, actor, job)
+                self._abandon(rank, actor, job)
             case RunNext():  # a step takes no time here, so the device waits for none
                 actor.run_next = effect
             case machine.RunTask():  # beside the device
@@ -283,6 +219,49 @@ class World:
         if len(rows.rows) == len(values):
             return values
         return tuple([values[row] for row in rows.rows])
+
+    def _submit(self, rank: Rank, actor: Actor, job: Job) -> None:
+        """Queue a job, which sees the device as the jobs before it have left it."""
+        start = max(actor.busy_until, self._clock.now)
+        end = actor.busy_until = start + self._costs.device(rank, job)
+        actor.passes += isinstance(job, Forward | Batch)
+        number = self._clock.at(end, self._finish, rank, actor)
+        actor.queue.append(QueuedJob(job, start, end, number))
+
+    def _abandon(self, rank: Rank, actor: Actor, job: Job) -> None:
+        """End a job now, or as soon as it has begun; what is queued behind it moves up. A batch
+        ends when all of its trees are abandoned. One of infinite cost does not end."""
+        now, saved = self._clock.now, 0.0
+        for entry in actor.queue:
+            if math.isinf(entry.end):
+                return
+            entry.start -= saved if entry.start > now else 0.0
+            entry.end -= saved
+            parts = draft_jobs(entry.job) or (entry.job,)
+            if any(part is job for part in parts) and job not in entry.abandoned:
+                entry.abandoned += (job,)
+                if len(entry.abandoned) < len(parts):
+                    return
+                saved = entry.end - self._end_of_abandoned(entry)
+                entry.end -= saved
+            if saved:
+                self._clock.cancel(entry.number)
+                entry.number = self._clock.at(entry.end, self._finish, rank, actor)
+        actor.busy_until -= saved
+
+    def _end_of_abandoned(self, entry: QueuedJob) -> float:
+        now, trees = self._clock.now, draft_jobs(entry.job)
+        if not self._whole_levels or not trees or entry.start >= now:
+            return max(entry.start, now)
+        level = (entry.end - entry.start) / max(max(1, tree.depth) for tree in trees)
+        begun = math.ceil((now - entry.start) / level) if level else 0
+        return min(entry.end, entry.start + begun * level)
+
+    def _finish(self, rank: Rank, actor: Actor) -> None:
+        """The first job of a device ends."""
+        entry = actor.queue.popleft()
+        actor.busy_seconds += entry.end - entry.start
+        self._ran(rank, actor, entry, actor.device(_without_growth(entry)))
 
     def _ran(self, rank: Rank, actor: Actor, entry: QueuedJob, result: object | None) -> None:
         if rank in self._trace_hooks:
