@@ -30,7 +30,7 @@ class LanguageHeader(Struct, frozen=True):
 
     # Version of this format.
     language: int
-    # What was recorded, for people.
+    # What was recorded, as labels.
     target: str
     draft: str
     # Token ids are below this.

@@ -45,15 +45,15 @@ class StatusSink(Protocol):
 class _StatusQuery(Struct):
     """In progress on the draft node, under a number of its own."""
 
-    asker: StatusSink
-    # The asker's number.
+    requester: StatusSink
+    # The requester's number.
     number: int
     # Nodes whose status is still to come.
     waiting: set[Rank]
 
 
 class _PlanQuery(Struct):
-    asker: Link
+    requester: Link
     number: int
     deadline: asyncio.TimerHandle
 
@@ -98,7 +98,7 @@ class Inspector(LinkService):
                 query = self._status_queries.get(number)
                 if query is not None and link.rank in query.waiting:
                     answer = replace(message, question=query.number, rank=link.rank, last=False)
-                    query.asker.send(answer)
+                    query.requester.send(answer)
                     query.waiting.discard(link.rank)
                     self._end_if_complete(number)
             case PlanStatusRequest() if is_draft:
@@ -110,24 +110,24 @@ class Inspector(LinkService):
             case _:
                 raise RemoteProtocolError("only the first stage has a plan")
 
-    def ask(self, asker: StatusSink, number: int) -> None:
+    def ask(self, requester: StatusSink, number: int) -> None:
         """Send the status of every node; the draft node's own is the first and the last."""
-        asker.send(self._status(number))
+        requester.send(self._status(number))
         key, links = next(self._numbers), self._runtime.links
-        self._status_queries[key] = _StatusQuery(asker, number, set(links))
+        self._status_queries[key] = _StatusQuery(requester, number, set(links))
         for link in links.values():
             link.send(Inspect(key))
         self._end_if_complete(key)
 
     def lost(self, link: Link, reason: str) -> None:
         for key, query in list(self._status_queries.items()):
-            if query.asker is link:
+            if query.requester is link:
                 del self._status_queries[key]
             else:
                 query.waiting.discard(link.rank)
                 self._end_if_complete(key)
         for key, plan_query in list(self._plan_queries.items()):
-            if plan_query.asker is link:
+            if plan_query.requester is link:
                 self._plan_queries.pop(key).deadline.cancel()
             elif link.rank == FIRST:
                 self._end_plan_query(key, _no_plan("is gone"))
@@ -135,12 +135,12 @@ class Inspector(LinkService):
     def _end_if_complete(self, key: int) -> None:
         if not self._status_queries[key].waiting:
             query = self._status_queries.pop(key)
-            query.asker.send(replace(self._status(query.number), last=True))
+            query.requester.send(replace(self._status(query.number), last=True))
 
-    def _ask_first_stage(self, asker: Link, number: int) -> None:
+    def _ask_first_stage(self, requester: Link, number: int) -> None:
         first = self._runtime.links.get(FIRST)
         if first is None:
-            asker.send(replace(_no_plan("is not linked to this draft node"), question=number))
+            requester.send(replace(_no_plan("is not linked to this draft node"), question=number))
             return
         if len(self._plan_queries) >= MAX_PLAN_QUERIES:
             raise RemoteProtocolError(f"{MAX_PLAN_QUERIES} plan queries are in progress already")
@@ -149,7 +149,7 @@ class Inspector(LinkService):
         deadline = asyncio.get_running_loop().call_later(
             ANSWER_SECONDS, self._end_plan_query, key, late
         )
-        self._plan_queries[key] = _PlanQuery(asker, number, deadline)
+        self._plan_queries[key] = _PlanQuery(requester, number, deadline)
         first.send(PlanStatusRequest(key))
 
     def _end_plan_query(self, key: int, answer: PlanStatus) -> None:
@@ -157,7 +157,7 @@ class Inspector(LinkService):
         query = self._plan_queries.pop(key, None)
         if query is not None:
             query.deadline.cancel()
-            query.asker.send(replace(answer, question=query.number))
+            query.requester.send(replace(answer, question=query.number))
 
     def _status(self, number: int) -> Status:
         runtime, me, rules = self._runtime, self._me, self._rules

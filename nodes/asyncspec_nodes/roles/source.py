@@ -69,7 +69,7 @@ class SourceSession(Struct, frozen=True):
 
 
 class SourceState(Struct, frozen=True):
-    """Everything a source node knows."""
+    """State of a source node."""
 
     config: SourceConfig
     sessions: Mapping[SessionId, SourceSession] = {}

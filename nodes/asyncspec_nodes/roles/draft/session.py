@@ -249,7 +249,7 @@ class PendingRelease(Struct, frozen=True):
 
 
 class DraftState(Struct, frozen=True):
-    """Everything the draft node knows. Mappings are never changed in place."""
+    """State of the draft node. Mappings are never changed in place."""
 
     config: DraftConfig
     next_session: SessionId

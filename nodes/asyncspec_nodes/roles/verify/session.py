@@ -185,7 +185,7 @@ class StageSession(Struct, frozen=True):
 
 
 class VerifyState(Struct, frozen=True):
-    """Everything a stage knows. Mappings are never changed in place."""
+    """State of a stage. Mappings are never changed in place."""
 
     config: VerifyConfig
     sessions: Mapping[SessionId, StageSession] = {}
