@@ -28,7 +28,7 @@ MAX_TOKENS = 1 << 17
 """Of earlier answers."""
 
 TOKEN_BYTES = 512
-"""Memory of a token of an earlier answer, none of whose runs occurs elsewhere."""
+"""Memory of a token, of an earlier answer or a session, whose runs occur nowhere else."""
 
 Tokens = Sequence[int]
 Occurrence = tuple[Tokens, int]
@@ -132,10 +132,8 @@ class _Text(LookupText):
 
     def match(self, path: tuple[int, ...]) -> tuple[int, Counter[int]]:
         end = (*self.tokens[-LONGEST:], *path)[-LONGEST:]
-        for length in INDEXED:
+        for length in (length for length in INDEXED if length <= len(end)):
             run = end[-length:]
-            if length > len(end):
-                continue
             if found := self._own.find(run) + self._earlier.find(self.tenant, run):
                 return _longest(found, end, length)
         return 0, Counter()

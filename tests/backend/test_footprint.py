@@ -147,9 +147,12 @@ def test_what_drafts_is_added_up(
 
     assert drafts("none")["total_bytes"] == 0
     assert drafts(f"{path}+ngram") == drafts(path)
-    remembered = drafts("suffix+ngram")["total_bytes"]
-    assert remembered == MAX_TOKENS * TOKEN_BYTES
-    assert drafts(f"{path}+suffix")["total_bytes"] == drafts(path)["total_bytes"] + remembered
+    suffix = drafts("suffix+ngram")
+    assert suffix["weights_bytes"] == MAX_TOKENS * TOKEN_BYTES
+    assert suffix["bytes_per_token"] == TOKEN_BYTES
+    assert drafts(f"{path}+suffix")["total_bytes"] == sum(
+        drafts(name)["total_bytes"] for name in (path, "suffix")
+    )
     assert drafts(path)["weights_bytes"] > 0
 
 

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
             if part not in WITHOUT_MODEL
         ]
         if SUFFIX in parts(arguments.draft):
-            models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, 0, 0))
+            models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, TOKEN_BYTES, 0))
         draft = _node_memory(0, (0, 0), models, slots, tree, process)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})

@@ -51,9 +51,9 @@ def add_arguments(parser: Parser) -> None:
         "--share-prefixes",
         choices=("per-key", "all"),
         default="per-key",
-        help="which requests reuse the computed prefix of each other's prompts: those of one API "
-        "key, or all, which lets every key find out what other keys' prompts begin with (default: "
-        "per-key)",
+        help="which requests reuse the computed prefix of each other's prompts, and (suffix) each "
+        "other's answers: those of one API key, or all, which lets every key find out what others "
+        "ask (default: per-key)",
     )
     add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")

@@ -34,7 +34,7 @@ from asyncspec.sim.costs import DraftCost, StageCost
 from asyncspec.source.base import TokenSource
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
-from asyncspec.source.suffix import SuffixSource
+from asyncspec.source.suffix import TOKEN_BYTES, SuffixSource
 from asyncspec_nodes.cluster.checkpoints import (
     NGRAM,
     NONE,
@@ -91,7 +91,7 @@ def load_source(config: Config, target: OpenModel) -> LoadedSource:
         source = HybridSource(bases, lookups, reader.source if reader else None)
     return LoadedSource(
         source,
-        sum(loaded.token_bytes for loaded in models),
+        sum(loaded.token_bytes for loaded in models) + (TOKEN_BYTES if SUFFIX in names else 0),
         reader.features if reader else (),
         reader.tensors if reader else None,
     )
@@ -193,9 +193,10 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
-    source = _passing_on(config, target, backend)
     if config.source is None:
         source = _report_and_load(config, target, reporter)
+    else:
+        source = _passing_on(config, target, backend)
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
     return Loaded(

@@ -87,6 +87,8 @@ def _completed(
     if third:
         depths = _depths(settings, shapes.get("fc.weight", (0, 0))[-1], target, where)
         features = Features(depths, target.hidden_size * len(depths))
+    elif settings.norm_before_fc or settings.fc_norm or settings.norm_output:
+        raise wrong(where, "its norms are those of EAGLE-3, its tensors are not; download it again")
     heads = settings.num_attention_heads
     kv_heads = settings.num_key_value_heads or heads
     if heads % kv_heads:

@@ -118,7 +118,7 @@ def _original(config: Config) -> Published:
     # Other programs' names of the same settings.
     for name, meaning in (("use_aux_norm", "fc_norm"), ("return_hidden_post_norm", "norm_output")):
         settings[meaning] = settings.get(meaning, settings.get(name, False))
-    third = any("eagle3" in str(one).lower() for one in settings.get("architectures") or ())
+    third = any("eagle3" in name.lower() for name in _names(settings, "architectures"))
     return Published(
         _settings(settings),
         kind="EAGLE-3" if third else "",
@@ -154,14 +154,13 @@ def _speculators(config: Config) -> Published:
         raise _Unsupported(f"layers of model_type {family!r} are not supported; use llama or qwen3")
     outer = {key: config[key] for key in _OUTER if key in config}
     verifier = _objects(_objects(config, "speculators_config"), "verifier")
-    names = verifier.get("architectures")
     return Published(
         _settings({**inner, **outer, "bias": config.get("fusion_bias", False)}),
         kind=kinds[name],
         prefixes=(("fusion_fc.", "fc."), ("transformer.", layer(0))) if name == "eagle" else (),
         qk_norm=family == "qwen3",
         verifier=str(verifier.get("name_or_path") or ""),
-        architectures=tuple(map(str, names)) if isinstance(names, list) else (),
+        architectures=_names(verifier, "architectures"),
     )
 
 
@@ -180,6 +179,14 @@ def _objects(config: Config, name: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+def _names(config: Config, name: str) -> tuple[str, ...]:
+    """A list of names; empty where there is none."""
+    found = config.get(name, [])
+    if not isinstance(found, list):
+        raise _Unsupported(f"{name} is {found!r}, expected a list")
+    return tuple(map(str, found))
+
+
 def _settings(values: Config) -> Settings:
     """The settings that all layouts share. Raises ``_Unsupported``, ``msgspec.ValidationError``."""
     if values.get("quantization_config"):
@@ -189,9 +196,8 @@ def _settings(values: Config) -> Settings:
     experts = ("num_experts", "num_local_experts", "n_routed_experts")
     if any(isinstance(values.get(name), int) and values[name] > 1 for name in experts):
         raise _Unsupported("mixture-of-experts layers are not supported; use a dense head")
-    kinds = values.get("layer_types") or ()
     windowed = values.get("use_sliding_window") and values.get("sliding_window")
-    if windowed or any(kind != "full_attention" for kind in kinds):
+    if windowed or set(_names(values, "layer_types")) - {"full_attention"}:
         raise _Unsupported("only full attention is supported; use a head without sliding windows")
     if values.get("logit_scale", 1) != 1:
         raise _Unsupported("logit_scale is not supported; use a head without it")
