@@ -24,14 +24,20 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
 
 
+LONGEST = ("backend/test_matrix.py", "sim/test_schedules.py", "sim/test_multiple_drafts.py")
+"""Files of half a minute and more."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files: those that start processes, those with tensors, the rest. The last ones are
-    short, so that the workers of ``make test`` end at about the same time."""
+    """Sort files: the longest, those that start processes, those with tensors, the rest. The last
+    ones are short, so that the workers of ``make test`` end at about the same time."""
     marked = {
         name: {item.path for item in items if item.get_closest_marker(name)}
         for name in ("processes", "torch")
     }
-    items.sort(key=lambda item: tuple(item.path not in marked[name] for name in marked))
+    marked["longest"] = {item.path for item in items if str(item.path).endswith(LONGEST)}
+    order = ("longest", "processes", "torch")
+    items.sort(key=lambda item: tuple(item.path not in marked[name] for name in order))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,6 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-import transformers
 from huggingface_hub import close_session, constants
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
@@ -24,39 +23,26 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import load_shard
 from asyncspec.core.errors import CheckpointError
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.node import listen
 from hub.fake_hub import FakeHub
+from nodes.small_target import TOKENIZER, save_small_target
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
 LAYERS = 4
 MODEL = "org/model"
 DESCRIPTION = {"config.json", "generation_config.json", INDEX}
-TOKENIZER = {"tokenizer.json", "tokenizer_config.json"}
 NORM = "model.norm.weight"
 
 
 def save(path: Path, *, tied: bool, shards: str) -> Path:
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
+    save_small_target(
+        path,
+        shards=shards,
         num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=2048,
         max_position_embeddings=256,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.2,
         tie_word_embeddings=tied,
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(path, max_shard_size=shards)
-    for name in TOKENIZER:
-        shutil.copy(BUNDLED_TARGET / name, path)
     (path / "README.md").write_text("never read")
     return path
 
@@ -299,7 +285,7 @@ def test_a_cluster_of_machines_with_caches_of_their_own(
         for rank in range(3)
     ]
     assert held == [
-        DESCRIPTION | TOKENIZER,
+        DESCRIPTION | {*TOKENIZER},
         DESCRIPTION | files_of(sharded, EMBEDDING, *layers(0, 1)),
         DESCRIPTION | files_of(sharded, NORM, HEAD, *layers(2, 3)),
     ]

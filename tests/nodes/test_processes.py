@@ -34,6 +34,7 @@ from backend import eagle_heads
 from backend.eagle_heads import Sizes
 from commands import json_output, reset_hangup
 from nodes.background import START, Background, no_process_left
+from nodes.small_target import save_small_target
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
@@ -50,25 +51,7 @@ KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer target with the demo models' tokenizer and a short context."""
     path = tmp_path_factory.mktemp("tiny")
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=2048,
-        max_position_embeddings=4096,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.2,
-    )
-    generator = torch.random.get_rng_state()
-    torch.manual_seed(5)
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    torch.random.set_rng_state(generator)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(BUNDLED_TARGET / name, path)
-    return path
+    return save_small_target(path, max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_protocol.messages import Submit
 from nodes.background import Background, no_process_left
+from nodes.small_target import save_small_target
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
@@ -55,24 +55,7 @@ def test_turns_of_plain_text() -> None:
 @pytest.fixture(scope="module")
 def instruct(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer target whose tokenizer is the demo models', with a chat template."""
-    path = tmp_path_factory.mktemp("instruct")
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=2048,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        eos_token_id=2,
-        initializer_range=0.2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        transformers.LlamaForCausalLM(config).save_pretrained(path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(BUNDLED_TARGET / name, path)
+    path = save_small_target(tmp_path_factory.mktemp("instruct"), max_position_embeddings=512)
     (path / "chat_template.jinja").write_text(TEMPLATE)
     return path
 
