@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -180,7 +180,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     spacing = max(costs.slowest(shape.rows), shape.levels * costs.level)
     count = 2 + int(costs.whole(shape.rows) / spacing)
     count = min(PARAMETERS.max_planned_segments, count)
-    tree = MeanTree(profile, shape, count)
+    tree = _mean_tree(tuple(profile), shape, count)
     sent = [shape.first * costs.level]
     for i, rows in enumerate(tree.rows[:-1], 1):
         drafted = (shape.first + i * shape.levels) * costs.level
@@ -245,3 +245,7 @@ class MeanTree:
                 self.rows.append(taken)
             else:
                 self.rows[0] += taken
+
+
+_mean_tree = lru_cache(maxsize=512)(MeanTree)
+"""Sessions begin with the same profile, and a search looks at some hundred shapes."""
