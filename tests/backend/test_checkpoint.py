@@ -185,13 +185,13 @@ def test_tensors_that_are_named_otherwise(mine: Path, new: Callable[[str], str],
 
 
 @pytest.mark.parametrize("key", ["vision_config", "text_config"])
-def test_a_text_model_that_says_it_has_no_eyes(mine: Path, key: str) -> None:
+def test_a_null_vision_config_is_a_text_model(mine: Path, key: str) -> None:
     edit(mine / "config.json", **{key: None})
     assert decode(cut(open_checkpoint(mine), 2), PROMPT, 8) == generated(mine, PROMPT, 8)
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (2, 2), (3, 2), (0, LAYERS + 1)])
-def test_layers_that_are_not_there(tiny: MakeTiny, first: int, last: int) -> None:
+def test_layers_out_of_range_are_refused(tiny: MakeTiny, first: int, last: int) -> None:
     with pytest.raises(UserError, match="cannot be a stage"):
         load_stage(open_checkpoint(tiny("llama")), first, last)
 

@@ -50,7 +50,7 @@ def directory(factory: pytest.TempPathFactory, config: dict[str, Any]) -> Path:
     st.sampled_from(["rope_scaling", "rope_parameters"]),
     st.none() | lengths,
 )
-def test_it_is_what_yarn_stretches_to(
+def test_yarn_scaling_gives_the_context_length(
     tmp_path_factory: pytest.TempPathFactory,
     most: int,
     scaling: dict[str, Any],
@@ -106,7 +106,7 @@ def test_published(tmp_path: Path, config: dict[str, Any], length: int) -> None:
     "wrong",
     [{"factor": "4"}, {"factor": 0}, {"factor": True}, {"original_max_position_embeddings": -1}],
 )
-def test_what_makes_no_sense(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_invalid_yarn_settings_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     config = {"max_position_embeddings": 4096, "rope_scaling": YARN | wrong}
     with pytest.raises(CheckpointError, match=f"needs a positive number as {next(iter(wrong))}"):
         context_length(config, tmp_path)

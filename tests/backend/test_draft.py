@@ -153,7 +153,7 @@ def test_sessions_are_apart(draft: DraftModel) -> None:
     assert [(e.parents, e.tokens) for e in got] == [(e.parents, e.tokens) for e in want]
 
 
-def test_before_the_first_token_there_is_nothing(draft: DraftModel) -> None:
+def test_an_empty_context_proposes_nothing(draft: DraftModel) -> None:
     assert ask(draft, 0, ()).tokens == ()
     assert ask(draft, 0, [1]).tokens
 
@@ -167,7 +167,7 @@ def test_at_the_end_of_its_context_it_stops_proposing(tiny: Callable[..., Path])
     assert ask(draft, 60, PROMPT[60:61]).base == 61
 
 
-def test_two_sizes_of_one_vocabulary(tiny: Callable[..., Path]) -> None:
+def test_a_smaller_target_vocabulary_bounds_proposals(tiny: Callable[..., Path]) -> None:
     draft = load_draft(open_checkpoint(tiny("llama")), vocab=10)
     expanded = ask(draft, 0, [1, VOCAB + 5], width=40, count=40)
     assert expanded.tokens

@@ -81,7 +81,7 @@ def test_what_a_head_reads_of_its_target(opened: Opened, tiny: MakeTiny, tmp_pat
         ({"eagle_aux_hidden_state_layer_ids": None}, (2, 4, 5)),
     ],
 )
-def test_depths_of_ones_own(
+def test_feature_depths_can_be_set(
     opened: Opened, settings: dict[str, Any], depths: tuple[int, ...]
 ) -> None:
     assert opened(eagle3(), **settings).description.features.depths == depths

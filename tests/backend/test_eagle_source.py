@@ -316,7 +316,7 @@ def test_true_features_replace_guesses(eagle: Twin) -> None:
     same(eagle.grow(), eagle.want(101))
 
 
-def test_pieces_give_what_the_whole_gives(eagle: Twin) -> None:
+def test_chunks_equal_one_extension(eagle: Twin) -> None:
     eagle.extend(0, 100, SessionId(1))
     for i in range(0, 100, 10):
         eagle.extend(i, i + 10, SessionId(2))
@@ -345,7 +345,7 @@ def test_a_wider_question_than_before(eagle: Twin) -> None:
     assert eagle.source.rows_computed == rows
 
 
-def test_a_reduced_vocabulary_is_all_there_is(target: Checkpoint, tmp_path: Path) -> None:
+def test_proposals_come_from_the_reduced_vocabulary(target: Checkpoint, tmp_path: Path) -> None:
     both = twin(CASES["eagle3"], target, tmp_path / "head")
     both.extend(0, 20)
     assert sorted(both.grow(1, 1000, 1000)[1]) == PROPOSES
@@ -360,7 +360,7 @@ def test_the_tree_ends_where_the_target_ends(tiny: MakeTiny, tmp_path: Path) -> 
     assert both.grow() == ((), (), ())
 
 
-def test_before_the_second_token_there_is_nothing(eagle: Twin) -> None:
+def test_one_token_proposes_nothing(eagle: Twin) -> None:
     eagle.extend(0, 0)
     assert eagle.grow() == ((), (), ())
     assert eagle.source.known(ONE) == 1

@@ -87,7 +87,7 @@ def test_more_speculation_than_a_chain_holds(
 
 
 @pytest.mark.parametrize("max_k", [0, 64, 128])
-def test_every_reach_gives_the_same_bits(tiny: MakeTiny, max_k: int) -> None:
+def test_every_max_k_gives_the_same_bits(tiny: MakeTiny, max_k: int) -> None:
     """Masked and gathered tails agree: what the fallback computes is the very same."""
     checkpoint = open_checkpoint(tiny("llama"))
     tokens = [Random(5).randrange(VOCAB) for _ in range(100)]

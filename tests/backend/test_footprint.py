@@ -135,7 +135,7 @@ def test_weights_know_better_than_configurations(
     assert asked(capsys, *argv) != want
 
 
-def test_what_drafts_is_added_up(
+def test_sizes_of_merged_sources_add_up(
     tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tiny("llama"))
@@ -191,7 +191,7 @@ def test_a_table_for_people(tiny: Callable[..., Path], capsys: pytest.CaptureFix
         (["--policy", "pipedec:width=0"], "policy pipedec: width"),
     ],
 )
-def test_what_cannot_be(
+def test_invalid_options_are_refused(
     argv: list[str], says: str, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["memory", "--target", str(tiny("llama")), *argv]) == 2

@@ -64,7 +64,7 @@ def old_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 @given(st.integers(1, 2000))
-def test_long_strips_never_take_rows_away(rows: int) -> None:
+def test_fbgemm_row_tiles_hold_all_rows(rows: int) -> None:
     assert rows <= fbgemm_rows(rows) <= rows + 2
     assert fbgemm_rows(fbgemm_rows(rows)) == fbgemm_rows(rows)
 
@@ -196,7 +196,7 @@ def test_which_product_is_used(half: bool, old_cpu: Callable[[bool], None]) -> N
     assert shared.weight_bytes == 0
 
 
-def test_what_is_no_number_stays_none(old_cpu: Callable[[bool], None]) -> None:
+def test_nan_stays_nan(old_cpu: Callable[[bool], None]) -> None:
     old_cpu(True)
     weight = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]]).bfloat16()
     got = dense_linear(weight, None, KernelSettings(), weight.dtype)(torch.ones(3, 2).bfloat16())

@@ -117,7 +117,7 @@ def test_heads_may_be_turned_in_part(
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen3-moe-mixed"])
-def test_a_row_stays_alone_where_only_the_head_wants_more(family: str, tiny: MakeTiny) -> None:
+def test_a_row_floor_of_the_head_pads_no_layer(family: str, tiny: MakeTiny) -> None:
     """A head of another kind than the layers has a floor of its own, for the rows it judges."""
     stage = load_stage(open_checkpoint(tiny(family, dtype=torch.float16)), 0, 5)
     shard, counts = stage.shard, []
@@ -133,7 +133,7 @@ def test_a_row_stays_alone_where_only_the_head_wants_more(family: str, tiny: Mak
 
 
 @pytest.mark.parametrize("least", [1, 4])
-def test_halves_are_given_the_rows_they_want(least: int, tiny: MakeTiny) -> None:
+def test_graphs_get_the_row_floor_of_their_layers(least: int, tiny: MakeTiny) -> None:
     shard = load(tiny())
     want = outputs(shard, slice(2))
     for linear in shard.linears:

@@ -37,7 +37,7 @@ def test_few_numbers_of_rows_are_computed_on(monkeypatch: pytest.MonkeyPatch) ->
     assert len(met) <= UNROUNDED_ROWS + MOST // ROUNDING_STEP
 
 
-def test_rounding_never_takes_rows_away() -> None:
+def test_rounded_row_counts_hold_all_rows() -> None:
     for count in range(1, MOST):
         assert count <= rounded_rows(count) < count + ROUNDING_STEP
         assert rounded_rows(rounded_rows(count)) == rounded_rows(count)
@@ -45,7 +45,7 @@ def test_rounding_never_takes_rows_away() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("shape", [(896, 4864), (5632, 1024), (33, 4100)])
-def test_rows_of_bfloat16_are_blind_to_many_others(shape: tuple[int, int], shared: bool) -> None:
+def test_bfloat16_rows_do_not_depend_on_many_others(shape: tuple[int, int], shared: bool) -> None:
     """Wide enough that tiles add up a row's terms another way where there are more than 32 rows."""
     weight = noise(*shape).bfloat16()
     linear = dense_linear(weight, None, KernelSettings(), torch.bfloat16, shared=shared)

@@ -64,7 +64,7 @@ def test_rows_of_filled_up_passes_have_the_same_bits(
 
 @pytest.mark.usefixtures("packed")
 @pytest.mark.parametrize("mode", ["exact", "fast"])
-def test_what_is_tried_is_what_is_kept(
+def test_only_allowed_row_floors_are_timed(
     mode: Mode, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing below a stage's own floor is tried, and no timing makes one lower."""
@@ -80,7 +80,7 @@ def test_what_is_tried_is_what_is_kept(
     assert floors(stages) == set(asked)
 
 
-def test_a_small_stage_is_as_it_was(
+def test_a_small_stage_is_not_tuned(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dense, "prefers_mlas", lambda: False)
@@ -99,7 +99,7 @@ def test_other_products_are_left_alone(
             assert (linear.min_rows == TUNED_MIN_ROWS) == (type(linear) is PackedLinear)
 
 
-def test_a_floor_that_is_higher_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_higher_row_floor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "MIN_BYTES", 0)
     monkeypatch.setattr(dense, "is_faster", lambda linears, floor: True)
     linear = PackedLinear(noise(8, 16), None, KernelSettings(min_rows=16))

@@ -38,7 +38,7 @@ def test_rows_are_blind_to_each_other(shape: tuple[int, int]) -> None:
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(1, 4), max_size=3))
-def test_it_is_the_product(height: int, width: int, leading: list[int]) -> None:
+def test_it_equals_the_matrix_product(height: int, width: int, leading: list[int]) -> None:
     weight, bias, x = noise(height, width), noise(height, seed=1), noise(*leading, width)
     want = torch.nn.functional.linear(x, weight, bias)
     made = MlasLinear(weight, bias)
@@ -47,20 +47,20 @@ def test_it_is_the_product(height: int, width: int, leading: list[int]) -> None:
     torch.testing.assert_close(made(x), want)
 
 
-def test_operands_may_lie_as_they_like() -> None:
+def test_operands_may_have_any_strides() -> None:
     weight, x = noise(16, 24).T, noise(24, 5).T[:, :16]
     want = torch.nn.functional.linear(x, weight)
     torch.testing.assert_close(MlasLinear(weight, None)(x), want)
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_stays_nan() -> None:
     weight = torch.tensor([[torch.inf, 1.0], [torch.nan, 1.0], [2.0, 1.0]])
     got = MlasLinear(weight, None)(torch.ones(3, 2))
     assert got[0].isfinite().tolist() == [False, False, True]
 
 
 @HERE
-def test_where_it_is_used() -> None:
+def test_tied_embeddings_keep_their_layout() -> None:
     """A matrix that is an embedding too has to lie there as it is."""
     weight = noise(24, 16)
     made = dense_linear(weight, None, KernelSettings(), torch.float32)
@@ -88,12 +88,12 @@ def test_on_which_cpus(
     assert ort.is_available() is here
 
 
-def test_without_onnxruntime_there_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnxruntime_another_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert not ort.prefers_mlas.__wrapped__()
 
 
-def test_it_keeps_to_itself(tmp_path: Path) -> None:
+def test_onnxruntime_sends_no_telemetry(tmp_path: Path) -> None:
     """No thread and no file, which telling its makers of its use would need."""
     told = """
 import os

@@ -37,7 +37,7 @@ def normal(rows: int, width: int, scale: float | npt.NDArray[np.float64] = 1.0) 
     | npst.arrays(np.uint16, SHAPES, elements=NEAR)
     | npst.arrays(np.uint16, SHAPES, elements=NEAR, fill=st.sampled_from([0, 0x8000, 1]))
 )
-def test_every_bit_comes_back(values: Values) -> None:
+def test_packing_is_lossless(values: Values) -> None:
     packed = pack(wire(values))
     back = unpack(packed) if packed.dtype == PACKED else packed
     assert back.dtype == "bfloat16"
@@ -56,7 +56,7 @@ SPECIAL = st.sampled_from([0, 0x8000, 1, 0x807F, 0x0080, 0x7F80, 0xFF80, 0x7FC1,
     st.integers(200, 301),
     st.dictionaries(st.integers(0, 199), SPECIAL | st.integers(0, 0xFFFF), max_size=40),
 )
-def test_values_of_any_kind_among_others(rows: int, width: int, odd: dict[int, int]) -> None:
+def test_rare_values_do_not_prevent_packing(rows: int, width: int, odd: dict[int, int]) -> None:
     """So few are no reason to leave a tensor plain, whatever its width."""
     values = normal(rows, width)
     for place, bits in odd.items():
@@ -66,7 +66,7 @@ def test_values_of_any_kind_among_others(rows: int, width: int, odd: dict[int, i
     assert bytes(unpack(packed).data) == values.tobytes()
 
 
-def test_all_there_are() -> None:
+def test_all_bfloat16_values_are_packed() -> None:
     """Each of the 65,536 values, between others that lie close together."""
     values = normal(256, 1024)
     values[:, ::4] = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)

@@ -56,7 +56,7 @@ def differing(stages: list[HFStage]) -> int:
     return len(probe.different(alone))
 
 
-def test_here_everything_holds(checkpoint: Checkpoint, product: type[RowwiseLinear]) -> None:
+def test_the_self_test_passes_here(checkpoint: Checkpoint, product: type[RowwiseLinear]) -> None:
     (stage,) = cut(checkpoint, 1)
     assert stage.guarantee == "bitwise"
     # One row is doubled for oneDNN alone. What attention's products can do depends on the CPU.

@@ -42,9 +42,7 @@ def receive(
 
 
 @given(sizes, paces, pauses)
-def test_however_late_a_node_looks_the_line_is_as_fast_as_it_is(
-    size: int, pace: float, waits: list[float]
-) -> None:
+def test_late_reads_do_not_change_the_bandwidth(size: int, pace: float, waits: list[float]) -> None:
     estimator = BandwidthEstimator()
     for _ in range(PARAMETERS.min_bandwidth_frames):
         receive(estimator, size, pace, [*waits, 1.0])

@@ -69,7 +69,7 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("node", "parent"), [(9, 7), (9, 1), (3, 2), (4, 2)])
-def test_place_refuses_what_hangs_from_nothing_and_what_is_there(node: int, parent: int) -> None:
+def test_allocate_refuses_missing_parents_and_known_nodes(node: int, parent: int) -> None:
     """Of a committed path only the tip has room below it."""
     committed = Liveness(prompt_length=PROMPT).committed
     ids = [NodeId(i) for i in range(5)]

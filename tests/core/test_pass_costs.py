@@ -40,7 +40,7 @@ def test_a_table_lies_within_what_was_measured(measured: list[tuple[int, float]]
 
 
 @given(passes)
-def test_what_is_known_is_no_news(measured: list[tuple[int, float]]) -> None:
+def test_an_unchanged_cost_is_not_reported(measured: list[tuple[int, float]]) -> None:
     cost = PassCost()
     for count, seconds in measured:
         cost = cost.observe(count, seconds)
@@ -138,7 +138,7 @@ def test_cheap_rows_are_the_most_that_cost_little(
 
 
 @given(chances, st.integers(1, 32), st.integers(1, 64), st.floats(0.0, 0.5))
-def test_no_width_brings_more(
+def test_the_chosen_row_budget_is_the_best(
     falling: list[float], sessions: int, plateau: int, row_seconds: float
 ) -> None:
     cost = StageCost(1.0, plateau, row_seconds)

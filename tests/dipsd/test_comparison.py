@@ -68,7 +68,7 @@ class Run:
 @example(6, 1.0, 1.2, 0)
 @example(6, 0.6, 0.7, 0)
 @example(16, 0.5, 1.2, 3)
-def test_the_better_one_is_used_in_the_long_run(
+def test_the_better_batching_is_used_in_the_long_run(
     users: int, plan: float, greedy: float, seed: int
 ) -> None:
     run = Run(users, plan, greedy, seed)
@@ -134,6 +134,6 @@ def test_an_account_forgets() -> None:
     assert account.rounds < 1025
 
 
-def test_what_is_not_known_is_as_forecast() -> None:
+def test_without_rounds_plans_count_as_forecast() -> None:
     assert Throughput().prior_share == Throughput().share == 1.0
     assert not PlanComparison(tried=0.0).plans_failed(6)

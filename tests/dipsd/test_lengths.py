@@ -41,7 +41,7 @@ def associated(draw: st.DrawFn) -> tuple[Deployment, Groups]:
 
 @given(associated())
 @settings(max_examples=200)
-def test_it_is_the_best_of_all_lengths(case: tuple[Deployment, Groups]) -> None:
+def test_lengths_equal_exhaustive_search(case: tuple[Deployment, Groups]) -> None:
     tables, groups = Tables(case[0]), case[1]
     found = best_lengths(tables, groups)
     if not tables.all_fit(groups):

@@ -149,7 +149,7 @@ stages = st.tuples(anything, st.floats(0, 30))
     st.lists(stages, min_size=1, max_size=3),
     st.sampled_from((0.0, 0.2, 1e300)),
 )
-def test_whatever_is_said_there_is_a_decision_and_plans_pay(
+def test_any_measurements_give_a_decision(
     people: list[User], passes: list[tuple[float, float]], jitter: float
 ) -> None:
     deployment = measured_deployment(people, passes)
@@ -194,7 +194,7 @@ def test_work_is_rows(size: int, length: int, row: float, fixed: float) -> None:
     assert model.passing(work) == pytest.approx(2 * first + 3 * row * rows)
 
 
-def test_jitter_is_of_whom_it_was_measured() -> None:
+def test_jitter_counts_for_its_own_link() -> None:
     """One link that shakes costs the rotation; as much on everybody's alike costs more."""
     people = [User("u", 0.7, 0, 40.0, 60.0)] * 6
     deployment = measured_deployment(people, [(60.0, 3.0)])

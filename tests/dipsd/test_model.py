@@ -83,6 +83,6 @@ def test_even_stages_are_the_whole(count: int) -> None:
         Plan(((0, 1),), (21, 1)),
     ],
 )
-def test_what_is_no_plan_is_refused(plan: Plan) -> None:
+def test_invalid_plans_are_refused(plan: Plan) -> None:
     with pytest.raises(ValueError):
         evaluate(plan, Tables(paper(2)))

@@ -55,7 +55,7 @@ def test_no_batch_has_more_rows_than_fit_in_a_pass(deployment: Deployment, rows:
 
 @given(st.integers(FEW + 1, 40), st.integers(0, 99), st.integers(1, 200))
 @settings(max_examples=20)
-def test_nor_has_one_of_many_users(users: int, seed: int, rows: int) -> None:
+def test_plans_of_many_users_fit_a_pass(users: int, seed: int, rows: int) -> None:
     found = plan_best(Tables(crowd(users, seed, rows)), effort=EFFORT)
     assert found is not None
     check_fits(found.plan, rows)
@@ -70,7 +70,7 @@ def test_with_room_for_all_rows_the_plan_is_the_same(deployment: Deployment, mor
         assert limited == plan_best(Tables(deployment), few=few)
 
 
-def test_and_so_is_what_is_decided_for_many_users() -> None:
+def test_decisions_for_many_users_fit_a_pass() -> None:
     assert decide(crowd(12, 1, 12 * 21)) == decide(crowd(12, 1, 0))
     assert max(padded(plan_of_decision(crowd(12, 1, 0)))) > 40
     assert max(padded(plan_of_decision(crowd(12, 1, 40)))) <= 40
@@ -84,7 +84,7 @@ def plan_of_decision(deployment: Deployment) -> Plan:
 
 @given(deployments(most=3, stages=1, longest=4), st.integers(1, 12))
 @settings(max_examples=60)
-def test_of_what_fits_it_is_the_best(deployment: Deployment, rows: int) -> None:
+def test_the_plan_is_the_best_that_fits(deployment: Deployment, rows: int) -> None:
     tables = Tables(replace(deployment, batch_rows=rows))
     rates = [0.0]
     lengths = range(1, deployment.longest + 1)

@@ -162,7 +162,7 @@ def test_the_association_step_is_the_best_of_all(
 
 @given(deployments(most=4, stages=1), st.integers(0, 3), st.data())
 @settings(max_examples=60)
-def test_what_is_better_for_a_user_is_no_worse_for_all(
+def test_a_better_user_never_lowers_the_throughput(
     deployment: Deployment, which: int, data: st.DataObject
 ) -> None:
     """Faster devices, better guesses, quicker links, a faster verifier, longer drafts."""

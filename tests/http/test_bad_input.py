@@ -161,7 +161,7 @@ KEYED = b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sk-secret\r\n"
         b"POST " + PATH.encode() + KEYED + b"Transfer-Encoding: chunked\r\n\r\nZZsecret\r\n",
     ],
 )
-async def test_what_is_not_http(
+async def test_bytes_that_are_not_http(
     toy: Toy,
     garbage: bytes,
     capsys: pytest.CaptureFixture[str],

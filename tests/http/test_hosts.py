@@ -121,7 +121,7 @@ def test_any_header_is_accepted_or_refused(header: str) -> None:
 
 
 @pytest.mark.parametrize("given_name", ["", "a b", "http://box", "box:8000", "*.example", "a/b"])
-def test_what_is_no_name(given_name: str) -> None:
+def test_invalid_host_names_are_refused(given_name: str) -> None:
     with pytest.raises(UserError, match=r"--allow-host is .*; it must be a host name"):
         read_hosts("127.0.0.1", [given_name])
 

@@ -217,7 +217,7 @@ ERRORS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("change", "param", "code"), ERRORS)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_wrong_is_named(
+async def test_errors_name_the_parameter(
     change: dict[str, Any], param: str, code: str, stream: bool
 ) -> None:
     async with Toy() as toy, client(toy) as ai:

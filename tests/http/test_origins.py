@@ -100,6 +100,6 @@ def test_origins_are_taken_as_browsers_write_them(given: str, origin: str) -> No
 @pytest.mark.parametrize(
     "given", ["", "mine.example", "https://mine.example/", "https://", "null", "https://*.example"]
 )
-def test_what_is_no_origin(given: str) -> None:
+def test_invalid_origins_are_refused(given: str) -> None:
     with pytest.raises(UserError, match=r"--allow-origin is .*; it must be SCHEME://HOST"):
         read_origins([given])

@@ -132,7 +132,7 @@ def test_any_body_is_a_request_or_an_error(body: bytes) -> None:
 
 
 @given(st.sampled_from(NAMES), finite)
-def test_what_is_not_served_is_named(name: str, value: Any) -> None:
+def test_unsupported_parameters_are_named(name: str, value: Any) -> None:
     ask = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     found = read(json.dumps({**ask, name: value}).encode(), ChatRequest)
     if name in IGNORED or (name in NEUTRAL and value is None):
@@ -174,7 +174,7 @@ def test_neutral_values_are_let_through(name: str) -> None:
         (b"{}", "missing parameter: messages"),
     ],
 )
-def test_what_is_no_request(body: bytes, says: str) -> None:
+def test_invalid_requests_are_refused(body: bytes, says: str) -> None:
     found = read(body, ChatRequest)
     assert isinstance(found, ApiError)
     assert says in found.message

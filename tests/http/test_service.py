@@ -352,7 +352,7 @@ async def test_readiness_says_why_a_stage_is_refused(
                     break
 
 
-async def test_while_it_loads() -> None:
+async def test_requests_while_loading() -> None:
     """It is alive, and says of everything else what it waits for; then it serves."""
     service = Service(
         ServiceOptions(ApiKeys(("k",))), pending=lambda: "stage 2 (loading layers 4 to 7 of 8)"
@@ -475,7 +475,7 @@ async def test_a_request_gets_what_the_target_recommends(
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/state"])
-async def test_what_needs_a_key(path: str) -> None:
+async def test_paths_that_need_a_key(path: str) -> None:
     async with Toy(keys=("k",)) as toy, aiohttp.ClientSession(toy.url) as web:
         for headers, status in (
             ({}, 401),
@@ -525,7 +525,7 @@ async def test_without_keys_all_requests_share_prompt_prefixes() -> None:
 
 
 @pytest.mark.parametrize(("host", "written"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
-async def test_where_it_listens(host: str, written: str) -> None:
+async def test_listening_addresses(host: str, written: str) -> None:
     try:
         sock = listen.bind(host, 0, whose="this test")
     except UserError as error:

@@ -52,7 +52,7 @@ async def test_the_same_service_over_tls(pki: Path) -> None:
         ("one.key", "one.key", "do not fit together"),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_invalid_tls_files_are_reported(
     pki: Path, certificate: str | None, key: str | None, says: str
 ) -> None:
     paths = [None if name is None else pki / name for name in (certificate, key)]

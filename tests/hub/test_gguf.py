@@ -69,7 +69,7 @@ def test_what_is_fetched(hub: FakeHub, machine: Machine, name: str, wanted: set[
         ("folder/n.gguf", "there is no file folder/n.gguf"),
     ],
 )
-def test_files_there_are_not(hub: FakeHub, name: str, says: str) -> None:
+def test_missing_files_are_reported(hub: FakeHub, name: str, says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
         locate(name)
 
@@ -90,5 +90,5 @@ def test_a_folder_with_one_model(tmp_path: Path) -> None:
         ("org/m-GGUF/x/m-Q8_0.gguf", "m-Q8_0"),
     ],
 )
-def test_what_users_call_it(name: str, short: str) -> None:
+def test_short_names_of_models(name: str, short: str) -> None:
     assert short_name(name) == short

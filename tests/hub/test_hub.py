@@ -214,7 +214,7 @@ def test_weights_that_are_pickled(machine: Machine, tmp_path: Path, sharded: Pat
         ("a/b/c", "there is no directory a/b/c"),
     ],
 )
-def test_models_there_are_not(
+def test_missing_models_are_reported(
     hub: FakeHub, machine: Machine, name: str, target: str, says: str
 ) -> None:
     code, out, err = machine.command(name, "--target", target)

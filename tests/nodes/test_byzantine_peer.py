@@ -73,7 +73,7 @@ def test_rows_of_a_pass_that_was_given_up_go_nowhere() -> None:
     assert not node.driven.state.outbox
 
 
-def test_nothing_hangs_beside_the_committed_path() -> None:
+def test_nodes_beside_the_committed_path_are_refused() -> None:
     """The tip would move past its parent while it waits."""
     node = toy(1, 1)
     node.receive(0, opening(3))

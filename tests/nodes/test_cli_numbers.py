@@ -46,7 +46,7 @@ COMMANDS = [
         if not (name in FINE and value == "-1")
     ],
 )
-def test_it_is_named(
+def test_invalid_numbers_name_their_option(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     command: str,
@@ -61,9 +61,7 @@ def test_it_is_named(
 
 
 @pytest.mark.parametrize("policy", ["flowspec", "dip-sd", "autoregressive"])
-def test_what_may_be_given_can_be_simulated(
-    capsys: pytest.CaptureFixture[str], policy: str
-) -> None:
+def test_extreme_numbers_can_be_simulated(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     times = [f"--{name}=1e6" for name in SIMULATE if name.endswith("seconds")]
     argv = ["--tokens=8", "--prompt-tokens=8", "--policy", policy, "--json", *times]
     slowest = ["--latency=1e6", "--bandwidth=0.001", "--width=1000000", "--slow=1=1e6"]

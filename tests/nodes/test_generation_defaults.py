@@ -99,7 +99,7 @@ def test_an_empty_file(tmp_path: Path, text: str | None) -> None:
         ({"repetition_penalty": [1]}, "repetition_penalty"),
     ],
 )
-def test_what_makes_no_sense_is_said(tmp_path: Path, said: dict[str, Any], says: str) -> None:
+def test_invalid_defaults_are_reported(tmp_path: Path, said: dict[str, Any], says: str) -> None:
     folder = target(tmp_path, json.dumps(said))
     with pytest.raises(CheckpointError) as caught:
         read_defaults(folder, "auto")
@@ -116,5 +116,5 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
         read_defaults(target(tmp_path, "{"), "auto")
 
 
-def test_words() -> None:
+def test_defaults_are_described() -> None:
     assert describe_defaults({"temperature": 0.6, "top_k": 20}) == "temperature 0.6, top_k 20"

@@ -35,7 +35,7 @@ def lone_rows(times: dict[Rank, PassTimes], way: float) -> int:
 
 
 @given(tables, line, st.just(0.0) | seconds)
-def test_no_line_takes_longer_than_it_may(
+def test_rows_are_bounded_by_the_slowest_link(
     times: dict[Rank, PassTimes], back: float, way: float
 ) -> None:
     rows = most_rows(times, back, way)
@@ -48,7 +48,7 @@ def test_no_line_takes_longer_than_it_may(
 
 
 @given(tables, line, seconds, st.floats(1, 100))
-def test_faster_lines_and_longer_ways_never_carry_less(
+def test_rows_grow_with_bandwidth_and_latency(
     times: dict[Rank, PassTimes], back: float, way: float, factor: float
 ) -> None:
     rows = most_rows(times, back, way)
@@ -60,7 +60,7 @@ def test_faster_lines_and_longer_ways_never_carry_less(
 
 
 @given(tables, line, st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=20))
-def test_a_way_is_what_probes_took_without_their_rows(
+def test_round_trips_exclude_the_cost_of_rows(
     times: dict[Rank, PassTimes], back: float, probes: list[tuple[int, float]]
 ) -> None:
     costs = PipelineCosts(times, back)
@@ -85,7 +85,7 @@ def test_a_lone_session_sends_rows_that_add_little_latency(
     assert lone_rows({}, way) == PARAMETERS.max_rows
 
 
-def test_a_line_is_a_stage_too() -> None:
+def test_a_link_can_be_the_slowest_stage() -> None:
     times = {
         Rank(1): PassTimes(Rank(1), (1.0,), (0.5,)),
         Rank(2): PassTimes(Rank(2), (1.0,), (0.25,), 0.125),
@@ -176,7 +176,7 @@ def test_a_slow_line_makes_segments_short_and_a_fast_one_leaves_them_alone() -> 
     assert rows_of_a_round(0.6) == [3, 1, 1, 1]
 
 
-def test_the_way_is_timed_by_the_first_segment_of_a_round() -> None:
+def test_the_first_segment_of_a_round_samples_the_round_trip() -> None:
     driven = started()
     first, second, _ = sent(answer_source(driven, driven.effects, **TREE), Segment)  # type: ignore[attr-defined]
     at = driven.now

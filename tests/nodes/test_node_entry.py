@@ -63,9 +63,7 @@ print(json.dumps([os.getpid(), sys.argv[1:], *told]))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="huge pages are Linux's")
 @pytest.mark.parametrize("given", ["", ASKED])
-def test_it_begins_anew_once_with_its_number_arguments_and_files(
-    given: str, on_demand: Path
-) -> None:
+def test_reexec_keeps_pid_arguments_and_files(given: str, on_demand: Path) -> None:
     ours, theirs = os.pipe()
     os.write(theirs, b"open")
     arguments = [str(on_demand), str(ours), "two words", ""]

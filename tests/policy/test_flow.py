@@ -89,7 +89,7 @@ def test_no_node_is_likelier_than_its_parent(known: Acceptance, data: st.DataObj
 
 
 @pytest.mark.parametrize(("share", "within"), [(0.9, 0.05), (0.3, 0.05), (0.0, 0.05)])
-def test_what_comes_true_overrules_what_was_stated(share: float, within: float) -> None:
+def test_observed_acceptance_overrules_stated_chances(share: float, within: float) -> None:
     """A source that always states .8 for its first choice."""
     tree = add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, math.log(0.8))
     known = Acceptance()
@@ -198,7 +198,7 @@ def run(first: float, cost: ClusterCost, policy: str, stages: int = 4) -> Outcom
     return simulate(Setting(language, cost, stages=stages, tokens=128), policy)
 
 
-def test_it_stops_to_speculate_where_drafts_are_useless() -> None:
+def test_useless_drafts_end_speculation() -> None:
     useless = run(0.01, SLOW_ROWS, "flow").stats[0]
     plain = run(0.01, SLOW_ROWS, "autoregressive").stats[0]
     assert useless["tokens_per_second"] >= 0.97 * plain["tokens_per_second"]
@@ -229,12 +229,12 @@ def test_it_is_near_the_best_of_the_papers_policies(first: float, cost: ClusterC
         ({"segment_rows": 16, "segment_levels": 2}, "of a pass: trees of 16 rows"),
     ],
 )
-def test_it_says_what_it_did_and_why(stats: dict[str, float], sentence: str) -> None:
+def test_the_description_gives_shape_and_reason(stats: dict[str, float], sentence: str) -> None:
     known = {"first_choice_rate": 0.31, "row_cost_rate": 0.11, "segment_levels": 1, "speed_rate": 1}
     assert describe(known | stats if stats else {}).endswith(sentence)
 
 
-def test_its_statistics_say_what_was_learned() -> None:
+def test_statistics_hold_the_learned_rates() -> None:
     stats = run(0.9, SLOW_ROWS, "flow").stats[0]
     assert stats["first_choice_rate"] == pytest.approx(0.9, abs=0.06)
     assert stats["row_cost_rate"] == pytest.approx(0.11, abs=0.02)

@@ -62,7 +62,7 @@ def test_a_cut_is_new_connected_and_without_repetition(policy: Policy, view: Vie
 
 
 @given(views(), st.data())
-def test_connected_is_to_have_come_after_ones_parent(view: View, data: st.DataObject) -> None:
+def test_connected_means_parents_first(view: View, data: st.DataObject) -> None:
     ids = data.draw(st.permutations(view.unsent))
     ids = ids[: data.draw(st.integers(0, len(ids)))]
     nodes, sent = view.tree.nodes, set(view.tree.nodes) - set(view.unsent)

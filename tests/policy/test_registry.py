@@ -12,7 +12,7 @@ from asyncspec.policy.static_tree import StaticTree
 
 
 @given(st.sampled_from(sorted(POLICIES)))
-def test_written_out_it_is_the_same_policy(name: str) -> None:
+def test_a_policy_written_out_is_the_same(name: str) -> None:
     written = ",".join(f"{key}={value}" for key, value in parameters(POLICIES[name]).items())
     assert POLICIES[f"{name}:{written}" if written else name] == POLICIES[name]
 
@@ -63,6 +63,6 @@ def test_numbers_are_written_as_anywhere(number: str) -> None:
         ("autoregressive:k=1", "policy autoregressive has no parameter 'k'; there are: none"),
     ],
 )
-def test_what_cannot_be(spec: str, says: str | None) -> None:
+def test_invalid_policies_are_refused(spec: str, says: str | None) -> None:
     problem = POLICIES.problem(spec)
     assert problem is None if says is None else problem is not None and problem.startswith(says)

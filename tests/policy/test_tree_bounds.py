@@ -119,7 +119,7 @@ def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: boo
 
 @settings(max_examples=400)
 @given(st.data(), bounded_by_their_shape, requests(), st.booleans())
-def test_what_a_shape_bounds_need_not_be_held(
+def test_bounds_of_shapes_hold_without_a_limit(
     data: st.DataObject, policy: Policy, asked: list[Request], in_order: bool
 ) -> None:
     policies: Any = {"it": Says(policy, MAX_TREE_NODES)}
@@ -130,7 +130,7 @@ def test_what_a_shape_bounds_need_not_be_held(
 
 @settings(max_examples=200)
 @given(st.data(), flows, requests(), st.booleans())
-def test_flowspec_is_held_to_what_it_says(
+def test_flowspec_keeps_to_its_tree_budget(
     data: st.DataObject, policy: FlowSpec, asked: list[Request], in_order: bool
 ) -> None:
     costs = InOrder if in_order else Shaken
@@ -170,5 +170,5 @@ def test_a_tree_that_is_full_grows_no_more_and_all_goes_on(
         ("dip-sd:ahead=true,plan=false", 4, 13),
     ],
 )
-def test_what_they_come_to(name: str, stages: int, most: int) -> None:
+def test_tree_budgets_of_policies(name: str, stages: int, most: int) -> None:
     assert max_tree_nodes(POLICIES[name], stages) == most

@@ -198,7 +198,7 @@ def test_fields_of_a_later_version_are_skipped() -> None:
         ),
     ],
 )
-def test_what_is_refused(message: Any, rule: str) -> None:
+def test_invalid_messages_are_refused(message: Any, rule: str) -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         decode(encode(message))
     assert rule in str(caught.value).replace("`", "")
@@ -230,6 +230,6 @@ def test_what_is_refused(message: Any, rule: str) -> None:
         (Verdict(0, 0, 0, (), (), (1,)), TensorSpec("float32", (1,)), "a row per feature"),
     ],
 )
-def test_what_a_tensor_may_be(message: Any, tensor: TensorSpec, rule: str) -> None:
+def test_invalid_tensors_are_refused(message: Any, tensor: TensorSpec, rule: str) -> None:
     with pytest.raises(RemoteProtocolError, match=rule):
         decode(encode(message, tensor))

@@ -103,7 +103,7 @@ def test_a_tensor_has_a_buffer_of_its_own() -> None:
     assert bytes(first.data) == b"12345678"
 
 
-def test_our_own_wrong_sizes_are_our_fault() -> None:
+def test_wrong_sizes_to_send_are_local_errors() -> None:
     with pytest.raises(LocalProtocolError):
         write_frame(Segment(0, 0, 0, (1,), (0,)), TensorSpec("float32", (1, 2)), memoryview(b"1"))
     with pytest.raises(LocalProtocolError):

@@ -33,14 +33,14 @@ def test_a_session_names_its_draft_node(one: int, other: int, count: int, more: 
 
 
 @given(numbers)
-def test_a_number_and_a_rank_are_one(number: int) -> None:
+def test_draft_numbers_and_ranks_map_to_each_other(number: int) -> None:
     rank = draft_rank(number)
     assert draft_number(rank) == number
     assert is_draft(rank)
     assert role_of(rank, 64) == "draft"
 
 
-def test_number_0_is_as_it_was_before_there_were_others() -> None:
+def test_draft_node_0_keeps_rank_and_sessions() -> None:
     assert draft_rank(0) == DRAFT == owner(SessionId(0)) == owner(SessionId(12345))
     assert first_session(DRAFT) == 0
 
@@ -56,6 +56,6 @@ def test_an_id_that_no_draft_node_issues_has_no_owner(session: int) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, MAX_DRAFTS])
-def test_there_are_so_many_and_no_more(number: int) -> None:
+def test_draft_numbers_are_bounded(number: int) -> None:
     with pytest.raises(ValueError, match="they are 0 to 1023"):
         draft_rank(number)

@@ -23,7 +23,7 @@ from asyncspec_protocol.errors import MAX_TEXT, RemoteProtocolError, printable
         ("x" * (MAX_TEXT + 1), "x" * (MAX_TEXT - 3) + "..."),
     ],
 )
-def test_what_is_shown(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

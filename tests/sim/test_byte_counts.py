@@ -59,7 +59,7 @@ class Weighed(World):
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=3),
     st.booleans(),
 )
-def test_they_are_all_booked_once(
+def test_each_byte_is_counted_once(
     cluster: Cluster, asked: list[Request], losses: list[tuple[int, int]], between: bool
 ) -> None:
     """Also those of sessions that a break has ended; but for accounts that are lost with a link."""

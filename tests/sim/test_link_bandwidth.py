@@ -54,7 +54,7 @@ def test_fast_lines_change_nothing_for_many(inert: Callable[[], None]) -> None:
     assert found == run("flowspec", 1000, requests=3)
 
 
-def test_long_lines_are_not_slow_ones(inert: Callable[[], None]) -> None:
+def test_latency_does_not_shrink_segments(inert: Callable[[], None]) -> None:
     """Where the way is long, what rows add to it is little of it."""
     found = run("flowspec", 150, latency=0.1)
     inert()

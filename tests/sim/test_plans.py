@@ -125,7 +125,7 @@ def test_sixteen_users_come_go_and_change() -> None:
     assert not trial.schedule.members
 
 
-def test_what_was_wrong_at_first_is_measured() -> None:
+def test_wrong_estimates_are_corrected_by_measurement() -> None:
     """A device is ten times as fast as in its first rounds: the plan is another one."""
     bench = Bench([Person(0.3), *people(SPREAD[1:])])
     trial = Trial(bench)

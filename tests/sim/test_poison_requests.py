@@ -65,7 +65,7 @@ class Breaker:
     st.integers(0, 3),
     st.lists(st.integers(0, 60), min_size=5, max_size=5),
 )
-def test_it_is_found_among_others(
+def test_a_poison_request_is_found_among_others(
     cluster: Cluster, asked: list[Request], position: int, stage: int, moments: list[int]
 ) -> None:
     """Soon, and whoever shares passes with it gets the whole text."""
@@ -87,7 +87,7 @@ def test_it_is_found_among_others(
     check_empty(cluster)
 
 
-def test_it_ends_where_it_is_alone() -> None:
+def test_a_poison_request_alone_is_ended() -> None:
     cluster = Cluster(UnitCosts(), stages=2, max_breaks=MOST)
     breaker = Breaker(cluster, 0, 2, Rank(2))
     cluster.submit(ask())
@@ -98,7 +98,7 @@ def test_it_ends_where_it_is_alone() -> None:
     check_empty(cluster)
 
 
-def test_it_may_have_answered_before() -> None:
+def test_a_poison_request_may_have_emitted_tokens() -> None:
     """The user has what came before it, and as many breaks are enough."""
     cluster = Cluster(UnitCosts(), stages=2, max_breaks=MOST)
     breaker = Breaker(cluster, 0, 20, Rank(1))

@@ -50,7 +50,7 @@ def test_solo_equals_batched(
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "chain", "flowspec", "specpipe"])
-def test_they_do_share_passes(policy: str) -> None:
+def test_sessions_share_passes(policy: str) -> None:
     """Else the law above would say nothing."""
     cluster = Cluster(UnitCosts(), stages=2, max_sessions=MOST)
     sizes: list[int] = []

@@ -107,7 +107,7 @@ def test_weight_follows_what_happens(right: bool) -> None:
     assert weight.agreeing == Calibration(), "what both say alike has taught nothing"
 
 
-def test_right_where_both_agree_is_no_merit_where_they_differ() -> None:
+def test_agreement_does_not_change_the_mixture_weight() -> None:
     base = ([1, 2], [math.log(0.6), math.log(0.3)])
     weight = MixtureWeight()
     for _ in range(50):
@@ -127,7 +127,7 @@ def test_where_an_auxiliary_is_silent_the_base_keeps_its_order(
         assert log_probs[0] >= base[1][0] - 1e-9 or base[1][0] > math.log(MAX_CHANCE)
 
 
-def test_a_timid_base_is_corrected_where_it_speaks_alone() -> None:
+def test_an_underconfident_base_is_corrected_without_proposals() -> None:
     base = ([1, 2], [math.log(0.4), math.log(0.3)])
     weight = MixtureWeight().learn(base, ([7], [math.log(0.5)]), 1)
     for _ in range(50):
@@ -153,7 +153,7 @@ texts = st.lists(st.integers(0, 3), min_size=1, max_size=14).map(tuple)
 
 
 @given(texts, st.booleans(), st.integers(1, 20))
-def test_with_nothing_to_add_it_is_the_base(
+def test_without_auxiliary_proposals_it_equals_the_base(
     text: tuple[int, ...], fixed_width: bool, count: int
 ) -> None:
     model = ToyModel(vocab=VOCAB)
@@ -244,7 +244,7 @@ def test_a_tree_that_comes_level_by_level_teaches_as_much(text: Any, rounds: Any
     assert whole.run(job) == level.run(job)
 
 
-def test_what_came_true_moves_the_scores() -> None:
+def test_verdicts_change_the_scores() -> None:
     """Learned from verdicts alone: the text is the same, only what was drafted differs."""
     text = (1, 2, 3, 4, 1, 2, 3, 4, 1, 2)
     asked, unasked = (
@@ -257,7 +257,7 @@ def test_what_came_true_moves_the_scores() -> None:
     assert asked.run(job) != unasked.run(job)
 
 
-def test_it_forgets_with_its_parts() -> None:
+def test_release_reaches_every_part() -> None:
     hybrid = HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()])
     hybrid.run(expand(0, (1, 2, 3)))
     hybrid.run(Release(0))

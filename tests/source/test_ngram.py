@@ -19,24 +19,24 @@ def expand(source: NGramSource, base: int, committed: tuple[int, ...], count: in
     return answer
 
 
-def test_it_continues_what_was_said_before() -> None:
+def test_an_earlier_occurrence_is_continued() -> None:
     answer = expand(NGramSource(), 0, (1, 2, 3, 4, 5, 9, 1, 2))
     assert answer.tokens == (3, 4, 5, 9)
     assert answer.parents == (-1, 0, 1, 2)
     assert answer.base == 8
 
 
-def test_it_is_silent_without_a_match_of_two() -> None:
+def test_a_match_of_one_token_proposes_nothing() -> None:
     assert expand(NGramSource(), 0, (1, 2, 3, 4, 9, 2)).tokens == ()
 
 
-def test_what_was_heard_more_often_comes_first() -> None:
+def test_frequent_continuations_come_first() -> None:
     answer = expand(NGramSource(), 0, (1, 2, 7, 5, 1, 2, 8, 6, 1, 2, 8, 4, 1, 2))
     assert answer.tokens[0] == 8
     assert set(answer.tokens) >= {7, 8}
 
 
-def test_it_goes_on_where_it_was_and_forgets_on_release() -> None:
+def test_a_session_is_extended_and_released() -> None:
     source = NGramSource()
     expand(source, 0, (1, 2, 3), count=0)
     assert expand(source, 3, (1, 2)).tokens[0] == 3
@@ -61,7 +61,7 @@ def trust(text: tuple[int, ...]) -> float:
     return expand(NGramSource(), 0, text).scores[0]
 
 
-def test_a_text_that_copies_is_trusted_more_than_one_that_misleads() -> None:
+def test_matches_that_come_true_raise_the_scores() -> None:
     copies = (1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2)
     misleads = (1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 5, 7, 1, 2, 6, 4, 8, 3, 4, 8)
     assert trust(copies) > trust((1, 2, 3, 9, 1, 2)) > trust(misleads)

@@ -27,9 +27,7 @@ def test_token_by_token_is_as_good_as_all_at_once(news: dict[Path, int], walk: l
 
 
 @given(proposed, st.lists(tokens, min_size=1, max_size=5))
-def test_what_lies_below_the_walk_stays_and_nothing_else(
-    news: dict[Path, int], walk: list[int]
-) -> None:
+def test_only_proposals_below_the_walk_stay(news: dict[Path, int], walk: list[int]) -> None:
     left, settled = settle(news, walk)
     assert {(*walk, *path): what for path, what in left.items()} == {
         path: what for path, what in news.items() if path[: len(walk)] == tuple(walk)

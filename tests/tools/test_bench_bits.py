@@ -50,7 +50,7 @@ def test_a_checkpoint_is_tried_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("option", ["--models=llama-9", "--types=int3", "--target=/nowhere"])
-def test_what_there_is_not_is_one_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_one_line(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bits", option]) in (1, 2)
     out, err = capsys.readouterr()
     assert out == ""

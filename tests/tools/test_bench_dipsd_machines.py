@@ -55,7 +55,7 @@ def test_drafting_ahead_costs_little_where_guesses_are_bad() -> None:
     assert rate(case, ahead) > 0.95 * rate(case, plain)
 
 
-def test_what_the_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, why in (
         (["--users", "0"], "--users is 0"),
         (["--stages", "99"], "--stages is 99"),
@@ -66,7 +66,7 @@ def test_what_the_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
         assert why in capsys.readouterr().err
 
 
-def test_what_the_command_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--users", "2", "--stages", "1", "--only", "equal", "--max-new-tokens", "40"]
     assert main(["dipsd-machines", *small, "--json", "--jobs", "1", "--out", str(tmp_path)]) == 0
     (told,) = json.loads(capsys.readouterr().out)["crowds"]

@@ -35,6 +35,6 @@ def test_the_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert "| m | CUDA0 | tolerance | 2.00 | 0.25 | - | 8.0 | yes |" in table([fine])
 
 
-def test_a_device_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_device_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cuda7"]) == 2
     assert "device cuda7: llama.cpp finds cpu" in capsys.readouterr().err

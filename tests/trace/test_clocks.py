@@ -67,6 +67,6 @@ def test_one_slow_answer_does_not_matter(slow: float, place: int) -> None:
     assert clock.uncertainty <= 0.001 + USUAL_DRIFT * slow + 1e-9
 
 
-def test_no_user() -> None:
+def test_a_run_without_probes_has_no_offsets() -> None:
     nodes = [NodeRecord(0, 0, 0, "draft", 1), NodeRecord(1, 0, 0, "verify", 1)]
     assert estimate(nodes) == {0: ClockFit(0), 1: ClockFit(1)}

@@ -40,7 +40,7 @@ def run(
 
 
 @given(delays, policies, st.integers(1, 4), st.integers(1, 2), st.sampled_from(FEATURES))
-def test_what_users_got(
+def test_tokens_of_requests_are_found(
     delays: list[int], policy: str, stages: int, requests: int, features: tuple[int, ...]
 ) -> None:
     cluster = run(Shaken(delays), policy, stages, requests, features)

@@ -33,13 +33,13 @@ CACHE: tuple[Mutant, ...] = (
         "slot-any-parent",
         "elif parent == tip:",
         "elif parent is not None:",
-        "test_place_refuses_what_hangs_from_nothing_and_what_is_there",
+        "test_allocate_refuses_missing_parents_and_known_nodes",
     ),
     Mutant(
         "slot-node-twice",
         "if start + len(speculative) != slot:",
         "if start + len(speculative) > slot:",
-        "test_place_refuses_what_hangs_from_nothing_and_what_is_there",
+        "test_allocate_refuses_missing_parents_and_known_nodes",
     ),
     Mutant(
         "slot-frontier-not-moved",

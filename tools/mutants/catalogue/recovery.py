@@ -117,7 +117,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "restart-never-given-up",
         "if silent == [session] and breaks >= state.config.max_breaks:",
         "if silent == [session] and breaks > 9 * state.config.max_breaks:",
-        "test_it_ends_where_it_is_alone",
+        "test_a_poison_request_alone_is_ended",
     ),
     Mutant(
         "restart-blames-the-innocent",
