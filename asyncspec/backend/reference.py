@@ -57,10 +57,17 @@ def read(
         ends = start + len(chunk) == len(tokens)
         for i, stage in enumerate(stages):
             sampled = (len(chunk) - 1,) if ends and i == len(stages) - 1 else ()
-            hidden = result if i else None
+            hidden = _handed_on(stages[i - 1], stage, result, len(chunk)) if i else None
             result = stage.run(chain(session, known + start, chunk, hidden, sampled))
     (drawn,) = cast("tuple[int]", result)
     return drawn
+
+
+def _handed_on(stage: StageBackend, following: StageBackend, rows: object, count: int) -> object:
+    """A stage's result as the next one takes it; their backends may differ."""
+    if type(stage) is type(following):
+        return rows
+    return following.unpack(stage.pack(TensorRows(rows, tuple(range(count)))))
 
 
 def chain(

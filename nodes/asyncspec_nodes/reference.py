@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.base import StageOptions, StageSpec
+from asyncspec.backend.base import StageBackend, StageOptions, StageSpec
 from asyncspec.backend.reference import decode
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError
@@ -123,15 +123,24 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
+    target, name = config.target, config.target_of(rank)
+    engine = config.engine_of(rank)
+    options = StageOptions(target.dtype, target.mode, target.quantize, engine)
+    backend = backend_of(name)
+    return backend.load(StageSpec(backend.open(name, tokenizer=False), span, options))
+
+
 def _decode(task: Task) -> list[Comparison]:
     config, target = task.config, task.config.target
     backend = backend_of(target.path)
     model = backend.open(target.path)
     tokenizer = backend.load_tokenizer(model, read_template(target.chat_template))
     # The same layers per stage as in the cluster: the only difference is speculation.
-    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
-    spans = layout(config, model.info.layers)
-    stages = [backend.load(StageSpec(model, span, options)) for span in spans]
+    stages = [
+        _stage(config, rank, span)
+        for rank, span in enumerate(layout(config, model.info.layers), start=1)
+    ]
     rules = ServingConfig(
         context_length=model.info.context_length,
         eos=frozenset(model.info.eos_token_ids),

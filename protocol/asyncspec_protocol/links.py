@@ -26,6 +26,10 @@ GGUF_PREFIX = "gguf:"
 """How the fingerprint of a target begins that llama.cpp computes."""
 
 
+MIXED = "mixed:"
+"""How the fingerprint of a target begins whose file has another format on some stages."""
+
+
 class Facts(WireMessage, array_like=True, frozen=True):
     """Everything two nodes must agree on before they work."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from asyncspec.backend.base import EngineOptions
 from asyncspec.backend.llama.target import open_target
@@ -16,10 +17,13 @@ from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
+from asyncspec_nodes.reference import Question, Task, _decode
+from asyncspec_protocol.messages import Submit
 from backend.gguf_models import convert, own_greedy
 from commands import json_output, usage_error
 from http_process import post, process
 from nodes.background import Background, no_process_left
+from nodes.test_processes import generate
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 
@@ -73,6 +77,31 @@ def test_a_cluster_file(cluster: Background, capsys: pytest.CaptureFixture[str])
     assert (code, err) == (0, "")
     assert len(json.loads(out)["token_ids"]) == 16
     assert cluster.cluster.guarantee == "bitwise"
+
+
+def test_a_gguf_stage_beside_one_of_the_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = convert(BUNDLED_TARGET, tmp_path / "target.gguf")
+    table = TargetTable(str(BUNDLED_TARGET), dtype="float32")
+    config = local_config(table, DraftTable("ngram"), 3, 2)
+    node = tuple(
+        replace(one, target=str(file), device="cpu") if one.rank == 2 else one
+        for one in config.node
+    )
+    config = replace(config, node=node)
+    background = Background(config)
+    try:
+        asked = ("--prompt", PROMPT, "--max-new-tokens", "24", "--json")
+        code, out, err = background.ask(capsys, *asked)
+        assert background.cluster.guarantee == "tolerance"
+    finally:
+        background.close()
+    assert (code, err) == (0, "")
+    tokens = json.loads(out)["token_ids"]
+    assert tokens == generate(BUNDLED_TARGET, PROMPT, 24)[0]
+    task = Task(config, (Question(Submit(0, PROMPT, 24, 0, 0.0, 0, 1.0), tuple(tokens)),))
+    assert [one.equal for one in _decode(task)] == [True]
 
 
 @pytest.mark.asyncio

@@ -250,6 +250,31 @@ def test_options_of_llama_cpp_that_cannot_be(target: str, table: str, says: str)
         parse(f"{GOOD.replace('model', target)}[llama]\n{table}\n")
 
 
+def test_a_node_has_a_file_and_a_device_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    own = 'target = "m.gguf"\ndevice = "cuda"\n'
+    (tmp_path / "c.toml").write_text(GOOD.replace("rank = 2\n", f"rank = 2\n{own}"))
+    config = load(tmp_path / "c.toml")
+    assert config.mixed
+    assert config.target_of(2) == f"{tmp_path}/m.gguf"
+    assert config.target_of(0) == config.target_of(1) == config.target.path
+    assert [config.engine_of(rank).device for rank in (1, 2)] == ["auto", "cuda"]
+    assert parse(to_toml(config)) == config
+    assert not parse(GOOD).mixed
+
+
+@pytest.mark.parametrize(
+    ("rank", "keys", "says"),
+    [
+        (0, 'target = "m.gguf"', "target is for verify stages"),
+        (1, 'device = "cuda"', "device of rank 1 is for GGUF targets, and model is none"),
+    ],
+)
+def test_what_a_node_cannot_have_of_its_own(rank: int, keys: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        parse(GOOD.replace(f"rank = {rank}\n", f"rank = {rank}\n{keys}\n"))
+
+
 def test_a_hub_id_stays_one(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(GOOD.replace('"model"', '"org/model"'))
     assert load(tmp_path / "c.toml").target.path == "org/model"

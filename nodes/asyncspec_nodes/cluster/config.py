@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from asyncspec.backend.base import DEFAULT_OPTIONS, DType, EngineOptions, Mode, Quantize
+from asyncspec.backend.registry import backend_name
 from asyncspec.core.errors import UserError
 
 GenerationConfig = Literal["auto", "none"]
@@ -83,6 +85,11 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     port: Port
     # Half-open range of target layers, verify stages only; left out everywhere: an even split.
     layers: tuple[int, int] | None = None
+    # A verify stage's own target, in place of [target] path. GGUF beside a checkpoint: guarantee
+    # "tolerance", [target] dtype "float32".
+    target: str | None = None
+    # In place of [llama] device.
+    device: str | None = None
 
 
 class SourceTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,6 +213,20 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     def find(self, rank: int) -> NodeTable | None:
         """The node of a rank; None where it is not listed, as a draft node may be."""
         return next((node for node in self.nodes if node.rank == rank), None)
+
+    def target_of(self, rank: int) -> str:
+        """The target's file as a node names it."""
+        return getattr(self.find(rank), "target", None) or self.target.path
+
+    def engine_of(self, rank: int) -> EngineOptions:
+        """How llama.cpp computes on a node."""
+        device = getattr(self.find(rank), "device", None)
+        return replace(self.llama, device=device) if device else self.llama
+
+    @property
+    def mixed(self) -> bool:
+        """Whether stages have files of the target that round differently."""
+        return len({backend_name(self.target_of(node.rank)) for node in self.node}) > 1
 
 
 Span = tuple[int, int]

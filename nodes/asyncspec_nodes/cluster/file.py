@@ -60,7 +60,15 @@ def check(config: Config) -> None:
             raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
         check_pace(f"[pace.{rank}]", pace, role_of(rank, config.stages))
     target = with_backend(config.target.path, config.target.backend)
-    check_options(target, config.llama, "[llama]")
+    files = [target, *(node.target for node in config.node if node.target)]
+    gguf = next((file for file in files if backend_name(file) == LLAMA), target)
+    check_options(gguf, config.llama, "[llama]")
+    for node in config.node:
+        if node.target and not node.rank:
+            raise UserError("[[node]] target is for verify stages; the draft node's is [target]")
+        if node.device:
+            options = EngineOptions(device=node.device)
+            check_options(node.target or target, options, f"device of rank {node.rank}")
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):
@@ -141,6 +149,10 @@ def _absolute(config: Config, base: Path) -> Config:
     return replace(
         config,
         target=replace(config.target, path=target, chat_template=template),
+        node=tuple(
+            replace(node, target=_beside(base, node.target)) if node.target else node
+            for node in config.node
+        ),
         draft=replace(config.draft, source=each(config.draft.source, partial(_source, base))),
         security=security,
     )

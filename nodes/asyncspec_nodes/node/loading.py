@@ -53,8 +53,8 @@ from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
-from asyncspec_protocol.ids import Rank, SessionId, first_session
-from asyncspec_protocol.links import role_of
+from asyncspec_protocol.ids import DRAFT, Rank, SessionId, first_session
+from asyncspec_protocol.links import MIXED, role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
 
 LOOKUPS: Mapping[str, Callable[[], TokenSource]] = {NGRAM: NGramSource, SUFFIX: SuffixSource}
@@ -64,8 +64,8 @@ _IDLE = LoadedSource(NGramSource())
 """Of a node whose machine sends no draft requests to its device."""
 
 
-def load_source(config: Config, target: OpenModel) -> LoadedSource:
-    """The source that ``[draft]`` names. Raises ``UserError``."""
+def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedSource:
+    """The source that ``[draft]`` names, on a node. Raises ``UserError``."""
     names = parts(config.draft.source)
     if names == (NONE,):
         if POLICIES[config.draft.policy].uses_draft:
@@ -76,7 +76,7 @@ def load_source(config: Config, target: OpenModel) -> LoadedSource:
         return _IDLE
     models = [
         backend_of_source(name, config.target.path).load_source(
-            SourceSpec(name, target, config.target.dtype, config.llama)
+            SourceSpec(name, target, config.target.dtype, config.engine_of(rank))
         )
         for name in names
         if name not in WITHOUT_MODEL
@@ -119,7 +119,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
 
 def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     """Load a node's part. Slow; raises ``UserError`` with what to change."""
-    backend = backend_of(config.target.path)
+    backend = backend_of(config.target_of(rank))
     reporter.loading(backend.library)
     role = role_of(rank, config.stages)
     load = {"draft": _load_draft, "verify": _load_stage, "source": _load_source}[role]
@@ -149,11 +149,12 @@ def _packing_seconds(config: Config, me: Hello) -> float:
 
 def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
     target = config.target
-    model = backend.open(target.path, tokenizer=False)
+    model = backend.open(config.target_of(rank), tokenizer=False)
     layers = model.info.layers
     span = layout(config, layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {layers}")
-    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
+    engine = config.engine_of(rank)
+    options = StageOptions(target.dtype, target.mode, target.quantize, engine)
     stage = backend.load(StageSpec(model, span, options))
     pass_seconds = stage.pass_seconds()
     if pace := config.pace.get(rank):
@@ -181,7 +182,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         run_job=stage.run,
         abandon_job=stage.abandon,
         tensors=stage,
-        guarantee=stage.guarantee,
+        guarantee="tolerance" if config.mixed else stage.guarantee,
         weights=stage.weights,
     )
 
@@ -194,7 +195,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
     if config.source is None:
-        source = _report_and_load(config, target, reporter)
+        source = _report_and_load(config, rank, target, reporter)
     else:
         source = _passing_on(config, target, backend)
     # ``PLAIN`` serves chats of targets that were not made for them.
@@ -243,7 +244,7 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
     # A draft model's tokenizer is compared with the target's.
     compares = any(part not in WITHOUT_MODEL for part in parts(config.draft.source))
     target = backend.open(config.target.path, tokenizer=compares)
-    source = _report_and_load(config, target, reporter)
+    source = _report_and_load(config, rank, target, reporter)
     return Loaded(
         me=_hello(config, rank, target),
         machine=SourceMachine(
@@ -261,16 +262,24 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
     )
 
 
-def _report_and_load(config: Config, target: OpenModel, reporter: Reporter) -> LoadedSource:
+def _report_and_load(
+    config: Config, rank: int, target: OpenModel, reporter: Reporter
+) -> LoadedSource:
     # Without the folders.
     names = "+".join(Path(part).name or part for part in config.draft.source.split("+"))
     reporter.loading(f"draft {names}")
-    return load_source(config, target)
+    return load_source(config, target, rank)
 
 
 def _source_slots(config: Config, rank: int, token_bytes: int) -> int:
     """Slots there is memory for; 0: no bound, where the source holds next to nothing."""
     return max(1, cache_budget(config, rank) // token_bytes) if token_bytes else 0
+
+
+def _size(target: OpenModel) -> str:
+    """What files of one model in several formats have in common, as a fingerprint."""
+    info = target.info
+    return f"{MIXED}{info.layers} {info.hidden_size} {info.vocab_size}"
 
 
 def _hello(
@@ -289,7 +298,7 @@ def _hello(
         stages=config.stages,
         layers=span,
         dtype=target.computed_dtype(config.target.dtype),
-        fingerprint=target.fingerprint,
+        fingerprint=_size(target) if config.mixed else target.fingerprint,
         mode=config.target.mode,
         quantize=config.target.quantize,
         chat_template=chat_template,
