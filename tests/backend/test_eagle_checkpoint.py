@@ -226,6 +226,9 @@ def moved(name: str, at: int, by: int) -> Callable[[State], None]:
         (shaped("layers.0.input_layernorm.weight", HIDDEN), r"layers.0.input_layernorm.weight"),
         (shaped("gate.weight", 1), r"a tensor gate.weight that its config.json says nothing of"),
         (State.clear, r"no tensor fc.weight"),
+        (shaped("model.fc.weight", HIDDEN), r"has (model\.)?fc.weight twice"),
+        (shaped("layers.0.mlp.experts.0.up_proj.weight", 9), "has experts, which is not"),
+        (shaped("layers.0.self_attn.kv_a_proj_with_mqa.weight", 9), "has latent attention"),
     ],
 )
 def test_wrong_tensors_of_eagle(opened: Opened, change: Callable[[State], None], says: str) -> None:
@@ -279,8 +282,7 @@ def test_wrong_tensors_of_eagle3(
         ({"head_dim": 8}, r"q_proj.weight .* shape \[64, 64\], expected \[32, 64\]"),
         ({"num_hidden_layers": 2}, "no tensor layers.1.self_attn.q_proj.weight"),
         ({"quantization_config": {"bits": 4}}, "its weights are quantised"),
-        ({"kv_lora_rank": 512}, "latent attention"),
-        ({"num_experts": 8}, "mixture-of-experts"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected int <= 128"),
         ({"use_sliding_window": True, "sliding_window": 512}, "only full attention"),
         ({"logit_scale": 0.5}, "logit_scale is not supported"),
         ({"partial_rotary_factor": 2}, "partial_rotary_factor: expected float <= 1"),

@@ -96,6 +96,8 @@ CASES = {
     "eagle3-norm-before-residual": Case(
         eagle_heads.eagle3, {}, settings={"norm_before_residual": True}
     ),
+    # Many settings are the target's, and mean nothing here.
+    "eagle-mixtral": Case(eagle_heads.eagle, {}, settings={"num_local_experts": 8}),
     "eagle-layers": Case(eagle_heads.eagle, {"qkv_bias": True}, sizes=Sizes(layers=2)),
     "eagle-speculators": Case(
         eagle_heads.eagle,

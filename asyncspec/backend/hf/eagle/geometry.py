@@ -3,6 +3,7 @@ and whether the head was made for this target. No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ def describe(
     used = [one for one in published.prefixes if any(one[0] in name for name in stored)]
     published = replace(published, prefixes=tuple(used))
     names = {published.plain_name(name): name for name in stored}
+    _check_names(names, stored, directory)
     # EAGLE-3 has a norm on its feature; without it the configuration may still say so.
     third = published.kind == "EAGLE-3" or (
         not published.kind
@@ -48,6 +50,21 @@ def describe(
     head = _completed(published, kind, shapes, target, directory)
     check_shapes(head, shapes, published.stored_name, directory)
     return head, names
+
+
+def _check_names(names: Mapping[str, str], stored: Shapes, where: Path) -> None:
+    """Raise ``CheckpointError`` for layers of another kind, which settings do not tell: many of
+    them are copies of the target's."""
+    if len(names) < len(stored):
+        twice = min(stored.keys() - names.values())
+        raise CheckpointError(f"the EAGLE head {where} has {twice} twice; download it again")
+    for part, kind in _OTHER_LAYERS.items():
+        if any(part in name for name in names):
+            raise CheckpointError(f"the EAGLE head {where} has {kind}, which is not supported")
+
+
+_OTHER_LAYERS = {".kv_a_proj_with_mqa.": "latent attention (MLA)", ".mlp.experts.": "experts"}
+"""By a part of their tensors' names."""
 
 
 def _check_target(

@@ -33,7 +33,7 @@ class Settings(Struct, frozen=True):
     num_attention_heads: Size
     num_key_value_heads: Size = 0
     head_dim: Size = 0
-    num_hidden_layers: Size = 1
+    num_hidden_layers: Annotated[int, Meta(gt=0, le=128)] = 1
     vocab_size: Size = 0
     draft_vocab_size: Size = 0
     target_hidden_size: Size = 0
@@ -191,11 +191,6 @@ def _settings(values: Config) -> Settings:
     """The settings that all layouts share. Raises ``_Unsupported``, ``msgspec.ValidationError``."""
     if values.get("quantization_config"):
         raise _Unsupported("its weights are quantised; use an unquantised head")
-    if values.get("kv_lora_rank"):
-        raise _Unsupported("latent attention (MLA) is not supported; use a head without it")
-    experts = ("num_experts", "num_local_experts", "n_routed_experts")
-    if any(isinstance(values.get(name), int) and values[name] > 1 for name in experts):
-        raise _Unsupported("mixture-of-experts layers are not supported; use a dense head")
     windowed = values.get("use_sliding_window") and values.get("sliding_window")
     if windowed or set(_names(values, "layer_types")) - {"full_attention"}:
         raise _Unsupported("only full attention is supported; use a head without sliding windows")
