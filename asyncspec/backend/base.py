@@ -246,6 +246,8 @@ class Footprint(Struct, frozen=True):
     slot: int
     # Of a pass over a chunk of the prompt, for each slot it sees: the scores of one layer.
     scores: int
+    # Of the results of passes and of the self-test.
+    results: int = 0
 
 
 class Backend(Protocol):

@@ -3,9 +3,11 @@ against llama.cpp's own text of the whole file."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -24,11 +26,12 @@ from asyncspec.backend.llama.gguf_file import Tensor, Value, open_gguf, value
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import SESSION, chain, decode
+from asyncspec.backend.threads import DEFAULTS
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.jobs import Admit, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from backend import conformance
+from backend import conformance, gguf_models
 from backend.conformance import MakeStages
 from backend.gguf_models import (
     FAMILIES,
@@ -175,6 +178,25 @@ def test_log_probabilities_are_those_of_the_whole_file(tmp_path: Path) -> None:
         assert top_log_probs == pytest.approx(log_probs[best], abs=0.01)
         assert top_log_probs == pytest.approx(log_probs[list(top)], abs=0.01)
         known, tokens = known + len(tokens), [token]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.parametrize("span", [(0, 2), (1, 3), (2, LAYERS)])
+def test_the_peak_is_predicted(
+    span: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_models, "VOCAB", 100_000)
+    path = save_random(tmp_path / "model.gguf", kind="Q8_0")
+    done = subprocess.run(
+        [sys.executable, "-m", "backend.llama_memory_child", str(path), *map(str, span)],
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | DEFAULTS,
+        capture_output=True,
+        timeout=250,
+    )
+    found = json.loads(done.stdout)
+    assert 0.6 < found["peak"] / found["predicted"] <= 1, found
 
 
 def test_a_cut_holds_its_own_tensors_only(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ _BLOCK = 32
 _SPARE = 2
 """Cells per slot: those of dead rows stay until the cache is packed."""
 
+_OUTPUTS = 256
+"""Rows that llama.cpp has room for the logits of, in a context with so many sequences."""
+
 _MASK = 6 * 78
 """Bytes of attention masks for each slot that a pass of the most rows sees: F32 and F16."""
 
@@ -24,7 +27,12 @@ def footprint(target: OpenTarget, span: tuple[int, int], kv_type: KVType = "f16"
     """Weights and cache of layers [first, last). Raises ``CheckpointError``."""
     _, tensors = cut(target.model, *span)
     weights = sum(tensor.size for tensor in tensors.values() if tensor.file is not None)
-    return Footprint(span, weights, _SPARE * slot_bytes(target, span, kv_type), _MASK)
+    slot = _SPARE * slot_bytes(target, span, kv_type)
+    has_head = span[1] == target.info.layers
+    # The self-test of a head has a second context, and logits of its own.
+    contexts = 3 if has_head else int(span[0] == 0)
+    results = contexts * _OUTPUTS * 4 * target.info.vocab_size
+    return Footprint(span, weights, slot, _MASK, results)
 
 
 def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> int:

@@ -125,6 +125,7 @@ def _node_memory(
     cache, nodes = slots * slot, tree * slot
     total = weights + cache + nodes
     runtime = process + (slots + tree) * max((one.scores for one in models), default=0)
+    runtime += sum(one.results for one in models)
     return NodeMemory(rank, layers, weights, cache, nodes, slot, total, runtime, total + runtime)
 
 

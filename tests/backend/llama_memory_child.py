@@ -1,0 +1,38 @@
+"""Run in a process of its own: loads a stage of a GGUF model as a node does, fills a cache, and
+prints the highest memory it took and what was predicted, in bytes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import asyncspec_nodes.node.command
+import asyncspec_nodes.node.process  # noqa: F401
+from asyncspec.backend.base import StageOptions, StageSpec
+from asyncspec.backend.llama.backend import BACKEND
+from asyncspec.backend.reference import SESSION, chain
+from asyncspec.core.jobs import Admit
+from asyncspec.core.sampling import Sampling
+
+SLOTS = 512
+
+
+def main(name: str, first: int, last: int) -> dict[str, float]:
+    model, span = BACKEND.open(name), (first, last)
+    stage = BACKEND.load(StageSpec(model, span))
+    stage.run(Admit(SESSION, SLOTS, Sampling()))
+    for start in range(0, SLOTS, 64):
+        hidden = stage.noise(64) if first else None  # type: ignore[attr-defined]
+        sampled = (63,) if last == model.info.layers else ()
+        stage.run(chain(SESSION, start, [1] * 64, hidden, sampled))
+    (own,) = BACKEND.footprints(name, [span], StageOptions())
+    predicted = BACKEND.runtime_bytes + own.weights + own.results + SLOTS * (own.slot + own.scores)
+    # Not ``backend.memory_child``, which imports torch.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    return {"peak": 1024 * int(status["VmHWM"].split()[0]), "predicted": predicted}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))  # noqa: T201
