@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from typing import cast
-
 import torch
 
 from asyncspec.backend.base import Quantize
@@ -32,7 +29,3 @@ def main(path: str, tokens: int, quantize: Quantize) -> int:
         )
     )
     return int(peak() * MIB)
-
-
-if __name__ == "__main__":
-    print(main(sys.argv[1], int(sys.argv[2]), cast("Quantize", sys.argv[3])))  # noqa: T201

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import cast
 
 import psutil
 import torch
@@ -37,6 +34,13 @@ def now() -> float:
     return float(psutil.Process().memory_info().rss) / MIB
 
 
+def imports(small: str) -> float:
+    """What importing torch and transformers takes, whatever the model, MiB."""
+    torch.set_num_threads(1)
+    load_stage(open_checkpoint(small), 0, 1)
+    return now()
+
+
 def main(
     small: str,
     large: str,
@@ -47,10 +51,7 @@ def main(
     sessions: int,
 ) -> dict[str, float]:
     """Sizes in MiB. ``sessions``: how many there are at a time in the end."""
-    torch.set_num_threads(1)
-    # What importing torch and transformers costs, whatever the model.
-    load_stage(open_checkpoint(small), 0, 1)
-    base = now()
+    base = imports(small)
     read_before = _bytes_read()
     stage = load_stage(open_checkpoint(large), first, last, quantize=quantize)
     sizes = {
@@ -118,10 +119,3 @@ def _bytes_read() -> int:
         if line.startswith("rchar:"):
             return int(line.split()[1])
     raise OSError("no rchar in /proc/self/io")
-
-
-if __name__ == "__main__":
-    first, last, capacity = map(int, sys.argv[3:6])
-    quantize, sessions = cast("Quantize", sys.argv[6]), int(sys.argv[7])
-    sizes = main(sys.argv[1], sys.argv[2], first, last, capacity, quantize, sessions)
-    print(json.dumps(sizes))  # noqa: T201
