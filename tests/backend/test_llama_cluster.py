@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from msgspec.structs import replace
 from asyncspec.backend.base import EngineOptions
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.llama.tokenizer import LlamaTokenizer
+from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
@@ -77,6 +80,38 @@ def test_a_cluster_file(cluster: Background, capsys: pytest.CaptureFixture[str])
     assert (code, err) == (0, "")
     assert len(json.loads(out)["token_ids"]) == 16
     assert cluster.cluster.guarantee == "bitwise"
+
+
+def test_a_plan_for_users_of_a_gguf_target(
+    cluster: Background, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Users that draft with a GGUF model, as their passes are measured."""
+    host, port = cluster.cluster.address
+    saved = tmp_path / "measured.toml"
+    where = ["--connect", f"{host}:{port}", "--json", "--save", str(saved)]
+    submit = Submit(0, PROMPT, 1500, 0, 0.0, 0, 1.0, ignore_eos=True, policy="dip-sd")
+
+    async def answer(client: Client) -> None:
+        async for _ in client.ask(submit):
+            pass
+
+    async def main() -> int:
+        client = await Client.connect(host, port, cluster.name)
+        user = asyncio.create_task(answer(client))
+        try:
+            while not sum((await client.plan_status()).lengths):
+                assert not user.done()
+            return await asyncio.to_thread(cli.main, ["plan", "dipsd", *where])
+        finally:
+            user.cancel()
+            await asyncio.gather(user, return_exceptions=True)
+            await client.close()
+
+    assert asyncio.run(main()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["users"], found["stages"]) == (1, 2)
+    assert found["running"]["forecast"]["greedy"] > 0
+    assert json_output(capsys, "plan", "dipsd", str(saved), "--json")["users"] == 1
 
 
 def test_a_gguf_stage_beside_one_of_the_checkpoint(

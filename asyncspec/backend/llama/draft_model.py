@@ -8,9 +8,9 @@ from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
 from asyncspec.backend.llama.cut import VirtualFile, cut
 from asyncspec.backend.llama.devices import find
-from asyncspec.backend.llama.engine import Engine, Settings
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
+from asyncspec.backend.llama.passes import Engine, Settings
 from asyncspec.backend.llama.target import OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.llama.trial import repacks

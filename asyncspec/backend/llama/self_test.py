@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from asyncspec.backend.base import Guarantee
-from asyncspec.backend.llama.engine import EXACT_ROWS, Engine, Floats
+from asyncspec.backend.llama.passes import EXACT_ROWS, Engine, Floats
 from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
 from asyncspec.core.jobs import Row

@@ -16,9 +16,9 @@ from asyncspec.backend.base import (
 )
 from asyncspec.backend.llama.cut import SCALED_INPUT, VirtualFile, cut
 from asyncspec.backend.llama.devices import find
-from asyncspec.backend.llama.engine import FIRST_CELLS, Engine, Floats, Settings
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
+from asyncspec.backend.llama.passes import FIRST_CELLS, Engine, Floats, Settings
 from asyncspec.backend.llama.self_test import confirm
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache

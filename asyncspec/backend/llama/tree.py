@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asyncspec.backend.llama.branches import Branches, Node
-from asyncspec.backend.llama.engine import Engine
+from asyncspec.backend.llama.passes import Engine
 from asyncspec.core.jobs import Row
 
 

@@ -76,8 +76,8 @@ def _child(*arguments: str) -> tuple[int, str]:
 def main(path: str, first: str, last: str, mode: Mode = "exact", options: str = "") -> None:
     """The child: with ``options`` it tries repacked weights. Raises ``UserError``."""
     from asyncspec.backend.llama.cut import VirtualFile
-    from asyncspec.backend.llama.engine import Engine, Settings
     from asyncspec.backend.llama.library import load_model
+    from asyncspec.backend.llama.passes import Engine, Settings
     from asyncspec.backend.llama.stage import load_engine
     from asyncspec.backend.llama.target import open_target
     from asyncspec.backend.llama.tokenizer import LlamaTokenizer
