@@ -86,6 +86,8 @@ def test_a_plan_for_users_of_a_gguf_target(
     cluster: Background, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Users that draft with a GGUF model, as their passes are measured."""
+    # Until it is answered, stages may not be linked yet.
+    assert cluster.ask(capsys, "--prompt", PROMPT, "--max-new-tokens", "2")[0] == 0
     host, port = cluster.cluster.address
     saved = tmp_path / "measured.toml"
     where = ["--connect", f"{host}:{port}", "--json", "--save", str(saved)]
