@@ -168,7 +168,7 @@ def _candidates(row: Logits, most: int) -> Tokens | None:
     """Tokens, ascending, that the ``most`` best of a row [vocab] are among, and few others; None
     where partitioning the row is as fast, or some logits are no numbers."""
     columns = len(row) // _COLUMN
-    if columns < 4 * most:
+    if not most or columns < 4 * most:
         return None
     # So many tokens are as good as their columns' best.
     best = row[: columns * _COLUMN].reshape(_COLUMN, columns).max(0)

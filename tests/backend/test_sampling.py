@@ -262,3 +262,4 @@ def test_the_best_successors_are_those_of_a_sort(vocab: int, levels: int) -> Non
         assert tuple(log_probs) == log_probs_of(np.repeat(row[None], most, 0), list(tokens))
     logits[0, vocab // 2] = np.nan
     assert len(best_successors(logits, 32)[0][0]) == most
+    assert best_successors(logits[:1], 0) == [([], [])]
