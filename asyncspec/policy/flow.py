@@ -165,15 +165,18 @@ class Flow(Policy, frozen=True):
         known = _known(memory)
         if not known.plain_rate:
             return {}
-        return {
+        stats = {
             "first_choice_rate": known.acceptance.profile[0],
             "row_cost_rate": known.row_share,
             "root_levels": known.shape.first,
             "segment_levels": known.shape.levels,
             "segment_rows": known.shape.rows,
             "speed_rate": known.speculating.mean(1.0),
-            "plain_tokens_per_second": known.plain.mean(known.plain_rate),
         }
+        if known.plain.doubt < 0.5:
+            # While drafts keep the draft node busy, round trips say too little of plain decoding.
+            stats["plain_tokens_per_second"] = known.plain.mean(known.plain_rate)
+        return stats
 
     def grow(self, view: View) -> Growth | None:
         if not view.levels_left:

@@ -118,7 +118,7 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str) -> Table:
 
 
 def _speedup(answers: Sequence[Answer]) -> str:
-    """Tokens a second by those expected without speculation; empty where none are."""
+    """Tokens a second by those measured without speculation; empty where none were."""
     stats = answers[-1].stats
     plain, reached = stats.get("plain_tokens_per_second"), stats.get("tokens_per_second")
     return f"{reached / plain:.2f}" if plain and reached else ""
