@@ -194,7 +194,9 @@ class Flow(Policy, frozen=True):
             # There is time to look for what competes below the new tip: fewer of its candidates
             # were kept when it was one node of many.
             return self._growth(view, shape.levels, shape.rows)
-        leaves = _leaves(view, known, _worthwhile(view, known))
+        if not _may_deepen(view, known):
+            return None
+        leaves = _leaves(view, _worthwhile(view, known))
         if not leaves:
             return None
         return self._growth(view, shape.levels, shape.rows, tuple(leaves[: shape.rows]))
@@ -217,6 +219,8 @@ class Flow(Policy, frozen=True):
         if root and len(view.tree) == 1 and not view.trees_received:
             return ()  # with its first levels
         unsent = frozenset(view.drafted)
+        if not unsent:
+            return root  # asked after most verdicts: the chances of a whole tree cost more
         chances = _worthwhile(view, known)
         chosen = [node for node in chances if node in unsent][: min(shape.rows, view.max_rows)]
         if not root and _better_later(view, known, chances, chosen):
@@ -238,10 +242,13 @@ def _worthwhile(view: View, known: FlowMemory) -> dict[NodeId, float]:
     return {node: chances[node] for node in found if chances[node] >= least}
 
 
-def _leaves(view: View, known: FlowMemory, worthwhile: Mapping[NodeId, float]) -> list[NodeId]:
+def _may_deepen(view: View, known: FlowMemory) -> bool:
+    """Whether levels are left that can be sent before a verdict comes."""
+    return view.levels < min(known.rate.depth, view.levels_left)
+
+
+def _leaves(view: View, worthwhile: Mapping[NodeId, float]) -> list[NodeId]:
     """The nodes that should get children, the likeliest first."""
-    if view.levels >= min(known.rate.depth, view.levels_left):
-        return []
     parents = {data.parent for data in view.tree.nodes.values()}
     return [node for node in worthwhile if node not in parents]
 
@@ -251,8 +258,10 @@ def _better_later(
 ) -> bool:
     """Whether a segment costs more tokens than it brings: it delays the one with the children of
     the likeliest leaf, which are being drafted."""
-    leaves = _leaves(view, known, worthwhile)
-    if view.no_growth or not leaves:
+    if view.no_growth or not _may_deepen(view, known):
+        return False
+    leaves = _leaves(view, worthwhile)
+    if not leaves:
         return False
     rate = known.rate
     delay = max(0.0, rate.spacing - known.draft_seconds)

@@ -21,16 +21,16 @@ _BINS = 1 + len(PARAMETERS.stated_bins)
 _BINNED_RANKS = 3
 
 
-class BinSums(Struct, frozen=True):
+class StatedSums(Struct, frozen=True):
     """Exponentially weighted: nodes that were hits, and the sum of the nodes' stated chances."""
 
     hits: float = 0.0
     stated: float = 0.0
 
-    def observe(self, hit: bool, chance: float) -> BinSums:
+    def observe(self, hit: bool, chance: float) -> StatedSums:
         """With one node more."""
         keep = 1.0 - PARAMETERS.acceptance_weight
-        return BinSums(keep * self.hits + hit, keep * self.stated + chance)
+        return StatedSums(keep * self.hits + hit, keep * self.stated + chance)
 
     def corrected(self, chance: float, factor: float) -> float:
         """A stated chance as it came true, where ``factor`` is the correction of its whole rank."""
@@ -43,13 +43,16 @@ class Acceptance(Struct, frozen=True):
     children's rank. Each begins with ``acceptance_prior`` nodes as ``prior_acceptance`` has them.
     """
 
-    # Nodes with a child of that rank, and those where the target chose it.
+    # Nodes with a child of that rank, and these children.
     nodes: tuple[float, ...] = (PARAMETERS.acceptance_prior,) * RANKS
-    hits: tuple[float, ...] = tuple([PARAMETERS.acceptance_prior * p for p in _PRIOR])
-    # Sum of the chances that the source stated for these children.
-    stated: tuple[float, ...] = tuple([PARAMETERS.acceptance_prior * p for p in _PRIOR])
+    ranks: tuple[StatedSums, ...] = tuple(
+        [
+            StatedSums(PARAMETERS.acceptance_prior * p, PARAMETERS.acceptance_prior * p)
+            for p in _PRIOR
+        ]
+    )
     # By rank, the last one for all others, and by stated chance (``stated_bins``).
-    bins: tuple[BinSums, ...] = (BinSums(),) * (_BINS * _BINNED_RANKS)
+    bins: tuple[StatedSums, ...] = (StatedSums(),) * (_BINS * _BINNED_RANKS)
     # Nodes in all.
     observed: int = 0
 
@@ -59,8 +62,8 @@ class Acceptance(Struct, frozen=True):
         sum up to 1 at most."""
         found: list[float] = []
         left = 1.0
-        for hits, nodes in zip(self.hits, self.nodes, strict=True):
-            found.append(min([hits / nodes, left, *found[-1:]]))
+        for rank, nodes in zip(self.ranks, self.nodes, strict=True):
+            found.append(min([rank.hits / nodes, left, *found[-1:]]))
             left -= found[-1]
         return tuple(found)
 
@@ -79,21 +82,19 @@ class Acceptance(Struct, frozen=True):
 
     def _with(self, children: Sequence[tuple[NodeId, float]], chosen: NodeId | None) -> Acceptance:
         keep = 1.0 - PARAMETERS.acceptance_weight
-        nodes, hits, stated = list(self.nodes), list(self.hits), list(self.stated)
-        bins = list(self.bins)
+        nodes, ranks, bins = list(self.nodes), list(self.ranks), list(self.bins)
         for rank, (node, chance) in enumerate(children[:RANKS]):
+            hit, among = node == chosen, _bin(rank, chance)
             nodes[rank] = keep * nodes[rank] + 1.0
-            hits[rank] = keep * hits[rank] + (node == chosen)
-            stated[rank] = keep * stated[rank] + chance
-            found = _bin(rank, chance)
-            bins[found] = bins[found].observe(node == chosen, chance)
-        return Acceptance(tuple(nodes), tuple(hits), tuple(stated), tuple(bins), self.observed + 1)
+            ranks[rank] = ranks[rank].observe(hit, chance)
+            bins[among] = bins[among].observe(hit, chance)
+        return Acceptance(tuple(nodes), tuple(ranks), tuple(bins), self.observed + 1)
 
     def chances(self, tree: TokenTree) -> dict[NodeId, float]:
         """The chance of every node to be on the committed path, given that the root is: parents
         come first and have a higher one."""
-        prior, sums = PARAMETERS.correction_prior, zip(self.hits, self.stated, strict=True)
-        factors = [(hits + prior) / (stated + prior) for hits, stated in sums]
+        prior = PARAMETERS.correction_prior
+        factors = [(rank.hits + prior) / (rank.stated + prior) for rank in self.ranks]
         chances, below = {tree.root: 1.0}, _ranked(tree)
         for node in tree.nodes:
             for rank, (one, chance) in enumerate(below.get(node, ())):
