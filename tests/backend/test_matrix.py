@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.draft.speculation as verdicts
 import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend import sampling
@@ -25,6 +24,7 @@ from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec.source.suffix import EarlierAnswers, SuffixSource
+from asyncspec_nodes.roles.draft import verdicts
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import SessionId
 from backend import predictable_models

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.draft.speculation as verdicts
 from asyncspec.backend import sampling
 from asyncspec.backend.sampling import Floats, Tokens, gumbels
 from asyncspec.backend.toy.model import ToyModel
@@ -24,6 +23,7 @@ from asyncspec.core.accept import TargetOutput, Walk
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy.registry import LOSSLESS
+from asyncspec_nodes.roles.draft import verdicts
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
 from costs import UnitCosts

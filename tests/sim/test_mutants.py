@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.draft.speculation as verdicts
 import asyncspec_nodes.roles.verify.batching as batching
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend.tree_stage import SlotTokens
@@ -23,6 +22,7 @@ from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flowspec import FlowSpec
+from asyncspec_nodes.roles.draft import verdicts
 from asyncspec_nodes.roles.verify import segments
 from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import NodeId, SessionId, Version

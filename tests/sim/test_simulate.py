@@ -122,7 +122,7 @@ def test_a_wrong_slot_or_mask_shows_as_a_wrong_token(
 
 
 def test_a_wrong_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncspec_nodes.roles.draft.speculation as verdicts
+    from asyncspec_nodes.roles.draft import verdicts
 
     monkeypatch.setattr(verdicts, "walk", bonus_taken_for_a_hit)
     with pytest.raises(WrongText, match=r"policy flowspec, request 0: .* at token \d+"):

@@ -19,7 +19,9 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from asyncspec.core.machine import Effect, Effects, Finish, Send, SetTimer
+from asyncspec.core.stats import Counters, summary
 from asyncspec_nodes.roles.draft import prefix_cache
+from asyncspec_nodes.roles.draft.drafting import release_source
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
     CachedPrompt,
@@ -29,8 +31,6 @@ from asyncspec_nodes.roles.draft.session import (
     PendingRelease,
     QueuedRequest,
 )
-from asyncspec_nodes.roles.draft.speculation import release_source
-from asyncspec_nodes.roles.draft.stats import Counters, summary
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner

@@ -24,8 +24,9 @@ from asyncspec.core.machine import (
     Submitted,
     TimerFired,
 )
+from asyncspec.core.stats import Counters
 from asyncspec.source.base import draft_results
-from asyncspec_nodes.roles.draft import lifecycle, planning, speculation
+from asyncspec_nodes.roles.draft import drafting, lifecycle, planning, verdicts
 from asyncspec_nodes.roles.draft.scheduler import schedule
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
@@ -35,7 +36,6 @@ from asyncspec_nodes.roles.draft.session import (
     FinishingRequest,
     QueuedRequest,
 )
-from asyncspec_nodes.roles.draft.stats import Counters
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.messages import (
     Closed,
@@ -65,7 +65,7 @@ class DraftMachine:
             case Received():
                 state, effects = _received(state, event, now)
             case Computed(Expand() | DraftBatch() as job, result, seconds):
-                state = speculation.drafted(state, draft_results(job, result), seconds)
+                state = drafting.drafted(state, draft_results(job, result), seconds)
                 effects = ()
             case Submitted(request):
                 state, effects = _submitted(state, request, now)
@@ -91,7 +91,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
     peer, message = event.peer, event.message
     match message:
         case Verdict() if peer == state.config.stages:
-            return speculation.verdict_received(state, event, message, now), ()
+            return verdicts.verdict_received(state, event, message, now), ()
         case Credit(limit, room) if peer == FIRST:
             if limit < state.allowed:
                 raise RemoteProtocolError("credit was taken back", peer=peer)
@@ -108,7 +108,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
         case Closed() if peer == message.rank:
             return lifecycle.record_account(state, message)
         case Expanded() if peer == state.config.source:
-            return speculation.expanded_received(state, message, peer), ()
+            return drafting.expanded_received(state, message, peer), ()
         case _:
             raise RemoteProtocolError(f"unexpected {type(message).__name__}", peer=peer)
 

@@ -18,7 +18,7 @@ from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
 from asyncspec.core.machine import Effect, Effects, Emit, Send
 from asyncspec.core.tree import connected
 from asyncspec.policy.base import Committed
-from asyncspec_nodes.roles.draft import planning, prefix_cache, speculation
+from asyncspec_nodes.roles.draft import drafting, planning, prefix_cache, verdicts
 from asyncspec_nodes.roles.draft.admission import open_sessions
 from asyncspec_nodes.roles.draft.lifecycle import drop_prompts, finish_request
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState
@@ -49,17 +49,17 @@ def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if session.features is not None and (fed := session.features.feed(session.session)):
             session = replace(session, features=fed[0])
             state = state.with_session(session)
-            effects.extend(speculation.feed_source(state, fed[1]))
-        state, stopped = speculation.abandon_stale(state, session)
+            effects.extend(drafting.feed_source(state, fed[1]))
+        state, stopped = drafting.abandon_stale(state, session)
         effects.extend(stopped)
     if not state.expected_verdicts:
-        state, requests = speculation.dispatch_draft_requests(state)
+        state, requests = drafting.dispatch_draft_requests(state)
         effects.extend(requests)
     return state, tuple(effects)
 
 
 def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[DraftState, Effects]:
-    accepted = speculation.accept(state, session, now)
+    accepted = verdicts.accept(state, session, now)
     if accepted is None:
         return state, ()
     request, moved = session.request.request, accepted.session

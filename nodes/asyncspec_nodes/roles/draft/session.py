@@ -14,11 +14,11 @@ from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import TensorRows
 from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Request
+from asyncspec.core.stats import Counters, SlotClock
 from asyncspec.core.tree import TokenTree
 from asyncspec.dipsd.measured import DraftMeasurements
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_tree_nodes
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.roles.draft.stats import Counters, SlotClock
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand, Rates
 

@@ -1,4 +1,4 @@
-"""Draft requests to the token source, drafted trees, verdicts, and acceptance.
+"""Draft requests to the token source, and the trees it drafts.
 
 A source on this node's device gets one batch of all sessions' requests when it is free; a source on
 a node of its own makes the batches itself.
@@ -8,29 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core import tree as trees
-from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Feed, Release
-from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Received, Send
+from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Send
 from asyncspec.policy.base import Drafted, Growth, max_tree_nodes
 from asyncspec.source.base import DraftResults, admitted, batched
 from asyncspec_nodes.roles.draft import planning
 from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
-from asyncspec_protocol.ids import NodeId, Rank, SessionId, Version
+from asyncspec_protocol.ids import NodeId, Rank, SessionId
 from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES
-from asyncspec_protocol.messages import (
-    Expand,
-    Expanded,
-    Features,
-    PruneIndices,
-    Verdict,
-    Withdraw,
-)
+from asyncspec_protocol.messages import Expand, Expanded, Features, Withdraw
 
 
 def dispatch_draft_requests(state: DraftState) -> tuple[DraftState, Effects]:
@@ -226,185 +217,4 @@ def merge_draft(
         drafts=session.drafts + (request.round == session.round),
         clock=clock,
         counters=counters.plus(drafted=len(new)),
-    )
-
-
-def verdict_received(
-    state: DraftState, event: Received, message: Verdict, now: float
-) -> DraftState:
-    """Note a verdict's outputs, and what it says of costs."""
-    costs, session = state.costs, state.sessions.get(message.session)
-    if message.feature_ids:
-        costs = costs.with_feature_rows(event.seconds / len(message.feature_ids))
-    if session is None and message.session >= state.next_session:
-        raise RemoteProtocolError(f"session {message.session} was never opened", peer=event.peer)
-    if session is not None:
-        probe = session.probe
-        if probe is not None and probe.segment <= message.segment:
-            session = replace(session, probe=None)
-            if probe.segment == message.segment:
-                costs = costs.with_round_trip(probe.rows, now - probe.sent_at)
-        if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
-            raise RemoteProtocolError("a token that is not in the vocabulary", peer=event.peer)
-        state = planning.count_links(state, message, now)
-        state = state.with_session(record_verdict(session, message, event.tensor))
-    return replace(state, expected_verdicts=message.batch_remaining, costs=costs)
-
-
-def record_verdict(session: DraftSession, verdict: Verdict, handle: object | None) -> DraftSession:
-    """Note the target's outputs; ``handle``: to the features that came with them. Raises
-    ``RemoteProtocolError`` for nodes never sent, and for features not requested."""
-    named = {*verdict.ids, *verdict.feature_ids}
-    unsent = (n for n in named if n >= session.next_node or n in session.tree)
-    prompt = range(session.prefilled, len(session.prefix))
-    if any(n in prompt for n in named) or any(n not in session.sent for n in unsent):
-        raise RemoteProtocolError(f"verdict on a node never sent in session {verdict.session}")
-    if verdict.applied > session.version:
-        # What is taken for known to every stage is never announced again.
-        raise RemoteProtocolError(
-            f"version {verdict.applied} of session {session.session} was never announced"
-        )
-    features = session.features
-    if features is not None:
-        features = features.receive(verdict, handle, session.sent)
-    elif verdict.feature_ids or handle is not None:
-        raise RemoteProtocolError(f"features for session {session.session}, which reads none")
-    alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}
-    return replace(
-        session,
-        verified={**session.verified, **alive},
-        features=features,
-        acknowledged=max(session.acknowledged, verdict.applied),
-        clock=session.clock.on_verdict(verdict.segment, session.stages, verdict.pass_number),
-        counters=session.counters.plus(passes=session.decoding),
-    )
-
-
-def _target_outputs(
-    session: DraftSession, verdict: Verdict
-) -> Iterator[tuple[NodeId, TargetOutput]]:
-    """What a verdict says of each node, in the detail that the policy needs."""
-    tops = len(verdict.top_tokens) // max(1, len(verdict.ids))
-    if bool(tops) != bool(session.top_logprobs and verdict.ids):
-        raise RemoteProtocolError(f"{tops} likeliest tokens a node in session {session.session}")
-    if bool(verdict.token_log_probs) != bool(session.request.log_probs and verdict.ids):
-        raise RemoteProtocolError(f"log-probabilities or none in session {session.session}")
-    for i, (node, token) in enumerate(zip(verdict.ids, verdict.tokens, strict=True)):
-        part = slice(i * tops, (i + 1) * tops)
-        log_prob = verdict.token_log_probs[i] if verdict.token_log_probs else None
-        top = (verdict.top_tokens[part], verdict.top_token_log_probs[part])
-        yield node, TargetOutput(token, *top, log_prob)
-
-
-class Accepted(Struct, frozen=True):
-    """The committed path has grown by ``tokens``, of which the first ``hits`` were nodes of the
-    tree. Either a prune follows, or the answer ends for the reason ``finish``."""
-
-    session: DraftSession
-    tokens: tuple[int, ...]
-    hits: int
-    # The target's output at each token, where requested.
-    outputs: tuple[TargetOutput, ...]
-    finish: str
-    prune: PruneIndices | None = None
-
-
-def accept(state: DraftState, session: DraftSession, now: float) -> Accepted | None:
-    """Accept what verdicts allow. None where they bring nothing new, or the policy waits."""
-    if session.decoding and not session.policy.accepts_verdicts(state.view(session)):
-        return None
-    walked = walk(session.tree, session.verified, session.policy.choose)
-    if not walked.accepted and walked.bonus is None:
-        return None
-    tokens = tuple(session.tree.nodes[n].token for n in walked.accepted)
-    tokens = tokens if walked.bonus is None else (*tokens, walked.bonus)
-    tokens, finish = _until_end(session, tokens)
-    hits = min(len(tokens), len(walked.accepted))
-    outputs: tuple[TargetOutput, ...] = ()
-    if session.request.log_probs:
-        path = (session.tree.root, *walked.accepted)
-        outputs = tuple(session.verified[node] for node in path[: len(tokens)])
-    session = _count(session, len(tokens), hits, now)
-    moved = replace(session, committed=session.committed + tokens, committed_at=now)
-    if finish:
-        return Accepted(moved, tokens, hits, outputs, finish)
-    moved = _move_tip(moved, walked.accepted, walked.bonus)
-    return Accepted(moved, tokens, hits, outputs, finish, _prune(moved))
-
-
-def _until_end(session: DraftSession, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
-    """Cut at the first stop token or at the token limit, and the reason to finish, if any."""
-    left = session.request.max_new_tokens - session.new_tokens
-    for i, token in enumerate(tokens[:left]):
-        if token in session.request.stop_tokens:
-            return tokens[: i + 1], "stop"
-    return tokens[:left], "length" if len(tokens) >= left else ""
-
-
-def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
-    """Count ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
-    counters, clock, place = session.counters, session.clock, session.new_tokens
-    if not session.decoding:
-        clock = replace(clock, first_token=clock.now)
-        # A round that was begun before counts where it goes on.
-        counters = counters.plus(rounds=hits > 0 and session.segments > 0, firsts=(place,))
-        if counters.first_token is None:
-            counters = replace(counters, first_token=now)
-        place, tokens, hits = place + 1, tokens - 1, max(0, hits - 1)
-    missed = tuple(range(place + hits, place + tokens))
-    return replace(session, counters=counters.plus(misses=missed), clock=clock)
-
-
-def _move_tip(
-    session: DraftSession, accepted: tuple[NodeId, ...], bonus: int | None
-) -> DraftSession:
-    """The tip moves along ``accepted``, and on a miss to a new root with the token ``bonus``."""
-    version = Version(session.version + 1)
-    tip = accepted[-1] if accepted else session.tree.root
-    if bonus is None:
-        parent = session.tree.nodes[tip].parent
-        tree, news = trees.reroot(session.tree, tip), accepted
-        fresh = session
-    else:
-        parent, root = tip, session.next_node
-        position = session.tree.nodes[tip].position + 1
-        tree, news = trees.new_tree(root, bonus, position), (*accepted, root)
-        fresh = replace(
-            session,
-            next_node=NodeId(root + 1),
-            round=session.round + 1,
-            clock=session.clock.on_miss(),
-            segments=0,
-            drafts=0,
-            last_depth=0,
-        )
-    features = session.features
-    if features is not None:
-        path = (session.tree.root, *accepted)
-        features = features.advance(path if bonus is not None else path[:-1], tree.nodes)
-    # What every stage has applied need not be announced again: the nodes announced so far have
-    # all passed every stage, for their verdicts led here, and are in its cache as committed.
-    known = tuple((n, v) for n, v in session.announced if v > session.acknowledged)
-    return replace(
-        fresh,
-        tree=tree,
-        initial_depth=tree.bottom - tree.nodes[tree.root].position,
-        root_parent=parent,
-        version=version,
-        unsent=tuple([n for n in session.unsent if n in tree]) if bonus is None else (tree.root,),
-        sent=session.sent.intersection(tree.nodes),
-        verified={n: t for n, t in session.verified.items() if n in tree},
-        features=features,
-        announced=(*known, *((n, version) for n in news)),
-    )
-
-
-def _prune(session: DraftSession) -> PruneIndices:
-    root = session.tree.root
-    return PruneIndices(
-        session=session.session,
-        version=session.version,
-        horizon=session.next_node,
-        accepted=tuple(n for n, _ in session.announced),
-        keep=tuple([n for n in session.tree.nodes if n != root]),
     )

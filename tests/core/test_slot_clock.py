@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_nodes.roles.draft.stats import SlotClock
+from asyncspec.core.stats import SlotClock
 from asyncspec_protocol.ids import SegmentId
 
 N = 4
