@@ -123,9 +123,9 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     rejoin_seconds: Seconds = 30.0
     # A silent peer is taken for dead after this many seconds.
     silence_seconds: Seconds = 10.0
-    # A node whose device is at one job (a pass, a draft) for longer than this many seconds, and for
-    # longer than 50 times what such jobs have taken, is given up: its process ends with an error,
-    # for its supervisor to start it again. The first jobs of a type may take ten times as long.
+    # The process of a node whose device is at one job (a pass, a draft) for longer than this many
+    # seconds, and than 50 times what such jobs have taken, ends with an error, for its supervisor
+    # to start it again. The first jobs of a type may take ten times as long.
     device_seconds: Seconds = 60.0
 
     @property

@@ -41,7 +41,7 @@ def reference(argument: str) -> str:
     if own:
         text.append("\n".join(f"- {line}" for line in own))
     if len(own) < len(list(_lines(parser))):
-        text.append("Shared options: see [below](#shared-options).")
+        text.append("And [shared options](#shared-options).")
     return linked("\n\n".join(text))
 
 
