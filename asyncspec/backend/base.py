@@ -30,6 +30,9 @@ Guarantee = Literal["bitwise", "tolerance"]
 EAGLE = "eagle:"
 """Prefix of a token source that is an EAGLE head; the target's backend loads it."""
 
+MTP = "mtp"
+"""A token source: the next-token layers inside the target's checkpoint; its backend loads them."""
+
 TWIN = "twin"
 
 TWINS: Mapping[str, Quantize] = {
@@ -51,8 +54,13 @@ def twin_quantize(source: str) -> Quantize | None:
 
 
 def in_target(source: str) -> bool:
-    """Whether the target's backend loads a token source: an EAGLE head or a twin."""
-    return source.startswith(EAGLE) or source.partition(":")[0] == TWIN
+    """Whether the target's backend loads a token source: a head, or what is in the target."""
+    return reads_features(source) or source.partition(":")[0] == TWIN
+
+
+def reads_features(source: str) -> bool:
+    """Whether a token source reads the target's hidden states."""
+    return source.startswith(EAGLE) or source == MTP
 
 
 class WireTensor(Struct, frozen=True):
@@ -188,7 +196,7 @@ class StageSpec(Struct, frozen=True):
 class SourceSpec(Struct, frozen=True):
     """A token source and the target it drafts for."""
 
-    # Without the names of mixes: a model, ``EAGLE`` and a head, or a ``TWIN``.
+    # Without the names of mixes: a model, ``EAGLE`` and a head, ``MTP``, or a ``TWIN``.
     name: str
     target: Any  # an OpenModel; of the same backend where ``in_target`` says so
     dtype: DType = "auto"
@@ -313,7 +321,7 @@ class Backend(Protocol):
         """Load a stage and run its self-test."""
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
-        """Load a draft model, an EAGLE head or a twin."""
+        """Load a draft model, a head or a twin."""
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
         """Of a node that passes features of the target ``model`` on to the token source's node."""

@@ -52,5 +52,5 @@ def with_backend(model: str, name: str) -> str:
 
 
 def backend_of_source(source: str, target: str) -> Backend:
-    """The backend of a token source: an EAGLE head and a twin have their target's."""
+    """The backend of a token source: a head and a twin have their target's."""
     return backend_of(target if in_target(source) else source)

@@ -32,6 +32,8 @@ from backend.stage_cluster import LoadedTarget, StageCluster
 from cluster import ask
 
 SOURCES = ("draft", "eagle", "eagle3", "ngram", "suffix", "draft+ngram", "eagle+ngram")
+HEADS = ("mtp",)
+"""Further heads on the code of EAGLE's: one number of stages for each policy and way to draw."""
 NUCLEUS = Sampling(temperature=0.7, top_p=0.9)
 DRAWS = {"greedy": Sampling(), "T=0.7 top-p=0.9": NUCLEUS}
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
@@ -74,11 +76,13 @@ class Cell(Struct, frozen=True):
 
 
 def cells() -> list[Cell]:
-    """All of them: every combination, and a smaller matrix of penalties."""
+    """All of them: every combination, and a smaller matrix of penalties and further heads."""
     whole = product(LOSSLESS, SOURCES, DRAWS, STAGES)
     some = (
         (policy, source, draws, STAGES[i % len(STAGES)])
-        for i, (policy, source, draws) in enumerate(product(LOSSLESS, SOURCES, PENALISED))
+        for i, (policy, source, draws) in enumerate(
+            (*product(LOSSLESS, SOURCES, PENALISED), *product(LOSSLESS, HEADS, DRAWS))
+        )
     )
     return [Cell(*one) for one in (*whole, *some)]
 

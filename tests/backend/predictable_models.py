@@ -86,6 +86,20 @@ def save_eagle3(directory: Path, target: Path) -> Path:
     return eagle_heads.save(directory, state, sizes, eagle_aux_hidden_state_layer_ids=[1, 2, 4])
 
 
+def save_mtp(directory: Path, target: Path) -> Path:
+    """The target with a next-token layer, whose state is mostly the last token's embedding."""
+    shutil.copytree(target, directory)
+    state, extra = load_file(target / WEIGHTS), f"model.layers.{LAYERS}."
+    last = {n: t for n, t in state.items() if n.startswith(f"model.layers.{LAYERS - 1}.")}
+    state |= {extra + name.split(".", 3)[3]: tensor.clone() for name, tensor in last.items()}
+    state |= {f"{extra}{name}.weight": torch.ones(HIDDEN) for name in ("enorm", "hnorm")}
+    state[f"{extra}shared_head.norm.weight"] = state["model.norm.weight"].clone()
+    joined = torch.cat([torch.eye(HIDDEN), REST * torch.eye(HIDDEN)], dim=1)
+    state[f"{extra}eh_proj.weight"] = joined
+    save_file(state, directory / WEIGHTS, {"format": "pt"})
+    return directory
+
+
 def _quiet(state: State) -> State:
     """All that is random is only a part of what a head says."""
     return {name: tensor * REST if tensor.dim() > 1 else tensor for name, tensor in state.items()}

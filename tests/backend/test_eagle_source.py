@@ -258,7 +258,7 @@ def test_log_probs_are_those_of_the_formulas(
     both = twin(case, target, tmp_path / "head")
     both.extend(0, 30)
     # The whole vocabulary after the tip, and below its best successor.
-    vocab = both.source.head.description.draft_vocab_size
+    vocab = both.source.head.draft_vocab_size
     for path in ([], [both.grow(1, 1, 1)[1][0]]):
         want = both.plain.log_probs(both.features[:30], both.tokens[:30], path)
         grown = both.grow(1 + len(path), vocab, vocab * vocab)

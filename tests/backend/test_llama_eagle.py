@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_a_heads_memory_is_predicted(checkpoint: Path, target: OpenTarget, tmp_p
     loaded = BACKEND.load_source(SourceSpec(name, target))
     assert loaded.features == (FINAL,)
     assert loaded.token_bytes == predicted.slot
-    head = load_eagle(path, target).head
+    head: Any = load_eagle(path, target).head
     shared = head._embedding.weight
     assert shared.dtype in (torch.float16, torch.float32)
     assert predicted.weights > 2 * shared.numel() * shared.itemsize

@@ -16,6 +16,7 @@ from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.eagle.source import load_eagle
+from asyncspec.backend.hf.mtp.head import load_mtp
 from asyncspec.backend.sampling import draw
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate
@@ -29,7 +30,7 @@ from asyncspec_protocol.errors import ProtocolError
 from asyncspec_protocol.ids import SessionId
 from backend import predictable_models
 from backend.hf_cluster import Loaded
-from backend.matrix import SOURCES, TEXTS, Cell, Matrix, cells, reading
+from backend.matrix import HEADS, SOURCES, TEXTS, Cell, Matrix, cells, reading
 from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
 
 pytestmark = pytest.mark.torch
@@ -47,6 +48,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         load_eagle(predictable_models.save_eagle(folder / "eagle", target), checkpoint),
         load_eagle(predictable_models.save_eagle3(folder / "eagle3", target), checkpoint),
     ]
+    mtp = load_mtp(open_checkpoint(predictable_models.save_mtp(folder / "mtp", target)))
     ngram = NGramSource()
     with_draft = HybridSource([draft], [ngram])
     with_eagle = HybridSource(heads[:1], [ngram], heads[0])
@@ -57,8 +59,9 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         LoadedSource(suffix := Remembering()),
         LoadedSource(with_draft),
         reading(with_eagle, heads[0]),
+        reading(mtp, mtp),
     )
-    matrix = Matrix(Loaded(checkpoint), dict(zip(SOURCES, made, strict=True)))
+    matrix = Matrix(Loaded(checkpoint), dict(zip((*SOURCES, *HEADS), made, strict=True)))
     prompts = [matrix.prompt(number) for number in range(0, TEXTS, 2)]
     suffix.answers = tuple(matrix.answer(prompt, Sampling()).tokens for prompt in prompts)
     suffix.release(SessionId(0))
@@ -87,7 +90,7 @@ def test_it_is_the_whole_matrix_and_everything_happened(matrix: Matrix) -> None:
     if len(matrix.passed) < len(CELLS):
         pytest.skip("only where every cell was run")
     happened = matrix.happened
-    for key in (*SOURCES, *(name for name in LOSSLESS if POLICIES[name].uses_draft)):
+    for key in (*SOURCES, *HEADS, *(name for name in LOSSLESS if POLICIES[name].uses_draft)):
         assert happened[key, "hits"] > 0, key
         assert happened[key, "misses"] > 0, key
     total = {what: sum(happened[source, what] for source in SOURCES) for what in ("hits", "misses")}

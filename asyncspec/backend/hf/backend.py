@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import (
     EAGLE,
+    MTP,
     TWIN,
     Backend,
     DType,
@@ -29,7 +30,12 @@ from asyncspec.backend.base import (
 from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.eagle.geometry import check_head
 from asyncspec.backend.hf.hub import locate, open_files, short_name
-from asyncspec.backend.hf.model_config import inspect_checkpoint, read_generation_config
+from asyncspec.backend.hf.model_config import (
+    inspect_checkpoint,
+    read_config,
+    read_generation_config,
+)
+from asyncspec.backend.hf.mtp.layouts import find_mtp
 from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
 from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
 from asyncspec.core.errors import AsyncSpecError
@@ -64,7 +70,12 @@ class HFBackend:
             # The target may be another backend's.
             head = check_head(name.removeprefix(EAGLE), backend_of(target).inspect(target))
             return f"{EAGLE}{head.absolute()}"
-        target_directory = open_files(target).directory
+        files = open_files(target)
+        target_directory = files.directory
+        if name == MTP:
+            info = inspect_checkpoint(target_directory)
+            find_mtp(target_directory, read_config(target_directory), files.tensors(), info)
+            return MTP
         if (twin := twin_quantize(name)) is not None:
             return f"{TWIN}:{twin}"
         draft = locate(name).absolute()
@@ -97,6 +108,10 @@ class HFBackend:
         info = stored_info(files)
         if name.startswith(EAGLE):
             return head_footprint(name.removeprefix(EAGLE), info, dtype)
+        if name == MTP:
+            from asyncspec.backend.hf.mtp.head import mtp_footprint
+
+            return mtp_footprint(files, dtype)
         quantize = twin_quantize(name) or "none"
         span = (0, info.layers)
         return footprint(files.directory, info, span, dtype, "fast", quantize, draft=True)
@@ -134,6 +149,11 @@ class HFBackend:
 
             head = load_eagle(spec.name.removeprefix(EAGLE), spec.target, dtype=spec.dtype)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
+        if spec.name == MTP:
+            from asyncspec.backend.hf.mtp.head import load_mtp
+
+            mtp = load_mtp(spec.target, dtype=spec.dtype)
+            return LoadedSource(mtp, mtp.token_bytes, mtp.features.wanted, mtp)
         from asyncspec.backend.hf.checkpoint import open_checkpoint
         from asyncspec.backend.hf.draft_model import load_draft
 

@@ -143,7 +143,7 @@ def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
     checkpoint.fetch((embedding, head))
     return all(
         torch.equal(*(read_rows(info, *span).to(dtype) for info in (embedding, head)))
-        for span in _row_spans(head)
+        for span in row_spans(head)
     )
 
 
@@ -152,13 +152,13 @@ def read_tensor(info: TensorInfo, dtype: torch.dtype) -> Tensor:
     if stored_type(info) == dtype or info.size <= _CONVERTED:
         return _read(info).to(dtype)
     tensor = torch.empty(info.shape, dtype=dtype)
-    for first, end in _row_spans(info):
+    for first, end in row_spans(info):
         tensor[first:end] = read_rows(info, first, end)
     return tensor
 
 
-def _row_spans(info: TensorInfo) -> list[tuple[int, int]]:
-    """[first, end) of rows that make about ``_CONVERTED`` bytes each."""
+def row_spans(info: TensorInfo) -> list[tuple[int, int]]:
+    """[first, end) of rows of a tensor, which make about ``_CONVERTED`` bytes each."""
     rows = info.shape[0]
     step = max(1, _CONVERTED * rows // info.size)
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]

@@ -39,15 +39,17 @@ def footprint(
     quantize: Quantize = "none",
     *,
     draft: bool = False,
+    config: Any = None,
 ) -> Footprint:
     """Weights and cache of layers [first, end) as ``load_stage`` or, if ``draft``, ``load_draft``
-    holds them. Raises ``CheckpointError`` where transformers cannot build the model."""
+    holds them. ``config``: in place of the directory's. Raises ``CheckpointError`` where
+    transformers cannot build the model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     first, end = span
     computed = resolve_dtype(model_info, dtype)
     try:
-        config: Any = AutoConfig.from_pretrained(directory)
+        config = config or AutoConfig.from_pretrained(directory)
         with torch.device("meta"):
             # Whatever attention the configuration names: it is not run.
             model: Any = AutoModelForCausalLM.from_config(

@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncspec.backend.base import (
     EAGLE,
+    MTP,
     Backend,
     DType,
     Footprint,
@@ -68,7 +69,7 @@ class LlamaBackend:
         """See ``Backend``."""
         if name.startswith(EAGLE):
             return backend(DEFAULT).check_source(name, target)
-        _check_no_twin(name)
+        _check_source(name)
         if backend_name(target) != LLAMA:
             raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
         check_vocab(self.open(target), self.open(name))
@@ -92,7 +93,7 @@ class LlamaBackend:
         """See ``Backend``."""
         if name.startswith(EAGLE):
             return backend(DEFAULT).source_footprint(name, target, dtype)
-        _check_no_twin(name)
+        _check_source(name)
         draft = self.open(name)
         return footprint(draft, (0, draft.info.layers))
 
@@ -131,7 +132,7 @@ class LlamaBackend:
         if spec.name.startswith(EAGLE):
             # Heads are safetensors files, computed by torch.
             return backend(DEFAULT).load_source(spec)
-        _check_no_twin(spec.name)
+        _check_source(spec.name)
         if not isinstance(spec.target, OpenTarget):
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
@@ -158,7 +159,13 @@ def _check(target: OpenTarget, options: StageOptions) -> None:
         raise UserError(f"a GGUF file is quantised as it is; leave quantize {options.quantize} out")
 
 
-def _check_no_twin(source: str) -> None:
+def _check_source(source: str) -> None:
+    """Raises ``CheckpointError`` for what no GGUF file is."""
+    if source == MTP:
+        raise CheckpointError(
+            "the next-token layers of GGUF files are not supported; use another source than mtp, "
+            "or the checkpoint that the file was made of"
+        )
     if twin_quantize(source) is not None:
         raise CheckpointError(
             f"{source} does not quantise GGUF targets; give a smaller quantisation of the same "

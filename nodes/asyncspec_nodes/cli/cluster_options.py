@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
     add("--target", metavar="DIR|GGUF|HF_ID", help="default: the bundled demo model")
     add(
         "--draft",
-        metavar="DIR|GGUF|HF_ID|eagle:DIR|twin|ngram|suffix|none",
+        metavar="DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
         help="default: the demo draft, else ngram; + joins several; the demo target also has "
         "eagle: and hybrid (docs/reference/sources.md)",
     )

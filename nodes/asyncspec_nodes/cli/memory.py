@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add(
         "--draft",
-        metavar="DIR|GGUF|HF_ID|eagle:DIR|twin|ngram|suffix|none",
+        metavar="DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
         help="what the draft node takes as well",
     )
     add("--policy", default="flow", metavar="NAME", help="theirs (default: flow)")

@@ -1,8 +1,8 @@
 """Names of models, token sources and chat templates, and what can be checked before a process is
 started: instantly, without torch.
 
-A token source is ``DIR``, ``eagle:DIR``, ``twin``, ``ngram``, ``suffix``, ``none``, or a mix of
-them joined by ``+``.
+A token source is ``DIR``, ``eagle:DIR``, ``mtp``, ``twin``, ``ngram``, ``suffix``, ``none``, or a
+mix of them joined by ``+``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import asyncspec
-from asyncspec.backend.base import EAGLE, ModelInfo, twin_quantize
+from asyncspec.backend.base import EAGLE, MTP, ModelInfo, reads_features, twin_quantize
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError, reading
 from asyncspec_nodes.cluster.config import check_stages
@@ -40,8 +40,8 @@ def parts(name: str) -> tuple[str, ...]:
         raise UserError(f"{name!r} mixes {wrong or 'nothing'!r} with something; leave it out")
     if len(set(found)) < len(found):
         raise UserError(f"{name!r} names a token source twice; leave one out")
-    if sum(part.startswith(EAGLE) for part in found) > 1:
-        raise UserError(f"{name!r} mixes two EAGLE heads; only one can read the target's features")
+    if sum(map(reads_features, found)) > 1:
+        raise UserError(f"{name!r} mixes two heads; only one can read the target's features")
     if sum(twin_quantize(part) is not None for part in found) > 1:
         raise UserError(f"{name!r} mixes two twins of the target; leave one out")
     return found
@@ -79,6 +79,11 @@ def spelled_out(source: str, target: str | Path) -> str:
     if EAGLE in parts(source) and Path(target) != BUNDLED_TARGET:
         raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
     return each(source, lambda part: f"{EAGLE}{BUNDLED_EAGLE}" if part == EAGLE else part)
+
+
+def is_name(part: str) -> bool:
+    """Whether a part of a token source names no file."""
+    return part in WITHOUT_MODEL or part == MTP or twin_quantize(part) is not None
 
 
 PLAIN = "plain"

@@ -17,7 +17,7 @@ from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
-from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, WITHOUT_MODEL, each, parts
+from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, each, is_name, parts
 from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable, check_layers
 from asyncspec_nodes.console.hosts import is_host, is_loopback
 from asyncspec_protocol.ids import is_draft
@@ -161,7 +161,7 @@ def _absolute(config: Config, base: Path) -> Config:
 def _source(base: Path, name: str) -> str:
     if name.startswith(EAGLE):
         return EAGLE + _beside(base, name.removeprefix(EAGLE))
-    return name if name in WITHOUT_MODEL or twin_quantize(name) else _beside(base, name)
+    return name if is_name(name) else _beside(base, name)
 
 
 def _beside(base: Path, name: str) -> str:

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import (
-    EAGLE,
     Backend,
     LoadedSource,
     OpenModel,
@@ -23,6 +22,7 @@ from asyncspec.backend.base import (
     StageSpec,
     Tensors,
     Tokenizer,
+    reads_features,
 )
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.registry import backend_of, backend_of_source
@@ -235,7 +235,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
 
 def _passing_on(config: Config, target: OpenModel, backend: Backend) -> LoadedSource:
     """What a draft node has in place of a token source on a node of its own."""
-    if not any(part.startswith(EAGLE) for part in parts(config.draft.source)):
+    if not any(map(reads_features, parts(config.draft.source))):
         return _IDLE
     return LoadedSource(_IDLE.source, tensors=backend.feature_tensors(target, config.target.dtype))
 

@@ -86,26 +86,35 @@ class Weights:
 
     def _shared(self, which: SharedMatrix) -> torch.Tensor:
         """As ``_matrix``, one of the target."""
-        target = self._target
-        if not isinstance(target, Checkpoint):
-            matrix = torch.from_numpy(target.shared_matrix(which))
-            return matrix.to(weight_dtype(matrix.dtype, self.dtype))
-        name = TARGET_EMBEDDING
-        if which == "head" and not head_is_embedding(target, self.dtype):
-            name = HEAD
-        info, want = target.tensors.get(name), (target.info.vocab_size, target.info.hidden_size)
-        if info is None or info.shape != want:
-            found = "no" if info is None else f"a {list(info.shape)}"
-            raise CheckpointError(
-                f"the target {target.path} has {found} tensor {name}, expected one of shape "
-                f"{list(want)}, which the EAGLE head {self._head.path} shares with it"
-            )
-        target.fetch((info,))
-        return read_tensor(info, weight_dtype(stored_type(info), self.dtype))
+        return target_matrix(
+            self._target, which, self.dtype, f"the EAGLE head {self._head.path} shares with it"
+        )
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
         # The bits of predictions may depend on the number of rows.
         return dense_linear(weight, bias, FAST, self.dtype)
+
+
+def target_matrix(
+    target: Checkpoint | SharingModel, which: SharedMatrix, dtype: torch.dtype, user: str
+) -> torch.Tensor:
+    """A matrix of the target, in the type it is kept in where ``dtype`` is computed in. ``user``:
+    what needs it, for the ``CheckpointError`` where there is none."""
+    if not isinstance(target, Checkpoint):
+        matrix = torch.from_numpy(target.shared_matrix(which))
+        return matrix.to(weight_dtype(matrix.dtype, dtype))
+    name = TARGET_EMBEDDING
+    if which == "head" and not head_is_embedding(target, dtype):
+        name = HEAD
+    info, want = target.tensors.get(name), (target.info.vocab_size, target.info.hidden_size)
+    if info is None or info.shape != want:
+        found = "no" if info is None else f"a {list(info.shape)}"
+        raise CheckpointError(
+            f"the target {target.path} has {found} tensor {name}, expected one of shape "
+            f"{list(want)}, which {user}"
+        )
+    target.fetch((info,))
+    return read_tensor(info, weight_dtype(stored_type(info), dtype))
 
 
 class HeadLayer:
@@ -203,6 +212,8 @@ class EagleHead:
         self.description = weights.description
         self.features = weights.description.features
         self.dtype = weights.dtype
+        self.vocab_size = self.description.vocab_size
+        self.draft_vocab_size = self.description.draft_vocab_size
         self.cache_shape = cache_shape(self.description, weights.dtype)
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -22,14 +23,17 @@ from asyncspec.backend.draft_model import (
     prompt_passes,
 )
 from asyncspec.backend.draft_trie import TrieGrower, Wanted
-from asyncspec.backend.hf.cache import KVCache
+from asyncspec.backend.hf.attention import TreeMask
+from asyncspec.backend.hf.cache import CacheShape, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft_model import BatchedDraftPass
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
-from asyncspec.backend.hf.eagle.head import EagleHead, load_head, token_bytes
+from asyncspec.backend.hf.eagle.description import Features
+from asyncspec.backend.hf.eagle.head import load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.jobs import Feed, TensorRows
+from asyncspec.source.expand import Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
 
@@ -42,12 +46,42 @@ class _Session(CachedSession[KVCache]):
     predicted: dict[NodeId, torch.Tensor] = field(default_factory=dict)
 
 
-class EagleSource(CachedSource[_Session]):
-    """An EAGLE head with a tree cache per session. One thread only; ``Tensors`` of its features."""
+class FeatureHead(Protocol):
+    """What proposes from the target's features: an EAGLE head, or a target's next-token layer.
 
-    def __init__(self, head: EagleHead, context: int) -> None:
+    Row i reads the feature of position i and the token after it, and predicts the next feature.
+    """
+
+    features: Features
+    dtype: torch.dtype
+    cache_shape: CacheShape
+    # Of the target, and how many tokens of it can be proposed.
+    vocab_size: int
+    draft_vocab_size: int
+
+    def layer_features(self, features: torch.Tensor) -> torch.Tensor:
+        """True features [n, ``features.width``] as a pass takes them: [n, H]."""
+
+    def predict(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        tree: TreeMask,
+    ) -> torch.Tensor:
+        """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
+        predictions, ``tokens`` [n] what follows them."""
+
+    def successors(self, predicted: torch.Tensor, most: int) -> list[Proposal]:
+        """The target's tokens that come next, by predictions [n, H]."""
+
+
+class EagleSource(CachedSource[_Session]):
+    """A head with a tree cache per session. One thread only; ``Tensors`` of its features."""
+
+    def __init__(self, head: FeatureHead, context: int) -> None:
         # A head's own context is no limit: beyond it, its predictions are worse.
-        super().__init__(context, head.description.draft_vocab_size)
+        super().__init__(context, head.draft_vocab_size)
         self.head = head
         self.features = head.features
         self.token_bytes = token_bytes(head.cache_shape, head.features)
@@ -74,7 +108,7 @@ class EagleSource(CachedSource[_Session]):
         # The first token of a session has no position before it, and so no row.
         tokens = job.committed[0 if job.base else 1 :]
         features = self._take(job.session, len(tokens))
-        want, vocab = (len(tokens), self.features.width), self.head.description.vocab_size
+        want, vocab = (len(tokens), self.features.width), self.head.vocab_size
         if features.shape != want:
             raise ValueError(f"features of shape {tuple(features.shape)}, expected {want}")
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:

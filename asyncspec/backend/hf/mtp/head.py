@@ -1,0 +1,202 @@
+"""The next-token layer of a target, computed as a one-layer model of the target's own family: what
+loads and runs a stage loads and runs it (attention, experts, norms)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from asyncspec.backend.base import Footprint
+from asyncspec.backend.hf.attention import TreeMask
+from asyncspec.backend.hf.cache import CacheShape
+from asyncspec.backend.hf.checkpoint import (
+    LAYERS,
+    Checkpoint,
+    in_line,
+    read_rows,
+    read_tensor,
+    resolve_dtype,
+    row_spans,
+    stored_type,
+)
+from asyncspec.backend.hf.checkpoint_files import (
+    EMBEDDING,
+    HEAD,
+    CheckpointFiles,
+    TensorInfo,
+)
+from asyncspec.backend.hf.draft_model import best_successors
+from asyncspec.backend.hf.eagle.description import Features
+from asyncspec.backend.hf.eagle.head import target_matrix
+from asyncspec.backend.hf.eagle.source import EagleSource
+from asyncspec.backend.hf.footprint import footprint, stored_info
+from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
+from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
+from asyncspec.backend.hf.model_config import read_config
+from asyncspec.backend.hf.mtp.layouts import MTPLayout, find_mtp
+from asyncspec.backend.hf.process import free_heap
+from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.backend.hf.weights import NORM, UpcastEmbedding
+from asyncspec.core.errors import CheckpointError
+from asyncspec.source.expand import Proposal
+
+
+class MTPHead:
+    """From the target's last hidden state and the token after it to the next hidden state.
+
+    Below the tip a node reads its parent's prediction, which is behind the last norm as the
+    target's own state is: the one layer is used for every level, as vLLM and SGLang do.
+    """
+
+    def __init__(
+        self, target: Checkpoint, layout: MTPLayout, shard: Shard, dtype: torch.dtype
+    ) -> None:
+        self.dtype = dtype
+        self.features = Features((), target.info.hidden_size)
+        self.vocab_size = self.draft_vocab_size = target.info.vocab_size
+        self.cache_shape: CacheShape = shard.cache_shape("fast")
+        self._shard = shard
+        self._state_first = layout.state_first
+        matrix = target_matrix(target, "embedding", dtype, "mtp reads")
+        self._embedding = UpcastEmbedding(matrix, dtype)
+        tensors, epsilon = target.tensors, shard.model.config.rms_norm_eps
+        final = shard.model.model.norm
+        self._norm_token, self._norm_state = (
+            _norm_like(final, read_tensor(tensors[name], torch.float32), epsilon)
+            for name in (layout.token_norm, layout.state_norm)
+        )
+        join = tensors[layout.join]
+        weight = read_tensor(join, weight_dtype(stored_type(join), dtype))
+        # The bits of predictions may depend on the number of rows.
+        self._join = dense_linear(weight, None, FAST, dtype)
+
+    def layer_features(self, features: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the target [n, H] as the layer takes them: as they are."""
+        return features
+
+    def predict(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        tree: TreeMask,
+    ) -> torch.Tensor:
+        """The next hidden states [n, H]: ``features`` [n, H] are known ones or earlier predictions,
+        ``tokens`` [n] what follows them."""
+        parts = [self._norm_token(self._embedding(tokens)), self._norm_state(features)]
+        if self._state_first:
+            parts.reverse()
+        return self._shard.hidden(self._join(torch.cat(parts, dim=-1)), positions, tree)
+
+    def successors(self, predicted: torch.Tensor, most: int) -> list[Proposal]:
+        """The tokens that come next, by predictions [n, H]."""
+        return best_successors(self._shard.model.lm_head(predicted), most)
+
+
+def _norm_like(final: Any, weight: torch.Tensor, epsilon: float) -> Callable[..., torch.Tensor]:
+    """An RMSNorm of another weight, float32 [H]. Families multiply by the weight, or 1 more."""
+    shift = (final(torch.ones_like(final.weight)) - final.weight).float().mean().round()
+    norm = partial(
+        torch.nn.functional.rms_norm,
+        normalized_shape=weight.shape,
+        weight=weight + shift,
+        eps=epsilon,
+    )
+    return lambda x: norm(x.float()).to(x.dtype)
+
+
+def load_mtp(target: Checkpoint, *, dtype: str = "auto") -> EagleSource:
+    """Read the next-token layer of ``target``; of a model on the Hub only the files with its
+    tensors, embedding and head. Raises ``UserError`` or ``CheckpointError``."""
+    path, info = target.path, target.info
+    layout = find_mtp(path, read_config(path), target.tensors, info)
+    own = layout.layer_tensors(target.tensors)
+    parts = {name: target.tensors[name] for name in layout.parts(info.hidden_size)}
+    stored = parts | {layout.layer + name: tensor for name, tensor in own.items()}
+    target.fetch(stored.values())
+    for name, tensor in stored.items():
+        _check_finite(name, tensor)
+    computed, at = resolve_dtype(info, dtype), info.layers
+    shared = {name: target.tensors[name] for name in (EMBEDDING, HEAD) if name in target.tensors}
+    renamed = {f"{LAYERS}{at}.{name}": tensor for name, tensor in own.items()}
+    alone = replace(
+        target,
+        info=replace(info, layers=at + 1),
+        config=extended_config(target.config, sparse=layout.has_experts(target.tensors)),
+        tensors=renamed | shared | {NORM: parts[layout.norm]},
+    )
+    with torch.inference_mode():
+        try:
+            shard = load_shard(alone, at, at + 1, computed, "fast", FAST, share_tied=False)
+        except CheckpointError as error:
+            raise CheckpointError(f"the next-token layer {layout.layer}*: {error}") from error
+        free_heap(shard.weight_bytes)
+        return EagleSource(MTPHead(target, layout, shard, computed), info.context_length)
+
+
+def extended_config(config: Any, *, sparse: bool) -> Any:
+    """transformers' configuration of a target with its next-token layer as one layer more.
+    ``sparse``: that layer has experts."""
+    count = config.num_hidden_layers
+    more = copy.deepcopy(config)
+    for name, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == count:
+            setattr(more, name, [*value, value[-1]])
+    more.num_hidden_layers = count + 1
+    if getattr(config, "layer_types", None):
+        # Also where the target has layers of other kinds.
+        more.layer_types = [*config.layer_types[:count], "full_attention"]
+    if getattr(config, "mlp_layer_types", None):
+        kind = "sparse" if sparse else "dense"
+        more.mlp_layer_types = [*config.mlp_layer_types[:count], kind]
+    if hasattr(config, "decoder_sparse_step"):
+        more.decoder_sparse_step = 1
+        more.mlp_only_layers = [] if sparse else [count]
+    return more
+
+
+def _check_finite(name: str, info: TensorInfo) -> None:
+    """Raises ``CheckpointError`` where a number is none: nothing would ever be proposed."""
+    stored_type(info)
+    for first, end in row_spans(info):
+        if not read_rows(info, first, end).isfinite().all():
+            raise CheckpointError(
+                f"tensor {name} of {info.file} holds NaN or infinite numbers; download it again"
+            )
+
+
+def mtp_footprint(files: CheckpointFiles, dtype: str) -> Footprint:
+    """Memory of the next-token layer as ``load_mtp`` loads it. Raises ``CheckpointError``."""
+    from transformers import AutoConfig
+
+    path, info, tensors = files.directory, stored_info(files), files.tensors()
+    layout = find_mtp(path, read_config(path), tensors, info)
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except Exception as error:  # invalid settings may fail in any way
+        raise CheckpointError(
+            f"config.json of {path} is not understood: {in_line(error)}"
+        ) from error
+    sparse, span = layout.has_experts(tensors), (info.layers, info.layers + 1)
+    layer = footprint(
+        path,
+        replace(info, layers=span[1]),
+        span,
+        dtype,
+        "fast",
+        draft=True,
+        config=extended_config(config, sparse=sparse),
+    )
+    computed = resolve_dtype(info, dtype)
+    own: Mapping[str, tuple[int, ...]] = layout.parts(info.hidden_size)
+    numbers = sum(map(prod, own.values())) + info.vocab_size * info.hidden_size
+    width = info.hidden_size * computed.itemsize
+    return replace(
+        layer, weights=layer.weights + numbers * computed.itemsize, slot=layer.slot + width
+    )

@@ -1,0 +1,137 @@
+"""Next-token layers of every published layout against a head without a cache; a whole cluster
+against transformers' ``generate``; and what is said of a checkpoint that has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from asyncspec.backend.hf.backend import BACKEND
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.mtp.head import load_mtp, mtp_footprint
+from asyncspec.core.errors import CheckpointError
+from backend.eagle_cluster import EagleCluster
+from backend.eagle_growth import extend, grow
+from backend.hf_cluster import Loaded
+from backend.mtp_models import EXTRA, LAYERS, WEIGHTS, PlainMTP, save_mtp
+from backend.test_eagle_cluster import Target, check, request
+from backend.test_eagle_source import paths
+from backend.tiny import VOCAB
+from laws import SMALL, Shaken
+
+pytestmark = pytest.mark.torch
+
+MOE = {"decoder_sparse_step": 2, "mlp_only_layers": [], "num_experts": 4}
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "deepseek": ("deepseek", "qwen3", {}),
+    "deepseek-llama-tied": ("deepseek", "llama", {"tie_word_embeddings": True}),
+    "qwen": ("qwen", "qwen3", {}),
+    # Whether layers have experts depends on their numbers.
+    "qwen-experts": ("qwen", "qwen3-moe", MOE),
+    "mimo": ("mimo", "qwen2", {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_the_tree_is_that_of_the_formulas(
+    case: tuple[str, str, dict[str, Any]], tmp_path: Path
+) -> None:
+    layout, family, changes = case
+    path = save_mtp(tmp_path / "target", layout, family, **changes)
+    source, plain = load_mtp(open_checkpoint(path)), PlainMTP(path, layout)
+    features = torch.randn(40, 64, generator=torch.Generator().manual_seed(7))
+    random = Random(3)
+    tokens = [random.randrange(VOCAB) for _ in range(40)]
+    known = 0
+    for end in (30, 31, 34):
+        extend(source, features[known:end], tokens[known:end])
+        got, want = grow(source, 4, 4, 14), plain.grow(features[:end], tokens[:end], 4, 4, 14)
+        assert paths(got) == paths(want)
+        assert got[2] == pytest.approx(want[2], abs=2e-3)
+        source.check()
+        known = end
+
+
+@pytest.mark.parametrize("case", ["deepseek", "qwen-experts"])
+def test_a_cluster_writes_what_generate_does(case: str, tmp_path: Path) -> None:
+    layout, family, changes = CASES[case]
+    path = save_mtp(tmp_path / "target", layout, family, **changes)
+    checkpoint = open_checkpoint(path)
+    source, loaded = load_mtp(checkpoint), Loaded(checkpoint)
+    target = Target(loaded, checkpoint, path)
+    for stages, apart in ((1, False), (2, True)):
+        delays = [Random(stages).randint(0, 9) for _ in range(23)]
+        cluster = EagleCluster(
+            Shaken(delays), loaded, source, stages=stages, policies=SMALL, apart=apart
+        )
+        asked = [request(i, policy=policy) for i, policy in enumerate(("chunked", "flowspec"))]
+        for one in asked:
+            cluster.submit(one)
+        cluster.world.run(until=100_000.0)
+        check(cluster, asked, target)
+
+
+def test_memory_is_what_was_said(tmp_path: Path) -> None:
+    path = save_mtp(tmp_path / "target", "qwen", "qwen3-moe", **MOE)
+    said, source = (
+        mtp_footprint(open_checkpoint(path).files, "auto"),
+        load_mtp(open_checkpoint(path)),
+    )
+    head: Any = source.head
+    held = head._shard.weight_bytes + head._join.bytes_held
+    held += head._embedding.weight.nbytes
+    assert said.slot == source.token_bytes
+    assert said.weights == pytest.approx(held, rel=0.02)
+
+
+def broken(path: Path, change: dict[str, torch.Tensor | None]) -> None:
+    state: dict[str, Any] = load_file(path / WEIGHTS) | change
+    save_file({k: v for k, v in state.items() if v is not None}, path / WEIGHTS, {"format": "pt"})
+
+
+SPOILED: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
+    "no join": ({f"{EXTRA}eh_proj.weight": None}, "saved without the next-token layers"),
+    "no norm": ({f"{EXTRA}hnorm.weight": None}, r"has no tensor .*hnorm.weight, which mtp needs"),
+    "join": ({f"{EXTRA}eh_proj.weight": torch.ones(64, 64)}, r"\[64, 64\], expected \[64, 128\]"),
+    "NaN": ({f"{EXTRA}enorm.weight": torch.full((64,), torch.nan)}, "enorm.weight .* holds NaN"),
+    "inf": (
+        {f"{EXTRA}mlp.up_proj.weight": torch.full((100, 64), torch.inf)},
+        "up_proj.weight .* holds NaN or infinite",
+    ),
+    "layer": ({f"{EXTRA}mlp.up_proj.weight": None}, "next-token layer .* missing tensors"),
+    "shape": (
+        {f"{EXTRA}mlp.up_proj.weight": torch.ones(10, 64)},
+        "next-token layer .* mismatched tensors",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), SPOILED.values(), ids=SPOILED.keys())
+def test_a_broken_layer_is_one_line(
+    change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
+) -> None:
+    path = save_mtp(tmp_path / "target", "deepseek")
+    broken(path, change)
+    with pytest.raises(CheckpointError, match=said) as raised:
+        load_mtp(open_checkpoint(path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_checkpoint_without_next_token_layers_says_what_it_lacks(tmp_path: Path) -> None:
+    path = save_mtp(tmp_path / "target", "qwen")
+    state = load_file(path / WEIGHTS)
+    broken(path, {name: None for name in state if name.startswith("mtp.")})
+    said = f"model.layers.{LAYERS}.eh_proj.weight, mtp.fc.weight, model.mtp_layers.0.input_proj"
+    with pytest.raises(CheckpointError, match=f"saved without .*{said}"):
+        BACKEND.check_source("mtp", str(path))
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(CheckpointError, match=f"no next-token layers .*{said}"):
+        BACKEND.check_source("mtp", str(path))
