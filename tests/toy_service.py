@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
+from asyncspec_nodes.serving.totals import Totals
 from asyncspec_protocol.messages import Status, Submit
 from nodes.toy_tokenizers import Pieces
 
@@ -68,6 +70,7 @@ class ServingCluster(LocalCluster):
         super().__init__(stages, MODEL)
         self._rules = rules
         self._host = NodeHost(structlog.wrap_logger(structlog.ReturnLogger()))
+        self._totals = Totals(time.monotonic)
         self.inspectors: dict[int, Inspector] = {}
 
     def shell(self, rank: int) -> Host:
@@ -80,10 +83,13 @@ class ServingCluster(LocalCluster):
             hello(rank, self.stages),
             model="toy",
             rules=None if rank else self._rules,
+            totals=None if rank else self._totals,
         )
         if rank == 0:
             feed, worker = self.nodes[rank].feed, WorkerThread("reading")
-            self._host.service = TextService(CODEC, self._rules, feed, worker, most=8)
+            self._host.service = TextService(
+                CODEC, self._rules, feed, worker, most=8, totals=self._totals
+            )
 
     @property
     def engine(self) -> LocalEngine:
@@ -124,7 +130,7 @@ class Toy:
             host, port = self.cluster.ports[0]  # type: ignore[index]
             connect = partial(Client.connect, host, port, "toy", options=QUICK)
             self.engine = await self._stack.enter_async_context(ReconnectingEngine(connect))
-        self.service = Service(self._options, pending=str)
+        self.service = Service(self._options, str, structlog.wrap_logger(structlog.ReturnLogger()))
         self.service.serve(self.engine, "toy")
         sock = socket.create_server(("127.0.0.1", 0))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # soon full

@@ -22,7 +22,7 @@ from asyncspec.actor.watchdog import FLOOR_SECONDS, DeviceWatchdog
 from asyncspec.backend.base import Tensors
 from asyncspec.core import machine
 from asyncspec.core.errors import ClusterError
-from asyncspec.core.jobs import Job
+from asyncspec.core.jobs import Batch, Forward, Job
 from asyncspec.core.machine import (
     Computed,
     Effect,
@@ -153,6 +153,9 @@ class Runtime:
         self._busy = False
         self._device: DeviceThread | None = None
         self._watchdog = DeviceWatchdog(device_seconds)
+        # Forward passes of the device so far, and their rows.
+        self.passes = 0
+        self.rows = 0
         # The reason to end, once the device hangs.
         self._hung = ""
 
@@ -305,6 +308,10 @@ class Runtime:
 
     def _ran(self, job: Job, at: float, until: float) -> None:
         self._watchdog.observe(job, until - at)
+        if isinstance(job, Batch | Forward):
+            parts = job.passes if isinstance(job, Batch) else (job,)
+            self.passes += 1
+            self.rows += sum(len(part.rows) for part in parts)
         if self._hook is not None:
             self._hook.ran(job, at, until)
 

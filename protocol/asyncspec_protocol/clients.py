@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from msgspec import field
+from typing import Annotated
+
+from msgspec import Meta, field
 
 from .base import TensorSpec, WireMessage, require
 from .ids import Rank
-from .limits import Count, Finite, LogProb, OptionalSeconds, Seconds, Token
+from .limits import Count, Finite, LogProb, NonNegative, OptionalSeconds, Seconds, Token
 from .links import Role
 
 
@@ -49,6 +51,8 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     # Only requests of one tenant share prompt prefixes; those without one share among themselves.
     # An HTTP service derives it from the API key: it cannot be guessed without the key.
     tenant: str = ""
+    # The client's name for the request: it stands in the draft node's log, nowhere else.
+    id: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):
@@ -168,6 +172,11 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     room: Count = 0
     # Draft node only: the sampling settings that its target recommends, as in ``Submit.unset``.
     defaults: dict[str, int | Finite] = field(default_factory=dict)
+    # Sums since the node's start, by names of the sender's version: a reader takes those it knows.
+    # Draft node: requests and their statistics; stage: passes, rows.
+    totals: dict[str, NonNegative] = field(default_factory=dict)
+    # Draft node only: by name the sum of some times in seconds, and how many fell into each bucket.
+    distributions: dict[str, tuple[NonNegative, ...]] = field(default_factory=dict)
 
     def check(self) -> None:
         links = {len(self.peers), len(self.round_trips), len(self.sent)}

@@ -131,7 +131,7 @@ async def test_methods(toy: Toy, method: str, path: str, route: str, allow: str)
             assert reply.headers["Allow"] == allow
             assert (await error(reply))["code"] == "method_not_allowed"
         async with web.get("/metrics") as reply:
-            assert f'requests_total{{route="{route}",status="405"}} 1.0' in await reply.text()
+            assert f'{{method="{method}",route="{route}",status="405"}} 1.0' in await reply.text()
 
 
 async def connect(toy: Toy) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -178,7 +178,7 @@ async def test_bytes_that_are_not_http(
     assert capsys.readouterr().err == "a request from 127.0.0.1 that is not HTTP was refused\n"
     assert not caplog.records
     async with aiohttp.ClientSession(toy.url) as web, web.get("/metrics") as reply:
-        assert 'requests_total{route="unknown",status="400"} 1.0' in await reply.text()
+        assert ',route="unknown",status="400"} 1.0' in await reply.text()
 
 
 CHUNKED = (
@@ -206,7 +206,10 @@ async def test_a_body_that_is_no_http_is_refused_at_once(
         assert capsys.readouterr().err == "a request that is not HTTP was refused\n"
         assert not caplog.records
         async with aiohttp.ClientSession(toy.url) as web, web.get("/metrics") as reply:
-            assert f'requests_total{{route="{PATH}",status="400"}} 1.0' in await reply.text()
+            assert (
+                f'requests_total{{method="POST",route="{PATH}",status="400"}} 1.0'
+                in await reply.text()
+            )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ async def test_unsupported_expectations(toy: Toy, asked: str, route: str) -> Non
     assert (inner["type"], inner["code"]) == ("invalid_request_error", "expectation_failed")
     assert "Expect: 100-continue" in inner["message"]
     async with aiohttp.ClientSession(toy.url) as web, web.get("/metrics") as reply:
-        assert f'requests_total{{route="{route}",status="417"}} 1.0' in await reply.text()
+        assert f',route="{route}",status="417"}} 1.0' in await reply.text()
 
 
 async def test_our_own_mistake_outside_of_all_handlers(

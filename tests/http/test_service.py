@@ -214,7 +214,7 @@ async def test_a_disconnect_during_tokenization(
         slow.go.set()
         async with web.post(PATH, json=ASK) as reply:
             assert reply.status == 200
-        assert (await numbers(web))["asyncspec_answers_total", "length"] == 1
+        assert (await numbers(web))["asyncspec_requests_total", "toy", "length"] == 1
         await toy.settled()
 
 
@@ -411,24 +411,26 @@ async def test_metrics_count_what_happened() -> None:
         await toy.settled()
         while True:  # the handler of who left ends a moment later
             found = await numbers(web)
-            if ("asyncspec_answers_total", "cancelled") in found:
+            if found["asyncspec_requests_total", "toy", "cancelled"]:
                 break
-        assert found["asyncspec_http_requests_total", PATH, "200"] == 3
-        assert found["asyncspec_http_requests_total", PATH, "400"] == 1
-        assert found["asyncspec_http_requests_total", "unknown", "404"] == 1
-        assert found["asyncspec_answers_total", "length"] == 6
-        assert found["asyncspec_answers_total", "cancelled"] == 1
-        assert found["asyncspec_answers_running",] == 0
-        assert found["asyncspec_new_tokens_total",] == 30
-        assert found["asyncspec_prompt_tokens_total",] == 30
-        assert found["asyncspec_passes_total",] > 0
-        assert found["asyncspec_queue_seconds_count",] == 6
-        assert found["asyncspec_time_to_first_token_seconds_count",] >= 6
-        assert found["asyncspec_node_busy_seconds", "2", "verify"] > 0
-        assert found["asyncspec_node_memory_bytes", "0", "draft"] > 1e6
+        assert found["asyncspec_http_requests_total", "POST", PATH, "200"] == 3
+        assert found["asyncspec_http_requests_total", "POST", PATH, "400"] == 1
+        assert found["asyncspec_http_requests_total", "GET", "unknown", "404"] == 1
+        assert found["asyncspec_requests_total", "toy", "length"] == 6
+        assert found["asyncspec_requests_total", "toy", "cancelled"] == 1
+        assert found["asyncspec_requests_running", "toy"] == 0
+        assert found["asyncspec_generated_tokens_total", "toy"] >= 30
+        assert found["asyncspec_prompt_tokens_total", "toy"] >= 30
+        assert found["asyncspec_verdict_passes_total", "toy"] > 0
+        assert found["asyncspec_queue_seconds_count", "toy"] == 7
+        assert found["asyncspec_request_seconds_bucket", "+Inf", "toy"] == 7
+        assert found["asyncspec_time_to_first_token_seconds_count", "toy"] >= 6
+        assert found["asyncspec_node_device_seconds_total", "toy", "2", "verify"] > 0
+        assert found["asyncspec_node_rows_total", "toy", "2", "verify"] >= 60
+        assert found["asyncspec_node_resident_memory_bytes", "toy", "0", "draft"] > 1e6
         # A node that is gone has no numbers.
         await toy.cluster.stop(2)
-        while ("asyncspec_node_sessions", "2", "verify") in await numbers(web):
+        while ("asyncspec_node_sessions", "toy", "2", "verify") in await numbers(web):
             pass
 
 

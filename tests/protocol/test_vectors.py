@@ -119,6 +119,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "submit-must-fit": (m.Submit(1, "Once", 128, 3, 0.8, 0, 0.9, must_fit=True),),
     "submit-unset": (m.Submit(1, "Once", 9, 3, 1.0, 0, 1.0, unset=("temperature", "top_k")),),
     "submit-tenant": (m.Submit(1, "Once", 9, 3, 1.0, 0, 1.0, tenant="5fe0"),),
+    "submit-id": (m.Submit(1, "Once", 9, 3, 1.0, 0, 1.0, id="5fe0"),),
     "submit-log-probs": (
         m.Submit(
             *(1, "", 9, 3, 0.8, 0, 0.9, 0.0, "", False, 1.0, 0.0, 0.0, (), False),
@@ -149,6 +150,14 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             *(3, 0, "draft", (0, 0), 60.5, 20.25, 500_000_000, 2, 1, 96),
             *((1, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "", 8192),
             {"temperature": 0.6, "top_k": 20},
+        ),
+    ),
+    "status-totals": (
+        m.Status(
+            *(3, 0, "draft", (0, 0), 60.5, 20.25, 500_000_000, 2, 1, 96),
+            *((1, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "", 8192, {}),
+            {"new_tokens": 30.0, "requests_stop": 2.0},
+            {"queue": (0.5, 1.0, 0.0, 1.0)},
         ),
     ),
     "output": (m.Output(1, (5, 600), " there was"),),

@@ -6,9 +6,11 @@ import argparse
 import asyncio
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,8 +21,11 @@ from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.client.client import ClusterAddress, ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
 from asyncspec_nodes.cluster.config import Config, GenerationConfig
+from asyncspec_nodes.console import log
 from asyncspec_nodes.console.arguments import Parser, print_notice
 from asyncspec_nodes.console.bounds import COUNT
+from asyncspec_nodes.console.log import make_logger
+from asyncspec_nodes.console.log_table import LogTable
 from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.app import Service
@@ -44,6 +49,7 @@ class ServeOptions(Struct, frozen=True):
     # A cluster to start here, or one to connect to.
     where: Config | ClusterAddress
     logs: Path | None
+    log: LogTable
 
 
 def add_arguments(parser: Parser) -> None:
@@ -62,6 +68,7 @@ def add_arguments(parser: Parser) -> None:
         help="auto: requests that leave sampling settings out get what the target's "
         "generation_config.json recommends; none: OpenAI's defaults (default: auto)",
     )
+    log.add_arguments(parser)
     COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}", default=SESSIONS)
     cluster_options.add_arguments(parser)
 
@@ -76,6 +83,7 @@ def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
         http=replace(http, model=http.model or _hub_name(arguments.target)),
         where=_where(arguments),
         logs=cluster_options.log_directory(arguments),
+        log=log.read_arguments(arguments, LogTable()),
     )
 
 
@@ -99,7 +107,8 @@ def _where(arguments: argparse.Namespace) -> Config | ClusterAddress:
     if template not in (None, PLAIN):
         template = str(Path(template).absolute())
     read_defaults(where.target.path, where.target.generation_config)
-    return replace(where, target=replace(where.target, chat_template=template))
+    target = replace(where.target, chat_template=template)
+    return replace(where, target=target, log=log.read_arguments(arguments, where.log))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -120,10 +129,12 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
             return f"the draft node at {where.host}:{where.port}"
         return steps.pending() or "the link to the draft node"
 
-    service = Service(http, pending=pending)
+    logger = make_logger(options.log)
+    notify = partial(_notify, logger) if options.log.format == "json" else print_notice
+    service = Service(http, pending, logger)
     # It listens from the start, so that probes of its liveness succeed while it loads.
     async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
-        starting = asyncio.create_task(_start(options, stack, steps))
+        starting = asyncio.create_task(_start(options, stack, steps, notify))
         stopping = asyncio.create_task(stop.wait())
         stack.callback(stopping.cancel)
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -135,27 +146,35 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
         model = http.model or draft.model
         service.serve(engine, model)
         if defaults := describe_defaults(draft.defaults):
-            print_notice(
+            notify(
                 f"{defaults}: what the target recommends, for requests that do not say otherwise"
             )
-        sys.stderr.write(f"serving {model} on {server.url}\n")
+        if options.log.format == "json":
+            logger.info("serving", model=model, url=server.url)
+        else:
+            sys.stderr.write(f"serving {model} on {server.url}\n")
         await _until(stop, server, cluster)
     return 0
 
 
+def _notify(logger: Any, line: str) -> None:
+    logger.info("notice", text=line)
+
+
 async def _start(
-    options: ServeOptions, stack: AsyncExitStack, steps: LoadingSteps
+    options: ServeOptions,
+    stack: AsyncExitStack,
+    steps: LoadingSteps,
+    notify: Callable[[str], None],
 ) -> tuple[ReconnectingEngine, LocalCluster | None, Status]:
     """The engine, the cluster where it is one of our own, and the draft node's status."""
     where, cluster = options.where, None
     if isinstance(where, Config):
-        cluster = LocalCluster(
-            where, steps, options.logs, restarts=RESTART_ALL, notify=print_notice
-        )
+        cluster = LocalCluster(where, steps, options.logs, restarts=RESTART_ALL, notify=notify)
         with steps.display():
             await stack.enter_async_context(cluster)
         where = ClusterAddress(*cluster.address, where.cluster.name)
-        print_notice(f"its draft node, for asyncspec run --connect: {where.host}:{where.port}")
+        notify(f"its draft node, for asyncspec run --connect: {where.host}:{where.port}")
     engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
     draft = next(node for node in await engine.nodes() if node.role == "draft")
     return engine, cluster, draft

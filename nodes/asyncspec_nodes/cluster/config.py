@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from asyncspec.backend.base import DEFAULT_OPTIONS, DType, EngineOptions, Mode, Quantize
 from asyncspec.backend.registry import backend_name
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.console.log_table import LogTable
 
 GenerationConfig = Literal["auto", "none"]
 Wire = Literal["auto", "plain", "packed"]
@@ -90,6 +91,9 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     target: str | None = None
     # In place of [llama] device.
     device: str | None = None
+    # Port where this node serves HTTP (--http comes first): a stage /health, /ready and /metrics,
+    # the draft node OpenAI's interface as well.
+    http: Port | None = None
 
 
 class SourceTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -191,6 +195,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     security: SecurityTable | None = None
     source: SourceTable | None = None
     llama: EngineOptions = DEFAULT_OPTIONS
+    log: LogTable = LogTable()
     # By rank; of draft node d > 0 that is 1000 + d.
     pace: dict[int, PaceTable] = {}
 

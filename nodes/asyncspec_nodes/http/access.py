@@ -220,3 +220,5 @@ class ServiceOptions(Struct, frozen=True):
     hosts: AllowedHosts = AllowedHosts()
     origins: AllowedOrigins = AllowedOrigins()
     limits: Limits = Limits()
+    # Answer ``/metrics`` without a key.
+    public_metrics: bool = False

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
+import time
 import traceback
+from contextvars import ContextVar
+from typing import Any
 
 import msgspec
 from aiohttp import ClientConnectionError, web
@@ -15,7 +19,7 @@ from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
 from asyncspec_nodes.http.limits import Limits
-from asyncspec_nodes.http.metrics import Metrics
+from asyncspec_nodes.http.metrics import METHODS, Metrics
 
 CLIENT_CLOSED = 499
 """Status in the metrics when the client has disconnected (as nginx)."""
@@ -27,18 +31,30 @@ PUBLIC_ROUTES = frozenset({"/health", "/ready", *site.FILES})
 """Routes without authentication: they reveal nothing of requests."""
 
 
-def make_middleware(options: ServiceOptions, metrics: Metrics) -> Middleware:
-    """Checks host, origin and key, counts the request, and converts errors to JSON."""
+METRICS_ROUTE = "/metrics"
+
+QUIET_ROUTES = frozenset({"/health", "/ready", "/state", METRICS_ROUTE, *site.FILES})
+"""Requests that machines repeat: logged at level debug."""
+
+REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID")
+"""Id of the request being handled: in its log lines here and at the draft node, and part of the
+response's id."""
+
+
+def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Middleware:
+    """Checks host, origin and key, counts and logs the request, and converts errors to JSON."""
+    public = PUBLIC_ROUTES | ({METRICS_ROUTE} if options.public_metrics else frozenset())
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        status, route = CLIENT_CLOSED, await route_of(request)
+        status, route, began = CLIENT_CLOSED, await route_of(request), time.monotonic()
+        REQUEST_ID.set(secrets.token_hex(12))
         try:
             options.hosts.check(request.headers.get("Host"))
             response: web.StreamResponse | None = options.origins.preflight(request)
             if response is None:
                 options.origins.check(request)
-                if route not in PUBLIC_ROUTES:
+                if route not in public:
                     options.keys.check(request.headers.get("Authorization"))
                 response = await handler(request)
             status = response.status
@@ -50,7 +66,18 @@ def make_middleware(options: ServiceOptions, metrics: Metrics) -> Middleware:
             status = error.status
             return error_response(error)
         finally:
-            metrics.requested(route, status)
+            seconds = time.monotonic() - began
+            metrics.requested(route, request.method, status, seconds)
+            say = log.debug if route in QUIET_ROUTES else log.info
+            say(
+                "http",
+                method=request.method if request.method in METHODS else "other",
+                route=route,
+                status=status,
+                seconds=round(seconds, 3),
+                remote=request.remote,
+                request=REQUEST_ID.get(),
+            )
 
     return middleware
 

@@ -58,6 +58,7 @@ def add_arguments(parser: Parser) -> None:
     add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     add("--no-api-key", action="store_true", help="open to whoever reaches it")
+    add("--public-metrics", action="store_true", help="serve /metrics without an API key")
     add(
         "--allow-host",
         action="append",
@@ -88,13 +89,18 @@ def add_arguments(parser: Parser) -> None:
         bounds.add_to(parser, option(prefix + field), metavar, text, dest=field, default=default)
 
 
-def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
-    """Checked options of a service on ``host``. Raises ``UserError``."""
+def read_arguments(
+    arguments: argparse.Namespace, host: str, *, closed: bool = False
+) -> HttpOptions:
+    """Checked options of a service on ``host``; ``closed``: one that has nothing to protect but
+    metrics, which beyond loopback are not served without keys or --public-metrics. Raises
+    ``UserError``."""
     keys = read_keys(arguments.api_key_file, share_prefixes=arguments.share_prefixes == "all")
-    if not keys and not arguments.no_api_key and not is_loopback(host):
+    opened = arguments.no_api_key or (closed and arguments.public_metrics)
+    if not keys and not opened and not is_loopback(host):
         raise UserError(
-            f"{host} is not a loopback address: give --api-key-file FILE, or --no-api-key on a "
-            "network you trust"
+            f"{host} is not a loopback address: give --api-key-file FILE, or "
+            f"{'--public-metrics' if closed else '--no-api-key'} on a network you trust"
         )
     if keys and arguments.no_api_key:
         raise UserError("--no-api-key is given, but there is an API key; leave one out")
@@ -103,6 +109,7 @@ def read_arguments(arguments: argparse.Namespace, host: str) -> HttpOptions:
         hosts=read_hosts(host, arguments.allow_host, keys=bool(keys)),
         origins=read_origins(arguments.allow_origin),
         limits=msgspec.convert(arguments, Limits, from_attributes=True),
+        public_metrics=arguments.public_metrics,
         model=arguments.model_name,
         tls=server_context(arguments.tls_certificate, arguments.tls_key),
     )

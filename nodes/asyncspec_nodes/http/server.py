@@ -16,7 +16,6 @@ from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from asyncspec_nodes.http.api.errors import ApiError
-from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.middleware import (
     UNKNOWN_ROUTE,
@@ -25,6 +24,7 @@ from asyncspec_nodes.http.middleware import (
     internal_error,
     route_of,
 )
+from asyncspec_nodes.http.probes import Probes
 
 KEEP_ALIVE_SECONDS = 75.0
 LINGER_SECONDS = 2.0
@@ -69,7 +69,7 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Also converts errors that aiohttp raises before any handler of ours."""
         if isinstance(resp, web.HTTPException) and isinstance(request, web.Request):
-            self._metrics.requested(await route_of(request), resp.status)
+            self._metrics.requested(await route_of(request), request.method, resp.status)
             resp = error_response(api_error(resp, request))
         return await super().finish_response(request, resp, start_time)
 
@@ -91,7 +91,7 @@ class Connection(web.RequestHandler):
             error = ApiError(status, text, code="invalid_http")
         else:
             error = internal_error()
-        self._metrics.requested(UNKNOWN_ROUTE, error.status)
+        self._metrics.requested(UNKNOWN_ROUTE, request.method, error.status)
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun: no other can follow")
         response = error_response(error)
@@ -129,7 +129,7 @@ class HttpServer:
     closes all connections; call ``drain`` first to let them finish."""
 
     def __init__(
-        self, service: Service, sock: socket.socket, tls: ssl.SSLContext | None = None
+        self, service: Probes, sock: socket.socket, tls: ssl.SSLContext | None = None
     ) -> None:
         self.service = service
         self._tls = tls

@@ -15,7 +15,6 @@ from asyncspec_nodes.http.api.answers import ChoiceBuffer
 from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
-from asyncspec_nodes.http.metrics import AnswerMetrics, Metrics
 from asyncspec_nodes.http.middleware import api_error, json_response
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.messages import Finished, Status, Submit
@@ -64,27 +63,21 @@ class Responder:
         engine: EngineClient,
         shutdown: GracefulShutdown,
         limits: Limits,
-        metrics: Metrics,
     ) -> None:
         self._call = call
         self._engine = engine
         self._shutdown = shutdown
         self._limits = limits
         self._answers = [ChoiceBuffer() for _ in call.submits]
-        self._metrics = [AnswerMetrics(metrics) for _ in call.submits]
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """The response. Raises ``ApiError`` while nothing has been sent."""
-        try:
-            if self._call.stream:
-                return await self._stream(request)
-            async with self._events() as events:
-                while not self._complete:
-                    await self._take(events)
-            return json_response(self._call.body(self._answers))
-        finally:
-            for metrics in self._metrics:
-                metrics.close()
+        if self._call.stream:
+            return await self._stream(request)
+        async with self._events() as events:
+            while not self._complete:
+                await self._take(events)
+        return json_response(self._call.body(self._answers))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=errors.HEADERS)
@@ -152,8 +145,6 @@ class Responder:
             async with asyncio.timeout(seconds), self._shutdown.interruptible():
                 yield events
         except (TimeoutError, ApiError) as error:
-            for metrics in self._metrics:
-                metrics.failed()
             if isinstance(error, TimeoutError):
                 raise ApiError(504, f"no answer within {seconds:g} s", code="timeout") from None
             raise
@@ -182,6 +173,5 @@ class Responder:
             event = error_of(event, self._call.prompt_name) or event
         if isinstance(event, ApiError):
             raise event
-        self._metrics[index].add(event)
         self._answers[index].add(event)
         return index

@@ -19,8 +19,10 @@ from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster.checkpoints import check_draft
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import check_reach, load
+from asyncspec_nodes.console import log
 from asyncspec_nodes.console.arguments import Parser, host_and_port
 from asyncspec_nodes.console.bounds import THREADS
+from asyncspec_nodes.console.log_table import LogTable
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources
@@ -117,10 +119,12 @@ def build_parser() -> Parser:
         "--http",
         type=int,
         metavar="PORT",
-        help="draft node: serve the OpenAI interface there (docs/reference/http.md)",
+        help="serve HTTP there: /health, /ready and /metrics, on the draft node OpenAI's interface "
+        "as well (docs/reference/http.md)",
     )
     add("--http-host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1")
     http_options.add_arguments(parser)
+    log.add_arguments(parser)
     return parser
 
 
@@ -131,7 +135,8 @@ def run(argv: Sequence[str] | None) -> int:
     except UserError as error:
         sys.stderr.write(f"asyncspec-node: {error}\n")
         return 2
-    reporter = Reporter(rank(arguments), sys.stdout if arguments.supervised else None)
+    pipe = sys.stdout if arguments.supervised else None
+    reporter = Reporter(rank(arguments), pipe, log.read_arguments(arguments, LogTable()))
     try:
         _serve(arguments, reporter)
     except UserError as error:
@@ -149,13 +154,14 @@ def run(argv: Sequence[str] | None) -> int:
 
 def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
     config, node = load(arguments.config), rank(arguments)
+    reporter.use(log.read_arguments(arguments, config.log))
     if arguments.role == "draft":
         config = _draft(arguments, config)
     else:
         _check_listed(arguments, config)
     sock = _listen(arguments, config)
-    http = None if arguments.http is None else _http(arguments)
     listed = config.find(node)
+    http = _http(arguments, None if listed is None else listed.http)
     host = sock.getsockname()[0] if listed is None else listed.host
     resources.set_threads(config, node, host, arguments.threads)
     from asyncspec.actor import loop
@@ -164,13 +170,13 @@ def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
     loop.run(serve(config, node, sock, reporter, supervised=arguments.supervised, http=http))
 
 
-def _http(arguments: argparse.Namespace) -> HttpSocket:
-    if arguments.role != "draft":
-        raise UserError(
-            f"a {arguments.role} node does not serve HTTP; give --http to the draft node"
-        )
-    host, port = arguments.http_host, arguments.http
+def _http(arguments: argparse.Namespace, listed: int | None) -> HttpSocket | None:
+    """``listed``: the port in the cluster file. None without a port."""
+    host, port = arguments.http_host, listed if arguments.http is None else arguments.http
+    if port is None:
+        return None
     if not 0 <= port < 65536:
         raise UserError(f"--http is {port}; it must be 0 to 65535")
-    options = http_options.read_arguments(arguments, host)
+    # A stage's probes reveal nothing of requests, and its metrics need a key or --public-metrics.
+    options = http_options.read_arguments(arguments, host, closed=arguments.role != "draft")
     return HttpSocket(options, listen.bind(host, port, whose="--http-host and --http"))

@@ -41,8 +41,10 @@ class NodeHost(Host):
 
     def finish(self, effect: Finish) -> None:
         """Logs numbers, never text."""
+        name = "" if self.service is None else self.service.request_id(effect.request)
         self._log.info(
             "finished",
+            **({"request": name} if name else {}),
             session=int(effect.session),
             reason=effect.reason,
             detail=effect.detail,

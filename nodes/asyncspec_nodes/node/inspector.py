@@ -24,6 +24,7 @@ from asyncspec_nodes.roles.draft.session import FIRST, DraftState
 from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_nodes.serving.requests import ServingConfig
+from asyncspec_nodes.serving.totals import Totals
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Hello, Inspect, PlanStatus, PlanStatusRequest, Status
@@ -59,7 +60,7 @@ class _PlanQuery(Struct):
 
 
 class Inspector(LinkService):
-    """Answers for one node. ``rules``: of a draft node."""
+    """Answers for one node. ``rules``, ``totals``: of a draft node."""
 
     senders: ClassVar[Senders] = {
         Inspect: ("client", "draft"),
@@ -69,9 +70,16 @@ class Inspector(LinkService):
     }
 
     def __init__(
-        self, runtime: Runtime, me: Hello, model: str = "", rules: ServingConfig | None = None
+        self,
+        runtime: Runtime,
+        me: Hello,
+        model: str = "",
+        rules: ServingConfig | None = None,
+        totals: Totals | None = None,
     ) -> None:
         self._runtime = runtime
+        self._totals = totals
+        self._links_lost = 0
         self._me = me
         self._model = model
         self._rules = rules
@@ -93,7 +101,7 @@ class Inspector(LinkService):
             case Inspect() if is_draft:
                 self.ask(link, number)
             case Inspect():
-                link.send(self._status(number))
+                link.send(self.status(number))
             case Status():
                 query = self._status_queries.get(number)
                 if query is not None and link.rank in query.waiting:
@@ -112,7 +120,7 @@ class Inspector(LinkService):
 
     def ask(self, requester: StatusSink, number: int) -> None:
         """Send the status of every node; the draft node's own is the first and the last."""
-        requester.send(self._status(number))
+        requester.send(self.status(number))
         key, links = next(self._numbers), self._runtime.links
         self._status_queries[key] = _StatusQuery(requester, number, set(links))
         for link in links.values():
@@ -120,6 +128,7 @@ class Inspector(LinkService):
         self._end_if_complete(key)
 
     def lost(self, link: Link, reason: str) -> None:
+        self._links_lost += link.rank >= 0
         for key, query in list(self._status_queries.items()):
             if query.requester is link:
                 del self._status_queries[key]
@@ -135,7 +144,7 @@ class Inspector(LinkService):
     def _end_if_complete(self, key: int) -> None:
         if not self._status_queries[key].waiting:
             query = self._status_queries.pop(key)
-            query.requester.send(replace(self._status(query.number), last=True))
+            query.requester.send(replace(self.status(query.number), last=True))
 
     def _ask_first_stage(self, requester: Link, number: int) -> None:
         first = self._runtime.links.get(FIRST)
@@ -159,7 +168,8 @@ class Inspector(LinkService):
             query.deadline.cancel()
             query.requester.send(replace(answer, question=query.number))
 
-    def _status(self, number: int) -> Status:
+    def status(self, number: int) -> Status:
+        """Of this node alone."""
         runtime, me, rules = self._runtime, self._me, self._rules
         state, links = runtime.state, sorted(runtime.links.items())
         sessions = waiting = slots = room = 0
@@ -170,6 +180,8 @@ class Inspector(LinkService):
         elif isinstance(state, VerifyState):
             sessions, waiting, room = len(state.sessions), len(state.queue), state.config.slots
             slots = sum(session.slots.used for session in state.sessions.values())
+        totals = {"passes": runtime.passes, "rows": runtime.rows} if me.role == "verify" else {}
+        totals |= {"links_lost": self._links_lost}
         for rank, why in sorted(runtime.refusals.items()):
             reasons.append(f"{'the token source' if rank > me.stages else f'stage {rank}'}: {why}")
         return Status(
@@ -191,6 +203,8 @@ class Inspector(LinkService):
             missing="; ".join(reasons),
             room=room,
             defaults={} if rules is None else rules.defaults.given,
+            totals=totals | dict({} if self._totals is None else self._totals.sums),
+            distributions={} if self._totals is None else dict(self._totals.distributions),
         )
 
 

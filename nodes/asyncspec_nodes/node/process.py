@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncspec.actor.link import LinkOptions
 from asyncspec.actor.mesh import Security
@@ -32,10 +32,14 @@ from asyncspec_nodes.node.reports import ReadyReport, Reporter
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_nodes.serving.service import TextService
+from asyncspec_nodes.serving.totals import Totals
 from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.links import role_of
+from asyncspec_protocol.messages import Status
 
 if TYPE_CHECKING:
+    from asyncspec_nodes.http.probes import Probes
     from asyncspec_nodes.http.server import HttpServer
 
 
@@ -49,7 +53,8 @@ async def serve(
     http: HttpSocket | None = None,
 ) -> None:
     """Load, then serve until a signal or, where ``supervised``, the parent's end; with ``http``
-    also HTTP clients, whose running answers are completed first. Raises why the node failed."""
+    also HTTP: a draft node its clients, whose running answers are completed first, any other node
+    its probes. Raises why the node failed."""
     security = contexts(config.security)
     stop = asyncio.Event()
     on_termination(stop.set)
@@ -59,12 +64,13 @@ async def serve(
         server = None
         if http is not None:
             # From the start, so that health checks find it alive while it loads.
-            server = await stack.enter_async_context(_http(http, reporter))
+            server = await stack.enter_async_context(_http(http, rank, config, reporter))
         loaded = await _load(config, rank, reporter, stop)
-        runtime, engine = _runtime(config, loaded, sock, security, reporter)
+        node = _runtime(config, loaded, sock, security, reporter)
+        runtime = node.runtime
         running = asyncio.create_task(runtime.run())
-        if http is not None and server is not None and engine is not None:
-            server.service.serve(engine, http.options.model or _model_name(config))
+        if http is not None and server is not None:
+            _report(server.service, node, http.options.model or _model_name(config))
             reporter.log.info(server.scheme, port=server.port)
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -111,19 +117,44 @@ def _model_name(config: Config) -> str:
     return backend_of(config.target.path).model_name(config.target.path)
 
 
-def _http(http: HttpSocket, reporter: Reporter) -> HttpServer:
-    """A server whose service is loading."""
+def _http(http: HttpSocket, rank: int, config: Config, reporter: Reporter) -> HttpServer:
+    """A server whose service is loading: the whole one on a draft node, else probes."""
     from asyncspec_nodes.http.app import Service
+    from asyncspec_nodes.http.probes import Probes
     from asyncspec_nodes.http.server import HttpServer
 
-    service = Service(http.options, pending=lambda: f"the draft node ({reporter.step})")
+    role = role_of(rank, config.stages)
+    kind = Service if role == "draft" else Probes
+    whose = {"draft": "the draft node", "source": "the token source"}.get(role, f"stage {rank}")
+    service = kind(http.options, lambda: f"{whose} ({reporter.step})", reporter.log)
     return HttpServer(service, http.sock, http.options.tls)
+
+
+class _Node(NamedTuple):
+    """A node, what it says of itself, and on the draft node the engine of an HTTP service."""
+
+    runtime: Runtime
+    inspector: Inspector
+    engine: LocalEngine | None
+
+
+def _report(service: Probes, node: _Node, model: str) -> None:
+    """End the loading of an HTTP service."""
+    from asyncspec_nodes.http.app import Service
+
+    if isinstance(service, Service) and node.engine is not None:
+        service.serve(node.engine, model)
+        return
+
+    async def statuses() -> tuple[Status, ...]:
+        return (node.inspector.status(0),)
+
+    service.report(statuses)
 
 
 def _runtime(
     config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
-) -> tuple[Runtime, LocalEngine | None]:
-    """The node, and on the draft node the engine of an HTTP service."""
+) -> _Node:
     host = NodeHost(reporter.log)
     runtime = Runtime(
         loaded.machine,
@@ -142,7 +173,8 @@ def _runtime(
         security=security,
         device_seconds=config.limits.device_seconds,
     )
-    inspector = Inspector(runtime, loaded.me, _model_name(config), loaded.rules)
+    totals = Totals(time.monotonic) if loaded.me.role == "draft" else None
+    inspector = Inspector(runtime, loaded.me, _model_name(config), loaded.rules, totals)
     engine = None
     if loaded.tokenizer is not None and loaded.rules is not None:
         host.service = TextService(
@@ -151,6 +183,7 @@ def _runtime(
             runtime.feed,
             WorkerThread("reading"),
             most=config.limits.requests,
+            totals=totals,
         )
         engine = LocalEngine(host.service, inspector)
     collector = NodeTraceCollector(
@@ -158,7 +191,7 @@ def _runtime(
     )
     if config.trace.text:
         host.record_text = collector.text
-    return runtime, engine
+    return _Node(runtime, inspector, engine)
 
 
 def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import MutableMapping
 from typing import Any, Literal, TextIO
 
 import msgspec
-import structlog
 from msgspec import Struct
 
-from asyncspec_protocol.errors import printable
+from asyncspec_nodes.console.log import make_logger
+from asyncspec_nodes.console.log_table import LogTable
 
 
 class LoadingReport(Struct, frozen=True, tag="loading", tag_field="event"):
@@ -53,33 +52,20 @@ def read_report(line: bytes) -> Report:
     return report
 
 
-def _one_line(logger: Any, method: str, fields: MutableMapping[str, Any]) -> Any:
-    """Escapes control characters: names and texts may be a peer's."""
-    return {k: printable(v) if isinstance(v, str) else v for k, v in fields.items()}
-
-
 class Reporter:
     """Logs to stderr; reports to ``pipe``, where there is a parent."""
 
-    def __init__(self, rank: int, pipe: TextIO | None) -> None:
+    def __init__(self, rank: int, pipe: TextIO | None, log: LogTable | None = None) -> None:
         self._pipe = pipe
         self.rank = rank
         # Progress, for error texts.
         self.step = "starting"
-        self.log: Any = structlog.wrap_logger(
-            structlog.PrintLogger(sys.stderr),
-            processors=[
-                _one_line,
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso"),
-                structlog.dev.ConsoleRenderer(
-                    colors=sys.stderr.isatty(),
-                    sort_keys=False,
-                    exception_formatter=structlog.dev.plain_traceback,
-                ),
-            ],
-            rank=rank,
-        )
+        self.use(log or LogTable())
+
+    def use(self, log: LogTable) -> None:
+        """Log as ``log`` says from now on."""
+        self.log: Any = make_logger(log, rank=self.rank)
+        self._json = log.format == "json"
 
     def loading(self, text: str) -> None:
         """A step of loading begins."""
@@ -96,7 +82,7 @@ class Reporter:
 
     def failed(self, kind: Literal["user", "cluster"], text: str) -> None:
         """The node is about to stop. A user's mistake is a line of its own."""
-        if kind == "user":
+        if kind == "user" and not self._json:
             sys.stderr.write(f"asyncspec-node: {text}\n")
         else:
             self.log.error("stopping", why=text)

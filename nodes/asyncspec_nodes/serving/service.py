@@ -18,6 +18,7 @@ from asyncspec.backend.base import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.serving.requests import Refusal, ServingConfig, Tokenize, prepare, tokenize
 from asyncspec_nodes.serving.text import answer_text
+from asyncspec_nodes.serving.totals import Totals
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 
@@ -68,6 +69,7 @@ class _Answer:
         self.client = client
         # The client's request number.
         self.number = submit.request
+        self.id = submit.id
         self.text = answer_text(tokenizer, submit, prompt)
         self.top_logprobs = submit.top_logprobs
         # Tokens sent, and whether a stop string has ended the answer.
@@ -77,7 +79,7 @@ class _Answer:
 
 class TextService:
     """Requests of all clients of one draft node. ``feed`` takes inputs of its machine;
-    ``work_queue`` tokenizes long prompts."""
+    ``work_queue`` tokenizes long prompts; ``totals`` counts what is served."""
 
     def __init__(
         self,
@@ -87,7 +89,9 @@ class TextService:
         work_queue: WorkQueue,
         *,
         most: int,
+        totals: Totals | None = None,
     ) -> None:
+        self.totals = totals or Totals(lambda: 0.0)
         self._config = config
         self._tokenizer = tokenizer
         self._feed = feed
@@ -115,9 +119,11 @@ class TextService:
             raise RemoteProtocolError(f"request {message.request} is still running")
         elif len(self._answers) + len(self._pending) >= self._most:
             text = f"{self._most} requests are waiting already; try again later"
+            self.totals.refused(0)
             client.send(Finished(message.request, "error", text, {}, "busy"))
         else:
             self._next += 1
+            self.totals.arrived(self._next)
             submit = replace(message, tenant=self._blinded(message.tenant))
             self._read(PendingRequest(self._next, client, submit))
 
@@ -126,6 +132,11 @@ class TextService:
         for number in self._numbers(client).values():
             self._cancel(number)
 
+    def request_id(self, number: int) -> str:
+        """The client's own name for a running request, for logs; empty where it has none."""
+        answer = self._answers.get(number)
+        return "" if answer is None else answer.id
+
     def emit(self, effect: Emit) -> str:
         """Send committed tokens to their client; returns their text."""
         answer = self._answers[effect.request]
@@ -133,6 +144,7 @@ class TextService:
             return ""  # emitted before the machine processed ``Stopped``
         piece = answer.text.push(effect.tokens)
         answer.tokens += piece.tokens
+        self.totals.emitted(effect.request, piece.tokens)
         tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
         output = Output(answer.number, tokens, piece.text)
         if outputs:
@@ -165,6 +177,7 @@ class TextService:
             reason = "stop"  # the machine may have ended it otherwise before ``Stopped``
         if rest:
             answer.client.send(Output(answer.number, (), rest))
+        self.totals.finished(effect.request, reason, effect.stats)
         detail, code = ("", "") if answer.stopped else (effect.detail, effect.code)
         answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
         return rest
@@ -194,6 +207,7 @@ class TextService:
     def _tokenized(self, pending: PendingRequest, found: Request | Refusal) -> None:
         number, client, submit = pending
         if isinstance(found, Refusal):
+            self.totals.refused(number)
             client.send(Finished(submit.request, "error", found.text, {}, found.code))
             return
         self._answers[number] = _Answer(client, submit, found.prompt, self._tokenizer)
@@ -204,6 +218,7 @@ class TextService:
         if pending is None:
             self._feed(Cancelled(number))
         else:
+            self.totals.finished(number, "cancelled", {})
             pending.client.send(Finished(pending.submit.request, "cancelled", "", {}))
 
     def _blinded(self, tenant: str) -> str:

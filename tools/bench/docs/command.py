@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncspec.core.errors import UserError
-from tools.bench.docs import cli, cluster_file, errors, policies, results
+from tools.bench.docs import cli, cluster_file, errors, metrics, policies, results
 from tools.bench.docs.blocks import Generator, fill
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +22,7 @@ TROUBLESHOOTING = Path("docs/guide/troubleshooting.md")
 GENERATORS: Mapping[str, Generator] = {
     "cli": cli.reference,
     "cluster-file": cluster_file.reference,
+    "metrics": metrics.reference,
     "policies": policies.reference,
     "results": results.reference,
 }

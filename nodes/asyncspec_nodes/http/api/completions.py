@@ -220,6 +220,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
         submit = replace(
             self.submit(self.limit or MAX_INT, context.tenant),
             chat=conversation(self.messages),
+            id=context.id,
             log_probs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
@@ -268,6 +269,7 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
         """The call that answers this request. Raises ``ApiError``."""
         submit = replace(
             self.submit(self.limit or DEFAULT_TOKENS, context.tenant),
+            id=context.id,
             log_probs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
         )
