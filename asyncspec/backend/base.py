@@ -256,6 +256,8 @@ class Footprint(Struct, frozen=True):
     scores: int
     # Of the results of passes and of the self-test.
     results: int = 0
+    # Of the weights, an embedding that passes look rows up in and do not read.
+    embedding: int = 0
 
 
 class Backend(Protocol):

@@ -24,6 +24,7 @@ from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import read_template
 from asyncspec_nodes.cluster.config import Config, layout
+from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node import resources
 from asyncspec_nodes.serving.requests import Refusal, ServingConfig, prepare, tokenize
 from asyncspec_nodes.serving.text import answer_text
@@ -132,7 +133,7 @@ def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
 
 
 def _decode(task: Task) -> list[Comparison]:
-    config, target = task.config, task.config.target
+    config, target = with_layers(task.config), task.config.target
     backend = backend_of(target.path)
     model = backend.open(target.path)
     tokenizer = backend.load_tokenizer(model, read_template(target.chat_template))

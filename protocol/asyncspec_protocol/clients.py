@@ -177,10 +177,17 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     totals: dict[str, NonNegative] = field(default_factory=dict)
     # Draft node only: by name the sum of some times in seconds, and how many fell into each bucket.
     distributions: dict[str, tuple[NonNegative, ...]] = field(default_factory=dict)
+    # The name of its machine, and memory that is free there: what a placement may still use.
+    host: str = ""
+    free_bytes: Count = 0
+    # Stage: rows, ascending, and seconds of such a pass, as measured so far.
+    pass_rows: tuple[Seconds, ...] = ()
+    pass_seconds: tuple[Seconds, ...] = ()
 
     def check(self) -> None:
         links = {len(self.peers), len(self.round_trips), len(self.sent)}
         require(len(links) == 1, "lists differ in length")
+        require(len(self.pass_rows) == len(self.pass_seconds), "lists differ in length")
 
 
 ClientMessage = Submit | Output | Finished | Cancel | Collect | Events | Inspect | Status

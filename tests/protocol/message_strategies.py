@@ -127,7 +127,9 @@ def outputs(draw: st.DrawFn) -> Output:
 def statuses(draw: st.DrawFn) -> Status:
     links = draw(st.lists(st.tuples(count, st.floats(-1, 9), count), max_size=4))
     peers, round_trips, sent = zip(*links, strict=True) if links else ((), (), ())
-    fixed = {"peers": peers, "round_trips": round_trips, "sent": sent}
+    fixed: dict[str, Any] = {"peers": peers, "round_trips": round_trips, "sent": sent}
+    seconds = tuple(draw(st.lists(st.floats(0, 9), max_size=4)))
+    fixed |= {"pass_rows": seconds, "pass_seconds": seconds}
     status: Status = draw(
         of_kind(Status, **{name: st.just(value) for name, value in fixed.items()})
     )

@@ -160,6 +160,13 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             {"queue": (0.5, 1.0, 0.0, 1.0)},
         ),
     ),
+    "status-passes": (
+        m.Status(
+            *(3, 1, "verify", (0, 4), 60.5, 20.25, 500_000_000, 2, 1, 96),
+            *((0, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "", 8192),
+            *({}, {}, {}, "box", 7_000_000_000, (1.0, 16.0), (0.125, 0.25)),
+        ),
+    ),
     "output": (m.Output(1, (5, 600), " there was"),),
     "finished": (m.Finished(1, "stop", "", {"rounds": 3.0}),),
     "cancel": (m.Cancel(1),),

@@ -76,7 +76,8 @@ def check(words: list[str]) -> None:
     if words[0] == "python":
         known = tool_options(Path(words[1]).name, words[2] if len(words) > 2 else "")
     else:
-        known = program_options(" ".join(words[: 1 if words[0] == "asyncspec-node" else 2]))
+        count = 3 if words[1:2] == ["plan"] else 2
+        known = program_options(" ".join(words[: 1 if words[0] == "asyncspec-node" else count]))
     options = {option for option in options if option.replace("--no-", "--", 1) not in known}
     assert options <= known | {"--help"}, f"{' '.join(words)}: {options - known}"
 

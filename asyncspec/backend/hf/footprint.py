@@ -66,7 +66,13 @@ def footprint(
     weights = _weights(model, computed, in_linear, quantize, tied=tied)
     shape = shape_of(config, end - first, computed, mode)
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
-    return Footprint(span, weights, slot, pass_scores(config.num_attention_heads))
+    looked_up = 0
+    if first == 0 and not tied:
+        embedding = model.model.embed_tokens
+        held = in_linear if is_plain_embedding(embedding) else computed
+        looked_up = sum(p.numel() for p in embedding.parameters()) * held.itemsize
+    scores = pass_scores(config.num_attention_heads)
+    return Footprint(span, weights, slot, scores, embedding=looked_up)
 
 
 def stored_info(files: CheckpointFiles) -> ModelInfo:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncspec.backend.base import Footprint, KVType
-from asyncspec.backend.llama.cut import cut
+from asyncspec.backend.llama.cut import EMBEDDING, HEAD, cut, matrix
 from asyncspec.backend.llama.target import OpenTarget
 from asyncspec.core.errors import CheckpointError
 
@@ -32,7 +32,10 @@ def footprint(target: OpenTarget, span: tuple[int, int], kv_type: KVType = "f16"
     # The self-test of a head has a second context, and logits of its own.
     contexts = 3 if has_head else int(span[0] == 0)
     results = contexts * _OUTPUTS * 4 * target.info.vocab_size
-    return Footprint(span, weights, slot, _MASK, results)
+    # A file without a head has the embedding in its place.
+    is_head = has_head and HEAD not in target.model.tensors
+    looked_up = matrix(target.model, EMBEDDING).size if span[0] == 0 and not is_head else 0
+    return Footprint(span, weights, slot, _MASK, results, looked_up)
 
 
 def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> int:

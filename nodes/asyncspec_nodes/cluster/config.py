@@ -21,6 +21,9 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
+Above = Annotated[float, Meta(gt=0)]
+
+AUTO: Literal["auto"] = "auto"
 
 
 class ClusterTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,8 +87,10 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(min_length=1)]
     # TCP port there.
     port: Port
-    # Half-open range of target layers, verify stages only; left out everywhere: an even split.
-    layers: tuple[int, int] | None = None
+    # Half-open range of target layers, verify stages only; left out everywhere: an even split;
+    # "auto" everywhere: each node works out the same best split, by ``memory_gib`` and the three
+    # keys after it.
+    layers: tuple[int, int] | Literal["auto"] | None = None
     # A verify stage's own target, in place of [target] path. GGUF beside a checkpoint: guarantee
     # "tolerance", [target] dtype "float32".
     target: str | None = None
@@ -94,6 +99,13 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     # Port where this node serves HTTP (--http comes first): a stage /health, /ready and /metrics,
     # the draft node OpenAI's interface as well.
     http: Port | None = None
+    # Memory of the machine that the node may take, in GiB; left out: enough.
+    memory_gib: Above | None = None
+    # Weights that its passes read, in GB a second: the others' mean where left out.
+    gb_per_second: Above | None = None
+    # Its connection, one way, in milliseconds; and in Mbit a second: no limit where left out.
+    latency_ms: NotNegative | None = None
+    mbit: NotNegative | None = None
 
 
 class SourceTable(Struct, frozen=True, forbid_unknown_fields=True):
@@ -263,9 +275,14 @@ def check_layers(config: Config) -> None:
         return
     if bare:
         raise UserError(f"rank {bare[0]} has no layers key, others do; give it to all or to none")
+    automatic = [node.rank for node in verify if node.layers == AUTO]
+    if len(automatic) == len(verify):
+        return
+    if automatic:
+        raise UserError(f'rank {automatic[0]} has layers = "auto", others not; give it to all')
     expected = 0
     for node in verify:
-        assert node.layers is not None
+        assert isinstance(node.layers, tuple)
         first, end = node.layers
         if first != expected:
             raise UserError(
@@ -278,10 +295,11 @@ def check_layers(config: Config) -> None:
 
 
 def layout(config: Config, layers: int) -> tuple[Span, ...]:
-    """The range of each verify stage, rank 1 first. Raises ``UserError``."""
+    """The range of each verify stage, rank 1 first. Raises ``UserError``. Automatic ones have been
+    replaced (``placement``)."""
     check_stages(config.stages, layers)
     given = [config.at(rank).layers for rank in range(1, config.stages + 1)]
-    spans = tuple(span for span in given if span is not None)
+    spans = tuple(span for span in given if isinstance(span, tuple))
     if not spans:
         return even_split(layers, config.stages)
     if spans[-1][1] != layers:

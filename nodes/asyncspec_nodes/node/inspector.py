@@ -7,6 +7,7 @@ ends: a disconnected node's status is not waited for, and the plan has a deadlin
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from itertools import count
 from typing import ClassVar, Protocol
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import LinkService, Senders
 from asyncspec.actor.runtime import Runtime
-from asyncspec_nodes.node.resources import resident_bytes
+from asyncspec_nodes.node.resources import available_bytes, resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.lifecycle import missing_peers
 from asyncspec_nodes.roles.draft.session import FIRST, DraftState
@@ -173,13 +174,15 @@ class Inspector(LinkService):
         runtime, me, rules = self._runtime, self._me, self._rules
         state, links = runtime.state, sorted(runtime.links.items())
         sessions = waiting = slots = room = 0
-        reasons = []
+        reasons: list[str] = []
+        passes: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
         if isinstance(state, DraftState):
             sessions, waiting, room = len(state.sessions), len(state.backlog), slots_used(state)
             reasons = [] if state.up else [missing_peers(state)]
         elif isinstance(state, VerifyState):
             sessions, waiting, room = len(state.sessions), len(state.queue), state.config.slots
             slots = sum(session.slots.used for session in state.sessions.values())
+            passes = state.cost.averages()
         totals = {"passes": runtime.passes, "rows": runtime.rows} if me.role == "verify" else {}
         totals |= {"links_lost": self._links_lost}
         for rank, why in sorted(runtime.refusals.items()):
@@ -205,6 +208,10 @@ class Inspector(LinkService):
             defaults={} if rules is None else rules.defaults.given,
             totals=totals | dict({} if self._totals is None else self._totals.sums),
             distributions={} if self._totals is None else dict(self._totals.distributions),
+            host=socket.gethostname(),
+            free_bytes=available_bytes(),
+            pass_rows=passes[0],
+            pass_seconds=passes[1],
         )
 
 

@@ -45,6 +45,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     read_template,
 )
 from asyncspec_nodes.cluster.config import Config, layout
+from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import cache_budget
 from asyncspec_nodes.roles.draft.machine import DraftMachine
@@ -121,6 +122,7 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     """Load a node's part. Slow; raises ``UserError`` with what to change."""
     backend = backend_of(config.target_of(rank))
     reporter.loading(backend.library)
+    config = with_layers(config)
     role = role_of(rank, config.stages)
     load = {"draft": _load_draft, "verify": _load_stage, "source": _load_source}[role]
     loaded = load(config, Rank(rank), backend, reporter)

@@ -23,6 +23,12 @@ def resident_bytes() -> int:
     return resident
 
 
+def available_bytes() -> int:
+    """Memory of this machine that is free, or can be freed at once."""
+    available: int = psutil.virtual_memory().available
+    return available
+
+
 def cache_budget(config: Config, rank: int) -> int:
     """Bytes for a stage's caches or a token source's sessions: by the cluster file, else a share of
     half of what is free once weights are loaded; a source has as much as a stage there."""
@@ -32,8 +38,7 @@ def cache_budget(config: Config, rank: int) -> int:
     # No stages are known beside a node that is in no file.
     host = getattr(config.find(rank), "host", None)
     stages = sum(node.host == host for node in config.node if node.rank)
-    available: int = psutil.virtual_memory().available
-    return available // 2 // (stages if is_stage else stages + 1)
+    return available_bytes() // 2 // (stages if is_stage else stages + 1)
 
 
 def set_threads(config: Config, rank: int, host: str, wanted: int | None = None) -> None:

@@ -21,9 +21,15 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     for name, text in COMMANDS.items():
         parser = Parser(prog=f"asyncspec {name}", description=text)
         import_module(f"asyncspec_nodes.cli.{name}").add_arguments(parser)
-        found[f"asyncspec {name}"] = parser
+        found |= _with_words(parser) or {f"asyncspec {name}": parser}
     found["asyncspec-node"] = node.build_parser()
     return found
+
+
+def _with_words(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands that a second word tells apart, as in ``asyncspec plan layers``."""
+    actions = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    return {one.prog: one for action in actions for one in action.choices.values()}
 
 
 def reference(argument: str) -> str:

@@ -1,0 +1,154 @@
+"""What a placement is decided on: a model's layers, devices, links; and what one is worth.
+
+A pass within the plateau takes as long as reading its weights: bytes over the device's speed. The
+embedding is looked up, not read; the head is read by the last stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+Span = tuple[int, int]
+
+
+class LayerCost(Struct, frozen=True):
+    """A layer; the first one with the embedding, the last one with norm and head. In bytes."""
+
+    # That the device holds, and that a pass reads of them.
+    weights: int
+    work: int
+    # Of the cache, for each token or tree node.
+    slot: int = 0
+    # Of results of passes.
+    results: int = 0
+
+
+class TargetCost(Struct, frozen=True):
+    """The target as stages hold it, in bytes."""
+
+    layers: tuple[LayerCost, ...]
+    # Weights of a single stage that holds all: a tied matrix is there once. 0: their sum.
+    whole: int = 0
+    # Of a stage's process besides, and of a pass for each slot that it sees.
+    runtime: int = 0
+    scores: int = 0
+    # A row of hidden states on a link.
+    row_bytes: int = 0
+    # Slots of all caches: tokens of the sessions at a time, and their trees.
+    slots: int = 0
+
+    def weights(self, span: Span) -> int:
+        """Of layers [first, end), with embedding and head where they are part of these."""
+        if self.whole and span == (0, len(self.layers)):
+            return self.whole
+        return sum(layer.weights for layer in self.layers[slice(*span)])
+
+    def cache(self, span: Span) -> int:
+        """Keys and values of all slots."""
+        return self.slots * sum(layer.slot for layer in self.layers[slice(*span)])
+
+    def other(self, span: Span) -> int:
+        """What a process takes besides weights and cache."""
+        results = sum(layer.results for layer in self.layers[slice(*span)])
+        return self.runtime + self.slots * self.scores + results
+
+    def memory(self, span: Span) -> int:
+        """Everything."""
+        return self.weights(span) + self.cache(span) + self.other(span)
+
+    def work(self, span: Span) -> int:
+        """Bytes that a pass reads."""
+        return sum(layer.work for layer in self.layers[slice(*span)])
+
+
+class Device(Struct, frozen=True):
+    """A machine, or the part of one, that can hold a stage."""
+
+    name: str
+    # Bytes that a stage may take.
+    memory: int
+    # Bytes of weights that a pass reads in a second.
+    speed: float
+    # Of its connection: seconds one way, and bytes a second, 0: no limit.
+    latency: float = 0.0
+    bandwidth: float = 0.0
+
+
+class Connection(Struct, frozen=True):
+    """Between two devices."""
+
+    # Seconds one way; bytes a second, 0: no limit.
+    latency: float
+    bandwidth: float = 0.0
+
+    def row_seconds(self, row_bytes: int) -> float:
+        """For so long a row keeps the link busy."""
+        return row_bytes / self.bandwidth if self.bandwidth else 0.0
+
+
+class Network(Struct, frozen=True):
+    """How devices and the draft node are connected."""
+
+    # Measured pairs, in either order of names; others have the worse of both devices' connections.
+    pairs: Mapping[tuple[str, str], Connection] = {}
+    # The draft node; its name is that of the device that it shares, if it does.
+    draft: Device = Device("draft", 0, 1.0)
+
+    def between(self, one: Device, other: Device) -> Connection:
+        """Of two devices; nothing between a device and itself."""
+        if one.name == other.name:
+            return Connection(0.0)
+        for pair in ((one.name, other.name), (other.name, one.name)):
+            if pair in self.pairs:
+                return self.pairs[pair]
+        limits = [device.bandwidth for device in (one, other) if device.bandwidth]
+        return Connection(max(one.latency, other.latency), min(limits, default=0.0))
+
+
+class PlacedStage(Struct, frozen=True):
+    """A device and its layers [first, end)."""
+
+    device: Device
+    layers: Span
+    # Of a pass.
+    seconds: float
+    memory: int
+
+
+class Placement(Struct, frozen=True):
+    """Stages in the order of the pipeline."""
+
+    stages: tuple[PlacedStage, ...]
+    # Seconds of the slowest stage's pass, or of a row on the slowest link.
+    slowest: float
+    # Seconds of a token without speculation: all passes, links and latencies.
+    whole: float
+
+    @property
+    def link_seconds(self) -> float:
+        """The share of links in ``whole``."""
+        return max(0.0, self.whole - sum(stage.seconds for stage in self.stages))
+
+
+def evaluate(
+    target: TargetCost, network: Network, chosen: Sequence[tuple[Device, Span]]
+) -> Placement:
+    """What layers on devices, in the order of the pipeline, are worth."""
+    stages = tuple(
+        PlacedStage(device, span, target.work(span) / device.speed, target.memory(span))
+        for device, span in chosen
+    )
+    devices = [stage.device for stage in stages]
+    slowest = max(stage.seconds for stage in stages)
+    whole = sum(stage.seconds for stage in stages)
+    # Tokens and verdicts are small; hidden states travel between stages alone.
+    whole += network.between(network.draft, devices[0]).latency
+    whole += network.between(devices[-1], network.draft).latency
+    for one, other in pairwise(devices):
+        link = network.between(one, other)
+        busy = link.row_seconds(target.row_bytes)
+        slowest, whole = max(slowest, busy), whole + link.latency + busy
+    return Placement(stages, slowest, whole)

@@ -1,0 +1,178 @@
+"""``asyncspec plan layers``: the best placement of a target on devices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.backend.base import StageOptions
+from asyncspec.backend.registry import with_backend
+from asyncspec.core.errors import UserError
+from asyncspec.core.placement.model import Placement, TargetCost
+from asyncspec.core.placement.rate import DEFAULT_SHAPE, PassShape, speculative_rate
+from asyncspec.core.placement.search import Constraints, Rate, plain_rate, throughput_rate
+from asyncspec.policy.base import max_tree_nodes
+from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.cli import cluster_options, plan_devices
+from asyncspec_nodes.cli.plan_devices import Devices
+from asyncspec_nodes.cli.plan_layers_output import as_dict, table
+from asyncspec_nodes.cluster import placement, placement_file
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import LimitsTable, TargetTable
+from asyncspec_nodes.cluster.file import load
+from asyncspec_nodes.console import bounds
+from asyncspec_nodes.console.arguments import Parser, given
+from asyncspec_nodes.console.interrupt import exit_on_interrupt
+from asyncspec_nodes.simulation.prediction import DraftModel, Prediction, predict
+
+GOALS = ("throughput", "answer", "plain")
+SESSIONS = LimitsTable().sessions
+TOP, FADE = 0.6, 1.0
+"""A middling draft model of its own."""
+
+
+class LayersPlan(Struct, frozen=True):
+    """What is printed."""
+
+    target: TargetCost
+    devices: Devices
+    placement: Placement
+    prediction: Prediction
+    policy: str
+    draft: DraftModel
+
+
+def add_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    parser.usage = (
+        "asyncspec plan layers [DEVICES | --machine NAME:... | --connect HOST:PORT] [options]"
+    )
+    add(
+        "devices",
+        nargs="?",
+        type=Path,
+        metavar="DEVICES",
+        help="TOML file with [[machine]] tables (nodes/examples/plans/layers.toml), or a cluster "
+        "file whose stages have memory_gib and gb_per_second",
+    )
+    add(
+        "--machine",
+        action="append",
+        metavar="NAME:KEY=VALUE,...",
+        help="repeatable; memory_gib, gb_per_second (weights read in a pass) or layer_ms, "
+        "latency_ms (one way), mbit",
+    )
+    cluster_options.add_address_arguments(parser)
+    add("--target", metavar="DIR|GGUF|HF_ID", help="no weights are fetched; default: demo model")
+    bounds.COUNT.add_to(parser, "--stages", "N", "just so many (default: as many as are best)")
+    add(
+        "--best-for",
+        choices=GOALS,
+        default=GOALS[0],
+        help="throughput: all sessions at a time; answer: one, with speculation; plain: one, "
+        "without (default: throughput)",
+    )
+    bounds.COUNT.add_to(
+        parser, "--sessions", "N", f"at a time (default: {SESSIONS})", default=SESSIONS
+    )
+    text = f"of all sessions (default: the model's, at most {placement.MAX_CONTEXT})"
+    bounds.POSITIONS.add_to(parser, "--context", "TOKENS", text)
+    add("--policy", default="flow", metavar="NAME", help="to predict the speed of (default: flow)")
+    text = f"chance that the draft's first candidate is right (default: {TOP})"
+    bounds.CHANCE.add_to(parser, "--top", "P", text, default=TOP)
+    text = f"factor on it for every further token (default: {FADE:g})"
+    bounds.CHANCE.add_to(parser, "--fade", "F", text, default=FADE)
+    text = "a level of a draft tree (default: a thirtieth of a pass over the whole target)"
+    bounds.SECONDS.add_to(parser, "--draft-seconds", "S", text)
+    text = f"rows that cost no more than one (default: {DEFAULT_SHAPE.plateau})"
+    bounds.COUNT.add_to(parser, "--plateau", "ROWS", text, default=DEFAULT_SHAPE.plateau)
+    text = f"of a pass, for each row past these (default: {DEFAULT_SHAPE.row_share})"
+    bounds.CHANCE.add_to(parser, "--row-share", "SHARE", text, default=DEFAULT_SHAPE.row_share)
+    add(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="write the layers into this cluster file; one that does not exist is made, where the "
+        "devices have a host",
+    )
+    add("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    cluster_options.add_model_arguments(parser, quantize="weights; default: none")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan, print, write. Raises ``UserError``, of a running cluster also ``ClusterError``."""
+    _check_source(arguments)
+    if problem := POLICIES.problem(arguments.policy):
+        raise UserError(problem)
+    name, options = _target(arguments)
+    with exit_on_interrupt():
+        target = placement.target_cost(name, options, arguments.context)
+    most = max_tree_nodes(POLICIES[arguments.policy], arguments.stages or 4)
+    target = msgspec.structs.replace(target, slots=target.slots + most)
+    devices = _devices(arguments, target)
+    shape = PassShape(arguments.plateau, arguments.row_share)
+    level = arguments.draft_seconds
+    if level is None:
+        level = placement.draft_level_seconds(target, devices.devices)
+    rates: dict[str, Rate] = {
+        "plain": plain_rate,
+        "throughput": throughput_rate(arguments.sessions),
+    }
+    rate = rates.get(arguments.best_for) or speculative_rate(level, shape)
+    found = placement.best_placement(
+        target, devices.devices, devices.network, rate, Constraints(arguments.stages)
+    )
+    draft = DraftModel(arguments.top, arguments.fade, level)
+    plan = LayersPlan(
+        target,
+        devices,
+        found,
+        predict(found, arguments.policy, draft, shape, target.row_bytes),
+        arguments.policy,
+        draft,
+    )
+    if arguments.write is not None:
+        placement_file.write(arguments.write, name, found, devices.addresses, devices.draft_address)
+    as_json = msgspec.json.encode(as_dict(plan)).decode() + "\n"
+    sys.stdout.write(as_json if arguments.json else table(plan))
+    return 0
+
+
+def _check_source(arguments: argparse.Namespace) -> None:
+    """Devices are given once. Raises ``UserError``."""
+    running = cluster_options.connects(arguments)
+    sources = {"DEVICES": arguments.devices, "--machine": arguments.machine, "--connect": running}
+    named = [name for name, source in sources.items() if source]
+    if len(named) > 1:
+        raise UserError(f"{named[0]} and {named[-1]} both say which devices; leave one out")
+    if not named:
+        raise UserError(
+            "on which devices? Give a DEVICES file, --machine for each, or --connect HOST:PORT of "
+            "a running cluster"
+        )
+
+
+def _target(arguments: argparse.Namespace) -> tuple[str, StageOptions]:
+    file = arguments.config or arguments.devices
+    listed = None
+    if arguments.target is None and file is not None and file.is_file():
+        text = file.read_text(encoding="utf-8", errors="replace")
+        listed = load(file).target.path if "[target]" in text else None
+    name = with_backend(
+        arguments.target or listed or str(BUNDLED_TARGET), arguments.backend or "auto"
+    )
+    how = TargetTable(name, **given(arguments, TargetTable.__struct_fields__[1:]))
+    options = cluster_options.read_engine_options(arguments, name)
+    return name, StageOptions(how.dtype, how.mode, how.quantize, options)
+
+
+def _devices(arguments: argparse.Namespace, target: TargetCost) -> Devices:
+    if arguments.machine:
+        return plan_devices.from_options(arguments.machine, target)
+    if arguments.devices is not None:
+        return plan_devices.from_file(arguments.devices, target)
+    return plan_devices.ask(cluster_options.read_address(arguments), target)

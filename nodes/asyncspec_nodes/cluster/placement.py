@@ -1,0 +1,135 @@
+"""Placements of a real target: its costs from configurations alone, and ``layers = "auto"``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from asyncspec.backend.base import DType, ModelInfo, StageOptions
+from asyncspec.backend.registry import LLAMA, backend_name, backend_of
+from asyncspec.core.errors import UserError
+from asyncspec.core.placement.model import Device, LayerCost, Network, Placement, TargetCost
+from asyncspec.core.placement.search import FREE, Constraints, Rate, place, throughput_rate
+from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable
+
+GIB = 1 << 30
+GB = 1e9
+BYTES_PER_MEGABIT = 125_000.0
+
+MAX_CONTEXT = 8192
+"""Tokens of a cache that is planned for, where nobody says how many."""
+
+DRAFT_SHARE = 1 / 30
+"""A draft level takes this share of a pass over the whole target on a mean device."""
+
+ENOUGH = 1 << 60
+"""Bytes of a device whose memory is not stated."""
+
+
+def target_cost(name: str, options: StageOptions, slots: int | None = None) -> TargetCost:
+    """The target as stages hold it, with caches for so many slots (default: of its context, at
+    most ``MAX_CONTEXT``). Raises ``UserError``; no weights are downloaded."""
+    backend = backend_of(name)
+    info = backend.inspect(name)
+    spans = [(layer, layer + 1) for layer in range(info.layers)]
+    *single, whole = backend.footprints(name, [*spans, (0, info.layers)], options)
+    layers = tuple(
+        # A toy target has no weights, and the same work in all layers.
+        LayerCost(one.weights, max(1, one.weights - one.embedding), one.slot, one.results)
+        for one in single
+    )
+    return TargetCost(
+        layers,
+        whole=whole.weights,
+        runtime=backend.runtime_bytes,
+        scores=max(one.scores for one in single),
+        row_bytes=info.hidden_size * _item_bytes(name, info, options.dtype),
+        slots=min(info.context_length, MAX_CONTEXT) if slots is None else slots,
+    )
+
+
+def _item_bytes(name: str, info: ModelInfo, dtype: DType) -> int:
+    wanted = info.dtype if dtype == "auto" else dtype
+    return 2 if wanted in ("bf16", "bfloat16") and backend_name(name) != LLAMA else 4
+
+
+def draft_level_seconds(target: TargetCost, devices: Sequence[Device]) -> float:
+    """Where nobody says what a draft level takes."""
+    mean = sum(device.speed for device in devices) / len(devices)
+    return DRAFT_SHARE * target.work((0, len(target.layers))) / mean
+
+
+def best_placement(
+    target: TargetCost,
+    devices: Sequence[Device],
+    network: Network,
+    rate: Rate,
+    constraints: Constraints = FREE,
+) -> Placement:
+    """Raises ``UserError`` where there is none."""
+    found = place(target, devices, network, rate, constraints)
+    if found is None:
+        raise UserError(why_not(target, devices, constraints))
+    return found
+
+
+def why_not(target: TargetCost, devices: Sequence[Device], constraints: Constraints) -> str:
+    """Why a target has no placement on devices."""
+    layers, stages = len(target.layers), constraints.stages
+    if stages is not None and stages > min(len(devices), layers):
+        return (
+            f"{stages} stages need as many devices and layers, and there are {len(devices)} "
+            f"devices and {layers} layers"
+        )
+    needed = target.weights((0, layers)) + target.cache((0, layers))
+    each = target.other((0, 0))
+    there = sum(device.memory for device in devices)
+    return (
+        f"the target does not fit: weights and cache take {needed / GIB:.2f} GiB and every stage's "
+        f"process {each / GIB:.2f} GiB more, and the devices have {there / GIB:.2f} GiB; add a "
+        "device or memory, or choose a smaller --context, --quantize or target"
+    )
+
+
+def with_layers(config: Config) -> Config:
+    """A cluster file's configuration with ranges in place of ``layers = "auto"``: every node finds
+    the same. Raises ``UserError``."""
+    if not any(node.layers == AUTO for node in config.node):
+        return config
+    stages = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
+    target = config.target
+    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
+    found = best_placement(
+        target_cost(target.path, options),
+        devices_of(stages),
+        Network(draft=draft_of(config)),
+        throughput_rate(config.limits.sessions),
+        Constraints(len(stages), ordered=True),
+    )
+    spans = {node.rank: one.layers for node, one in zip(stages, found.stages, strict=True)}
+    placed = [replace(node, layers=spans[node.rank]) if node.rank else node for node in config.node]
+    return replace(config, node=tuple(placed))
+
+
+def devices_of(stages: Sequence[NodeTable]) -> list[Device]:
+    """What a cluster file says of its stages' machines; nodes of one host share its memory."""
+    known = [node.gb_per_second for node in stages if node.gb_per_second]
+    mean = sum(known) / len(known) if known else 1.0
+    hosts = [node.host for node in stages]
+    return [
+        Device(
+            f"rank {node.rank}",
+            int(node.memory_gib * GIB / hosts.count(node.host)) if node.memory_gib else ENOUGH,
+            (node.gb_per_second or mean) * GB,
+            (node.latency_ms or 0.0) / 1000,
+            (node.mbit or 0.0) * BYTES_PER_MEGABIT,
+        )
+        for node in stages
+    ]
+
+
+def draft_of(config: Config) -> Device:
+    """The draft node's connection."""
+    node = config.find(0)
+    return Device("draft", 0, 1.0, (getattr(node, "latency_ms", None) or 0.0) / 1000)

@@ -1,0 +1,58 @@
+"""Tokens a second that a placement is predicted to bring: the real machines on the virtual clock,
+with its passes and links."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from asyncspec.core.placement.model import Placement
+from asyncspec.core.placement.rate import PassShape
+from asyncspec.sim.costs import ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.simulation.cluster import Setting, simulate
+
+TOKENS = 192
+"""Of the simulated answer: rounds average out, and it takes seconds."""
+
+
+class DraftModel(Struct, frozen=True):
+    """The token source that a prediction is for."""
+
+    # Chance that its first candidate is right, and the factor on it for every further level.
+    top: float
+    fade: float
+    level_seconds: float
+
+
+class Prediction(Struct, frozen=True):
+    """Tokens a second of one answer."""
+
+    plain: float
+    # With the policy.
+    policy: float
+
+
+def predict(
+    placement: Placement, policy: str, draft: DraftModel, shape: PassShape, row_bytes: int
+) -> Prediction:
+    """Of a greedy answer after a short prompt."""
+    seconds = [stage.seconds for stage in placement.stages]
+    longest = max(seconds)
+    count = len(seconds)
+    cost = ClusterCost(
+        stage=StageCost(longest, shape.plateau, longest * shape.row_share),
+        slow={rank: one / longest for rank, one in enumerate(seconds, start=1)},
+        draft=DraftCost(draft.level_seconds),
+        # Every link as slow as the mean one: their sum is what a token waits for.
+        wire=LinkCost(placement.link_seconds / (count + 1)),
+        width=max(1, row_bytes // 2),
+    )
+    setting = Setting(
+        Synthetic(coverage=harmonic(draft.top), fade=draft.fade),
+        cost,
+        stages=count,
+        tokens=TOKENS,
+        prompt_tokens=8,
+    )
+    (times,) = simulate(setting, policy).times
+    return Prediction(1 / placement.whole, (len(times) - 1) / max(1e-12, times[-1] - times[0]))
