@@ -38,7 +38,7 @@ from asyncspec.backend.hf.model_config import (
 from asyncspec.backend.hf.mtp.layouts import find_mtp
 from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
 from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
-from asyncspec.core.errors import AsyncSpecError
+from asyncspec.core.errors import AsyncSpecError, CheckpointError
 
 
 class HFBackend:
@@ -70,6 +70,8 @@ class HFBackend:
             # The target may be another backend's.
             head = check_head(name.removeprefix(EAGLE), backend_of(target).inspect(target))
             return f"{EAGLE}{head.absolute()}"
+        if backend_name(target) != DEFAULT:
+            raise CheckpointError(f"{name} is a checkpoint and {target} is none; use two of a kind")
         files = open_files(target)
         target_directory = files.directory
         if name == MTP:
