@@ -100,18 +100,6 @@ def test_names_of_pages_become_links() -> None:
     assert comments.linked("(docs/guide/install.md)") == "([install](../guide/install.md))"
 
 
-def test_messages_that_say_what_to_do_need_no_explanation() -> None:
-    for clear in (
-        "unknown dtype …; use auto, float32 or bfloat16",
-        "which cluster? give --connect HOST:PORT or --config FILE",
-        "--slow … is not RANK=FACTOR, such as …",
-        "--port is …; it must be 0 to 65535",
-    ):
-        assert errors.says_what_to_do(clear)
-    for unclear in ("cannot write …: …", "… has ended with code …", "the user's cache is gone: …"):
-        assert not errors.says_what_to_do(unclear)
-
-
 def test_reworded_messages_keep_their_place() -> None:
     page = (
         "A.\n\n```text\nthe file … is gone\nnobody says this\n```\n\nB.\n\n```text\nkept …\n```\n"

@@ -17,7 +17,7 @@ from tools.bench.docs.blocks import Generator, fill
 
 ROOT = Path(__file__).resolve().parents[3]
 
-TROUBLESHOOTING = Path("docs/guide/troubleshooting.md")
+MESSAGES = Path("docs/messages.md")
 
 GENERATORS: Mapping[str, Generator] = {
     "cli": cli.reference,
@@ -58,7 +58,7 @@ def pages() -> dict[Path, str]:
             after = fill(before, GENERATORS)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
-        if name == TROUBLESHOOTING:
+        if name == MESSAGES:
             after = errors.refresh(after, errors.templates())
         if after != before:
             changed[name] = after

@@ -1,9 +1,8 @@
 """The error messages that the packages raise, and the page that explains them.
 
 On the page messages are the lines of ``text`` blocks, with an ellipsis for each part that varies,
-and the paragraph above a block explains them. A message that says itself what to do is left out.
-Reworded messages are found again by their words, so that refreshing the page keeps them in their
-block.
+and the paragraph above a block explains them. Reworded messages are found again by their words, so
+that refreshing the page keeps them in their block.
 """
 
 from __future__ import annotations
@@ -22,15 +21,6 @@ SHOWN = ("UserError", "CheckpointError", "ClusterError")
 
 GAP = "…"
 
-_REMEDY = re.compile(
-    r"(?:^|[;:?] |, or |, and |…)"
-    r"(?:(?:it|ranges) must|accept|add|ask|change|check|correct|delete|download|fetch|give|"
-    r"install|leave|lower|make|name|record|remove|save|send|set|there are|try|unset|use|write)\b"
-    r"|[,;] expected |, as in |, such as | goes with --",
-    re.IGNORECASE,
-)
-"""A clause that tells the user what to do, or what may stand there."""
-
 _FENCE = re.compile(r"^```text\n(?P<lines>.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 NEW = "## Other messages"
@@ -38,8 +28,8 @@ NEW = "## Other messages"
 
 
 def templates() -> list[str]:
-    """The texts that are raised and need an explanation, in order of their modules; those that
-    consist of varying parts alone are left out."""
+    """The texts that are raised, in order of their modules; those that consist of varying parts
+    alone are left out."""
     found: dict[str, None] = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -54,13 +44,8 @@ def _raised(path: Path) -> Iterator[str]:
             continue
         if node.func.id in SHOWN:
             text = re.sub(rf"{GAP}+", GAP, _text(node.args[0])).replace("`", "'")
-            if len(_words(text)) > 1 and not says_what_to_do(text):
+            if len(_words(text)) > 1:
                 yield text
-
-
-def says_what_to_do(text: str) -> bool:
-    """Whether a message explains itself."""
-    return _REMEDY.search(text) is not None
 
 
 def _text(node: ast.expr) -> str:
