@@ -7,6 +7,7 @@ state of a device may be bound to a thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct
@@ -260,6 +261,31 @@ class Footprint(Struct, frozen=True):
     embedding: int = 0
 
 
+SAMPLE_BYTES = 1024
+"""That a fingerprint reads at the beginning, in the middle and at the end of each tensor. To
+read all of a large model would take minutes; further training or another revision changes a model
+nearly everywhere."""
+
+
+class FilePart(Struct, frozen=True):
+    """Bytes [offset, offset + length) of a model's file."""
+
+    file: Path
+    offset: int
+    length: int
+
+
+def whole_file(file: Path) -> FilePart:
+    """All of it."""
+    return FilePart(file, 0, file.stat().st_size)
+
+
+def sampled_parts(file: Path, offset: int, size: int) -> list[FilePart]:
+    """What a fingerprint reads of a tensor of ``size`` bytes."""
+    length, last = min(size, SAMPLE_BYTES), max(0, size - SAMPLE_BYTES)
+    return [FilePart(file, offset + at, length) for at in (0, last // 2, last)]
+
+
 class Backend(Protocol):
     """An implementation of models. Names of models are paths, Hub ids or ``BACKEND:...``, as in
     cluster files. Every method raises ``UserError`` (``CheckpointError`` for a model that cannot
@@ -295,6 +321,10 @@ class Backend(Protocol):
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         """Sampling settings that the model's authors recommend (``generation_config.json``)."""
         return {}
+
+    def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
+        """What ``open`` without tokenizer and ``load`` of these layers read of a local model."""
+        raise UserError(f"{name} has no files to send")
 
     # Memory, from configurations alone (SpecPipe 4.5). May import the libraries.
 

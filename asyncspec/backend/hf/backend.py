@@ -15,6 +15,7 @@ from asyncspec.backend.base import (
     TWIN,
     Backend,
     DType,
+    FilePart,
     Footprint,
     LoadedSource,
     ModelInfo,
@@ -88,6 +89,11 @@ class HFBackend:
 
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         return read_generation_config(open_files(name, tokenizer=False).directory)
+
+    def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
+        from asyncspec.backend.hf.stage_files import stage_files
+
+        return stage_files(name, span)
 
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncspec.backend.base import SAMPLE_BYTES
 from asyncspec.core.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -25,11 +26,6 @@ HEAD = "lm_head.weight"
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
 _MAX_HEADER = 100 << 20
 """Bytes; the limit of the safetensors library."""
-
-_SAMPLE = 1024
-"""Bytes that a fingerprint reads at the beginning, in the middle and at the end of each tensor. To
-read all of a large model would take minutes; further training or another revision changes a model
-nearly everywhere."""
 
 _VOLATILE = frozenset({"transformers_version", "_name_or_path", "use_cache"})
 """Keys of config.json that may differ between two copies of one model."""
@@ -74,7 +70,7 @@ class CheckpointFiles:
         digest = config_digest(config)
         for name, info in sorted(tensors.items()):
             digest.update(f"\n{name} {info.dtype} {info.shape} ".encode())
-            last, length = max(0, info.size - _SAMPLE), min(info.size, _SAMPLE)
+            last, length = max(0, info.size - SAMPLE_BYTES), min(info.size, SAMPLE_BYTES)
             try:
                 with info.file.open("rb", buffering=0) as stream:
                     for start in (0, last // 2, last):

@@ -11,6 +11,7 @@ from asyncspec.backend.base import (
     MTP,
     Backend,
     DType,
+    FilePart,
     Footprint,
     LoadedSource,
     ModelInfo,
@@ -22,6 +23,7 @@ from asyncspec.backend.base import (
 )
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.model_file import PREFIX, locate, short_name
+from asyncspec.backend.llama.stage_files import stage_files
 from asyncspec.backend.llama.target import OpenTarget, check_vocab, open_target
 from asyncspec.backend.llama.trial import check_loads
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name
@@ -96,6 +98,10 @@ class LlamaBackend:
         _check_source(name)
         draft = self.open(name)
         return footprint(draft, (0, draft.info.layers))
+
+    def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
+        """See ``Backend``."""
+        return stage_files(self.open(name), span)
 
     def preload(self, name: str | None) -> None:
         """See ``Backend``."""

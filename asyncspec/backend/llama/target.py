@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncspec.backend.base import DType, ModelInfo, SharedMatrix
+from asyncspec.backend.base import SAMPLE_BYTES, DType, ModelInfo, SharedMatrix
 from asyncspec.backend.llama.cut import EMBEDDING, HEAD, layer_count, matrix
 from asyncspec.backend.llama.gguf_file import GGUF, Tensor, open_gguf
 from asyncspec.core.errors import CheckpointError, UserError
@@ -20,9 +20,6 @@ DTYPE = "float32"
 """Of hidden states between stages, whatever the weights are."""
 
 TOKENS = "tokenizer.ggml.tokens"
-
-_SAMPLE = 1024
-"""Bytes that are read at the beginning, in the middle and at the end of each tensor."""
 
 _ENDS = frozenset(
     {
@@ -147,8 +144,8 @@ def _sample(opened: dict[Path, int], tensor: Tensor) -> bytes:
     assert tensor.file is not None
     if tensor.file not in opened:
         opened[tensor.file] = os.open(tensor.file, os.O_RDONLY)
-    last = max(0, tensor.size - _SAMPLE)
-    length = min(tensor.size, _SAMPLE)
+    last = max(0, tensor.size - SAMPLE_BYTES)
+    length = min(tensor.size, SAMPLE_BYTES)
     read = (
         os.pread(opened[tensor.file], length, tensor.offset + at) for at in (0, last // 2, last)
     )

@@ -43,8 +43,9 @@ TIMES = {"seconds": "stage-seconds", "level_seconds": "draft-seconds"}
 """Options whose name is not that of their ``PaceTable`` key."""
 
 
-def add_arguments(parser: Parser) -> None:
-    """Model, policy and devices of a local cluster; or which cluster to connect to."""
+def add_arguments(parser: Parser, *, local: bool = True) -> None:
+    """Model, policy and devices of a local cluster; or which cluster to connect to. Without
+    ``local``: of one on several machines."""
     add = parser.add_argument
     add("--target", metavar="DIR|GGUF|HF_ID", help="default: the bundled demo model")
     add(
@@ -53,7 +54,9 @@ def add_arguments(parser: Parser) -> None:
         help="default: the demo draft, else ngram; + joins several; the demo target also has "
         "eagle: and hybrid (docs/reference/sources.md)",
     )
-    add("--source-apart", action="store_true", help="the token source gets a process of its own")
+    if local:
+        text = "the token source gets a process of its own"
+        add("--source-apart", action="store_true", help=text)
     COUNT.add_to(parser, "--stages", "N", f"verify stages (default: {DEFAULT_STAGES})")
     add("--policy", metavar="NAME", help=f"default: {DraftTable().policy}; see asyncspec policies")
     add_model_arguments(parser, quantize="the target's weights; default: none")
@@ -62,6 +65,16 @@ def add_arguments(parser: Parser) -> None:
         "cores divided by its nodes)"
     )
     THREADS.add_to(parser, "--threads", "N", text)
+    if local:
+        _add_local_arguments(parser)
+
+
+LOCAL = ("source_apart", "log_dir", "connect", "config", "cluster", *PASSES, *tables.DRAFTING)
+"""Arguments of a cluster on this machine alone, or of one to connect to."""
+
+
+def _add_local_arguments(parser: Parser) -> None:
+    add = parser.add_argument
     add("--log-dir", type=Path, metavar="DIR", help="keep the nodes' logs there")
     group = parser.add_argument_group(
         "slower devices",

@@ -6,17 +6,17 @@ import argparse
 import asyncio
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.registry import backend_of
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.client.client import ClusterAddress, ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
@@ -34,7 +34,6 @@ from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
-from asyncspec_protocol.messages import Status
 
 SESSIONS = 4
 """Requests that a local cluster works on at a time; the others wait in its queue."""
@@ -52,7 +51,8 @@ class ServeOptions(Struct, frozen=True):
     log: LogTable
 
 
-def add_arguments(parser: Parser) -> None:
+def add_arguments(parser: Parser, *, local: bool = True) -> None:
+    """``local``: as in ``cluster_options``."""
     add = parser.add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1")
     add("--port", type=int, default=8000, metavar="PORT", help="default: 8000; 0: any free one")
@@ -70,7 +70,7 @@ def add_arguments(parser: Parser) -> None:
     )
     log.add_arguments(parser)
     COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}", default=SESSIONS)
-    cluster_options.add_arguments(parser)
+    cluster_options.add_arguments(parser, local=local)
 
 
 def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
@@ -113,28 +113,56 @@ def _where(arguments: argparse.Namespace) -> Config | ClusterAddress:
 
 def run(arguments: argparse.Namespace) -> int:
     options = read_arguments(arguments)
+
+    async def start(stack: AsyncExitStack, serving: Serving) -> LocalCluster | None:
+        return await _start(options, stack, serving)
+
+    return run_service(options, start)
+
+
+class Cluster(Protocol):
+    """A cluster of this command's own."""
+
+    async def watch(self) -> AsyncSpecError:
+        """Wait for what ends it; the error to report."""
+
+
+class Serving:
+    """What a service is made of while it starts."""
+
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self.engine: ReconnectingEngine
+        # Receives a line for each event.
+        self.notify = notify
+        # What has to happen before requests are served.
+        self.pending: Callable[[], str] = str
+
+
+Start = Callable[[AsyncExitStack, Serving], Coroutine[Any, Any, Cluster | None]]
+"""Starts or finds a cluster, and sets the engine."""
+
+
+def run_service(options: ServeOptions, start: Start) -> int:
+    """Serve HTTP until a signal. Raises ``AsyncSpecError``."""
     with listen.bind(options.host, options.port, whose="--host and --port") as sock:
-        return asyncio.run(_serve(options, sock))
+        return asyncio.run(_serve(options, start, sock))
 
 
-async def _serve(options: ServeOptions, sock: socket.socket) -> int:
+async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> int:
     stop = asyncio.Event()
     on_termination(stop.set)
-    http, where = options.http, options.where
-    steps = LoadingSteps(where.stages if isinstance(where, Config) else 0)
+    http, logger = options.http, make_logger(options.log)
+    serving = Serving(partial(_notify, logger) if options.log.format == "json" else print_notice)
+    notify = serving.notify
 
     def pending() -> str:
         """What has to happen before requests are served."""
-        if isinstance(where, ClusterAddress):
-            return f"the draft node at {where.host}:{where.port}"
-        return steps.pending() or "the link to the draft node"
+        return serving.pending() or "the link to the draft node"
 
-    logger = make_logger(options.log)
-    notify = partial(_notify, logger) if options.log.format == "json" else print_notice
     service = Service(http, pending, logger)
     # It listens from the start, so that probes of its liveness succeed while it loads.
     async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
-        starting = asyncio.create_task(_start(options, stack, steps, notify))
+        starting = asyncio.create_task(start(stack, serving))
         stopping = asyncio.create_task(stop.wait())
         stack.callback(stopping.cancel)
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +170,8 @@ async def _serve(options: ServeOptions, sock: socket.socket) -> int:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return 0
-        engine, cluster, draft = starting.result()
+        cluster, engine = starting.result(), serving.engine
+        draft = next(node for node in await engine.nodes() if node.role == "draft")
         model = http.model or draft.model
         service.serve(engine, model)
         if defaults := describe_defaults(draft.defaults):
@@ -162,25 +191,25 @@ def _notify(logger: Any, line: str) -> None:
 
 
 async def _start(
-    options: ServeOptions,
-    stack: AsyncExitStack,
-    steps: LoadingSteps,
-    notify: Callable[[str], None],
-) -> tuple[ReconnectingEngine, LocalCluster | None, Status]:
-    """The engine, the cluster where it is one of our own, and the draft node's status."""
-    where, cluster = options.where, None
+    options: ServeOptions, stack: AsyncExitStack, serving: Serving
+) -> LocalCluster | None:
+    where, cluster, notify = options.where, None, serving.notify
     if isinstance(where, Config):
+        steps = LoadingSteps(where.stages)
+        serving.pending = steps.pending
         cluster = LocalCluster(where, steps, options.logs, restarts=RESTART_ALL, notify=notify)
         with steps.display():
             await stack.enter_async_context(cluster)
         where = ClusterAddress(*cluster.address, where.cluster.name)
         notify(f"its draft node, for asyncspec run --connect: {where.host}:{where.port}")
-    engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
-    draft = next(node for node in await engine.nodes() if node.role == "draft")
-    return engine, cluster, draft
+    else:
+        there = f"the draft node at {where.host}:{where.port}"
+        serving.pending = lambda: there
+    serving.engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
+    return cluster
 
 
-async def _until(stop: asyncio.Event, server: HttpServer, cluster: LocalCluster | None) -> None:
+async def _until(stop: asyncio.Event, server: HttpServer, cluster: Cluster | None) -> None:
     """Until a signal, and then until what runs has ended or a second one comes; or until a node
     of a cluster of our own ends for good, which is an error."""
     stopping = asyncio.create_task(stop.wait())

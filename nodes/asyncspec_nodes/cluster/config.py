@@ -83,7 +83,7 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     # 0 is the draft node (left out: those that come are not listed, docs/reference/dip-sd.md), 1..N
     # are the verify stages in pipeline order.
     rank: Annotated[int, Meta(ge=0, le=MAX_STAGES)]
-    # Address this node listens on and the others reach it at.
+    # Address the others reach this node at; it listens there, too, unless ``listen`` says where.
     host: Annotated[str, Meta(min_length=1)]
     # TCP port there.
     port: Port
@@ -99,6 +99,8 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     # Port where this node serves HTTP (--http comes first): a stage /health, /ready and /metrics,
     # the draft node OpenAI's interface as well.
     http: Port | None = None
+    # HOST:PORT that this node listens on, where NAT or a container stands before it.
+    listen: str | None = None
     # Memory of the machine that the node may take, in GiB; left out: enough.
     memory_gib: Above | None = None
     # Weights that its passes read, in GB a second: the others' mean where left out.

@@ -19,6 +19,7 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, each, is_name, parts
 from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable, check_layers
+from asyncspec_nodes.console.arguments import host_and_port
 from asyncspec_nodes.console.hosts import is_host, is_loopback
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.links import role_of
@@ -115,6 +116,9 @@ def _check_addresses(config: Config) -> None:
                 f"ranks {other} and {node.rank} both have the address {node.host}:{node.port}"
             )
         check_reach(config, node.host, f"rank {node.rank}")
+        if node.listen is not None:
+            host, _ = host_and_port(f"listen of rank {node.rank}:", node.listen)
+            check_reach(config, host, f"listen of rank {node.rank}")
 
 
 def check_reach(config: Config, host: str, whose: str) -> None:

@@ -46,6 +46,8 @@ def _listen(arguments: argparse.Namespace, config: Config) -> socket.socket:
         check_reach(config, host, "--listen")
         return listen.bind(host, port, whose="--listen")
     at = config.at(rank(arguments))
+    if at.listen is not None:
+        return listen.bind(*host_and_port("listen", at.listen), whose=f"listen of rank {at.rank}")
     return listen.bind(at.host, at.port, whose=f"rank {at.rank}")
 
 
@@ -71,9 +73,8 @@ def _draft(arguments: argparse.Namespace, config: Config) -> Config:
 def _check_listed(arguments: argparse.Namespace, config: Config) -> None:
     """Raises ``UserError`` for a stage or token source that the cluster file does not list."""
     number, role = arguments.rank, arguments.role
-    for name in ("listen", "source"):
-        if getattr(arguments, name) is not None:
-            raise UserError(f"--{name} is for draft nodes; the cluster file says it of the others")
+    if arguments.source is not None:
+        raise UserError("--source is for draft nodes; the cluster file says it of the others")
     ranks = sorted(node.rank for node in config.nodes)
     if number != DRAFT and number not in ranks:
         raise UserError(f"{arguments.config} has ranks {ranks[0]} to {ranks[-1]}, not {number}")
@@ -97,7 +98,8 @@ def build_parser() -> Parser:
     add(
         "--listen",
         metavar="HOST:PORT",
-        help="draft node: where clients reach it, if the cluster file does not say so",
+        help="in place of the cluster file's address, which stays the one that others use; of a "
+        "draft node that is not listed, where clients reach it",
     )
     add(
         "--source",
@@ -167,7 +169,8 @@ def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
     from asyncspec.actor import loop
     from asyncspec_nodes.node.process import serve
 
-    loop.run(serve(config, node, sock, reporter, supervised=arguments.supervised, http=http))
+    how = {"supervised": arguments.supervised, "http": http, "file": arguments.config}
+    loop.run(serve(config, node, sock, reporter, **how))
 
 
 def _http(arguments: argparse.Namespace, listed: int | None) -> HttpSocket | None:

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncspec.actor.link import LinkOptions
@@ -28,13 +29,14 @@ from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
+from asyncspec_nodes.node.peers import PeerAddresses
 from asyncspec_nodes.node.reports import ReadyReport, Reporter
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_nodes.serving.totals import Totals
 from asyncspec_nodes.simulation.replay import settings
-from asyncspec_protocol.ids import DRAFT, Rank
+from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Status
 
@@ -51,10 +53,12 @@ async def serve(
     *,
     supervised: bool,
     http: HttpSocket | None = None,
+    file: Path | None = None,
 ) -> None:
     """Load, then serve until a signal or, where ``supervised``, the parent's end; with ``http``
     also HTTP: a draft node its clients, whose running answers are completed first, any other node
-    its probes. Raises why the node failed."""
+    its probes. ``file``: the cluster file, which says where peers are at any time. Raises why the
+    node failed."""
     security = contexts(config.security)
     stop = asyncio.Event()
     on_termination(stop.set)
@@ -66,7 +70,7 @@ async def serve(
             # From the start, so that health checks find it alive while it loads.
             server = await stack.enter_async_context(_http(http, rank, config, reporter))
         loaded = await _load(config, rank, reporter, stop)
-        node = _runtime(config, loaded, sock, security, reporter)
+        node = _runtime(config, loaded, sock, security, reporter, file)
         runtime = node.runtime
         running = asyncio.create_task(runtime.run())
         if http is not None and server is not None:
@@ -153,14 +157,19 @@ def _report(service: Probes, node: _Node, model: str) -> None:
 
 
 def _runtime(
-    config: Config, loaded: Loaded, sock: socket.socket, security: Security, reporter: Reporter
+    config: Config,
+    loaded: Loaded,
+    sock: socket.socket,
+    security: Security,
+    reporter: Reporter,
+    file: Path | None,
 ) -> _Node:
     host = NodeHost(reporter.log)
     runtime = Runtime(
         loaded.machine,
         loaded.machine.initial(),
         me=loaded.me,
-        peers={Rank(n.rank): (n.host, n.port) for n in config.nodes},
+        peers=PeerAddresses(config, file),
         sock=sock,
         run_job=loaded.run_job,
         abandon_job=loaded.abandon_job,

@@ -1,0 +1,30 @@
+"""Which bytes of a checkpoint's files a stage reads."""
+
+from __future__ import annotations
+
+from asyncspec.backend.base import FilePart, sampled_parts, whole_file
+from asyncspec.backend.hf.checkpoint import LAYERS, open_checkpoint
+from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, INDEX, read_entries
+from asyncspec.backend.hf.model_config import GENERATION_CONFIG
+from asyncspec.backend.hf.weights import NORM, layer_of
+
+
+def stage_files(name: str, span: tuple[int, int]) -> list[FilePart]:
+    """Of layers [first, end) of a local checkpoint. Raises ``CheckpointError``."""
+    checkpoint = open_checkpoint(name, tokenizer=False)
+    folder = checkpoint.path
+    small = (folder / file for file in ("config.json", GENERATION_CONFIG, INDEX))
+    found = [whole_file(file) for file in small if file.is_file()]
+    weights = sorted({info.file for info in checkpoint.tensors.values()})
+    found += [FilePart(file, 0, read_entries(file)[0]) for file in weights]
+    own = {f"{LAYERS}{layer}." for layer in range(*span)}
+    ends = {EMBEDDING} if span[0] == 0 else set()
+    if span[1] == checkpoint.info.layers:
+        # A tied head is the embedding, and one that may be is compared with it.
+        ends |= {NORM, HEAD, EMBEDDING}
+    for tensor, info in checkpoint.tensors.items():
+        if layer_of(tensor) in own or tensor in ends:
+            found.append(FilePart(info.file, info.offset, info.size))
+        else:
+            found.extend(sampled_parts(info.file, info.offset, info.size))
+    return found

@@ -1,0 +1,127 @@
+"""``asyncspec join``: this machine becomes part of a cluster that ``asyncspec up`` has started."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import socket
+import tempfile
+from pathlib import Path
+
+from asyncspec.backend.registry import backend_of
+from asyncspec.backend.threads import set_thread_count
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.console import bounds
+from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
+from asyncspec_nodes.console.hosts import is_host
+from asyncspec_nodes.console.signals import on_termination
+from asyncspec_nodes.join.agent import Agent, AgentOptions
+from asyncspec_nodes.join.messages import PORTS
+from asyncspec_nodes.join.token import read
+from asyncspec_nodes.node import listen
+
+MEMORY = bounds.Bounds(0.0, 1e6, above=True)
+SPEED = bounds.Bounds(0.0, 1e9, above=True)
+GIB, GB = 1 << 30, 1e9
+
+
+def add_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("token", metavar="TOKEN", help="as asyncspec up prints it; whoever has it may join")
+    add("--address", metavar="HOST:PORT", help="where the cluster is, in place of what TOKEN says")
+    add(
+        "--target",
+        metavar="DIR|GGUF",
+        help="the target on this machine (default: as the cluster names it; a directory is fetched "
+        "from there, the layers of this machine only)",
+    )
+    add_machine_arguments(parser)
+    text = "first of four ports that stages listen on; HOST:0: any (default: 0.0.0.0:0)"
+    add("--listen", metavar="HOST:PORT", default="0.0.0.0:0", help=text)
+
+
+def add_machine_arguments(parser: Parser) -> None:
+    """What a machine is, as ``asyncspec up`` has them, too."""
+    add = parser.add_argument
+    add("--name", metavar="NAME", default=socket.gethostname(), help="default: the host's name")
+    MEMORY.add_to(parser, "--memory-gib", "GIB", "for stages (default: 90 %% of what is free)")
+    text = "GB a second of weights that passes read (default: measured)"
+    SPEED.add_to(parser, "--gb-per-second", "GB", text)
+    add("--advertise", metavar="HOST", default="", help="the address that other machines use")
+    if not any(action.dest == "threads" for action in parser._actions):
+        bounds.THREADS.add_to(parser, "--threads", "N", "threads of each stage's products")
+
+
+def read_listen(text: str) -> tuple[str, int]:
+    """HOST:PORT, of which the port may be 0. Raises ``UserError``."""
+    host, _, port = text.rpartition(":")
+    if port == "0" and is_host(host):
+        return host.strip("[]"), 0
+    return host_and_port("--listen", text)
+
+
+def check_advertise(host: str) -> None:
+    """Raises ``UserError``."""
+    if host and not is_host(host):
+        raise UserError(f"--advertise {host} is no host name and no address")
+
+
+def memory(arguments: argparse.Namespace) -> int | None:
+    """Bytes of ``--memory-gib``."""
+    given = arguments.memory_gib
+    return None if given is None else int(given * GIB)
+
+
+def speed(arguments: argparse.Namespace) -> float | None:
+    """Bytes a second of ``--gb-per-second``."""
+    given = arguments.gb_per_second
+    return None if given is None else given * GB
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Until a signal. Raises ``AsyncSpecError``."""
+    token = read(arguments.token)
+    check_advertise(arguments.advertise)
+    target = arguments.target
+    if target is not None:
+        backend_of(target).inspect(target)
+        if Path(target).expanduser().exists():
+            target = str(Path(target).expanduser().absolute())
+    options = AgentOptions(
+        arguments.name,
+        advertise=arguments.advertise,
+        address=None
+        if arguments.address is None
+        else host_and_port("--address", arguments.address),
+        target=target,
+        memory=memory(arguments),
+        speed=speed(arguments),
+    )
+    if arguments.threads is not None:
+        set_thread_count(arguments.threads)
+    host, port = read_listen(arguments.listen)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-")))
+        sockets = []
+        for number in range(PORTS):
+            sock = listen.bind(host, port and port + number, whose="--listen")
+            sockets.append(stack.enter_context(sock))
+
+        async def work() -> int:
+            stop = asyncio.Event()
+            on_termination(stop.set)
+            agent = Agent(token, options, sockets, folder, print_notice)
+            working = asyncio.create_task(agent.run())
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                await agent.leave()
+            stopping.cancel()
+            working.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+            return 0
+
+        return asyncio.run(work())

@@ -1,0 +1,118 @@
+"""``asyncspec up``: a cluster without a file. Other machines join it; it serves HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import AsyncExitStack
+
+from msgspec.structs import replace
+
+from asyncspec.backend.base import StageOptions
+from asyncspec.backend.registry import backend_of, backend_of_source
+from asyncspec.core.placement.model import TargetCost
+from asyncspec.policy.base import max_tree_nodes
+from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.cli import cluster_options, join, serve
+from asyncspec_nodes.cli.serve import Serving
+from asyncspec_nodes.client.client import ClusterAddress, ReconnectingEngine
+from asyncspec_nodes.cluster.checkpoints import WITHOUT_MODEL, parts
+from asyncspec_nodes.cluster.config import ClusterTable, Config
+from asyncspec_nodes.cluster.placement import MAX_CONTEXT, target_cost
+from asyncspec_nodes.console import bounds
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.interrupt import exit_on_interrupt
+from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
+from asyncspec_nodes.join.token import Token
+
+REJOIN_SECONDS = 120.0
+"""Requests wait for so long for the layers of a machine that has left, before they fail."""
+
+WAIT = bounds.Bounds(1.0, 1e6)
+
+
+def add_arguments(parser: Parser) -> None:
+    serve.add_arguments(parser, local=False)
+    join.add_machine_arguments(parser)
+    add = parser.add_argument
+    add("--listen", metavar="HOST:PORT", default="0.0.0.0:0", help="where machines may join")
+    text = (
+        "to wait for, this one included (default: until the target fits and none has joined for "
+        "10 s)"
+    )
+    bounds.COUNT.add_to(parser, "--machines", "N", text)
+    WAIT.add_to(parser, "--wait", "S", "for machines to join (default: 600)", default=600.0)
+    add("--no-stage", action="store_true", help="this machine drafts and holds no layers")
+    text = f"tokens of all sessions' caches (default: the model's, at most {MAX_CONTEXT})"
+    bounds.POSITIONS.add_to(parser, "--context", "TOKENS", text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Until a signal. Raises ``AsyncSpecError``."""
+    for name in cluster_options.LOCAL:
+        setattr(arguments, name, None)
+    join.check_advertise(arguments.advertise)
+    stages, arguments.stages = arguments.stages, 1
+    options = serve.read_arguments(arguments)
+    assert isinstance(options.where, Config)
+    config = _config(options.where, arguments.name)
+    target = _target_cost(config, arguments.context)
+    keeper = KeeperOptions(
+        arguments.name,
+        join.read_listen(arguments.listen),
+        arguments.advertise,
+        arguments.machines,
+        stages,
+        wait_seconds=arguments.wait,
+        holds=not arguments.no_stage,
+        memory=join.memory(arguments),
+        speed=join.speed(arguments),
+        draft_bytes=_draft_bytes(config),
+    )
+
+    async def start(stack: AsyncExitStack, serving: Serving) -> Keeper:
+        cluster = Keeper(config, target, keeper, _show, serving.notify)
+        serving.pending = cluster.pending
+        await stack.enter_async_context(cluster)
+        where = ClusterAddress(*cluster.address, config.cluster.name, cluster.security)
+        serving.engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
+        serving.notify(f"on this machine also: asyncspec run --config {cluster.file}")
+        return cluster
+
+    return serve.run_service(options, start)
+
+
+def _config(local: Config, name: str) -> Config:
+    """The configuration of a local cluster, with the draft node alone."""
+    return replace(
+        local,
+        cluster=ClusterTable(name=f"up-{name}"[:64]),
+        limits=replace(local.limits, rejoin_seconds=REJOIN_SECONDS),
+        node=tuple(node for node in local.node if node.rank == 0),
+        pace={},
+    )
+
+
+def _target_cost(config: Config, context: int | None) -> TargetCost:
+    target = config.target
+    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
+    with exit_on_interrupt():
+        cost = target_cost(target.path, options, context)
+    most = max_tree_nodes(POLICIES[config.draft.policy], 4)
+    return replace(cost, slots=cost.slots + config.limits.sessions * most)
+
+
+def _draft_bytes(config: Config) -> int:
+    """What the draft node takes of this machine."""
+    target = config.target.path
+    models = [name for name in parts(config.draft.source) if name not in WITHOUT_MODEL]
+    weights = sum(
+        backend_of_source(name, target).source_footprint(name, target, config.target.dtype).weights
+        for name in models
+        if name != "none"
+    )
+    return weights + backend_of(target).runtime_bytes
+
+
+def _show(token: Token) -> None:
+    sys.stderr.write(f"asyncspec: on the other machines: asyncspec join {token}\n")

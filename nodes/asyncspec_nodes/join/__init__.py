@@ -1,0 +1,1 @@
+"""A cluster without a file: machines that join one, and what each of them then runs."""

@@ -1,0 +1,358 @@
+"""A machine that has joined: it runs the stages that it is told to, and says how they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import tomlkit
+from msgspec import Struct
+
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.join import messages
+from asyncspec_nodes.join.authority import Identity
+from asyncspec_nodes.join.discovery import browse
+from asyncspec_nodes.join.facts import free_memory, read_speed
+from asyncspec_nodes.join.messages import (
+    GRACE_SECONDS,
+    HEARTBEAT_SECONDS,
+    MAX_BYTES,
+    Admitted,
+    Failed,
+    FromMember,
+    Leaving,
+    Offer,
+    Orders,
+    Refused,
+    Serving,
+    Step,
+    ToMember,
+)
+from asyncspec_nodes.join.parts import PartsSource
+from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.cluster import RestartPolicy
+from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
+from asyncspec_protocol.messages import PROTOCOL_VERSION
+
+CONNECT_SECONDS = 5.0
+PAUSE_SECONDS = 1.0
+RETRY_SECONDS = 600.0
+"""A machine that has lost its cluster looks for it for so long."""
+
+RESTARTS = RestartPolicy(("verify",))
+MAX_LINE = 1000
+
+
+class AgentOptions(Struct, frozen=True):
+    """What a user says of a machine."""
+
+    name: str
+    # Sockets that stages listen on, and where others reach them; empty: as it is seen.
+    advertise: str = ""
+    # The address of the cluster in place of the token's; None: these, then mDNS.
+    address: tuple[str, int] | None = None
+    # The target on this machine; None: as the cluster names it, or fetched.
+    target: str | None = None
+    # Bytes, and bytes a second; None: measured.
+    memory: int | None = None
+    speed: float | None = None
+    # The target's path is right as it is: on the machine that started the cluster.
+    same_machine: bool = False
+    # Bytes that are not for stages.
+    reserved: int = 0
+
+
+class _NobodyThere(UserError):
+    """No cluster answers."""
+
+
+class _Stage(Struct, frozen=True):
+    task: asyncio.Task[None]
+    # The number of its port, and its layers.
+    how: tuple[int, tuple[int, int]]
+
+
+class Agent:
+    """``folder``: for keys, files and logs; ``say`` receives a line for each event."""
+
+    def __init__(
+        self,
+        token: Token,
+        options: AgentOptions,
+        sockets: list[socket.socket],
+        folder: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._token = token
+        self._options = options
+        self._sockets = sockets
+        self._folder = folder
+        self._say = say
+        self._id = secrets.token_hex(8)
+        self._identity = Identity(folder, options.name)
+        self._channel: aiohttp.ClientWebSocketResponse | None = None
+        self._orders: Orders | None = None
+        # By rank: what was said of stages that serve, also while there was no connection.
+        self._served: dict[int, Serving] = {}
+        # It has taken part once.
+        self._joined = False
+        # By rank: what runs or loads, and where its target is; None: as the cluster names it.
+        self._stages: dict[int, _Stage] = {}
+        self._targets: dict[int, str | None] = {}
+        # The base address of the cluster, once reached.
+        self._base = ""
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ``UserError`` where it cannot take part, and ``ClusterError``
+        where the cluster is gone for ``RETRY_SECONDS``."""
+        giving_up: asyncio.Task[None] | None = None
+        lost: float | None = None
+        try:
+            while True:
+                problem = "the connection is lost"
+                try:
+                    async with (
+                        aiohttp.ClientSession() as session,
+                        await self._connect(session) as channel,
+                    ):
+                        if giving_up is not None:
+                            giving_up.cancel()
+                        lost = None
+                        await self._serve(channel)
+                except _NobodyThere as error:
+                    if not self._joined:
+                        raise
+                    problem = str(error)
+                except (aiohttp.ClientError, OSError, ClusterError) as error:
+                    problem = f"the connection is lost ({error})"
+                    if not self._joined:
+                        raise ClusterError(problem) from None
+                self._channel = None
+                if lost is None:
+                    lost = time.monotonic()
+                    self._say(f"{problem}; trying again for {RETRY_SECONDS:g} s")
+                    giving_up = asyncio.create_task(self._give_up())
+                elif time.monotonic() - lost > RETRY_SECONDS:
+                    raise ClusterError(f"{problem}; it is so for {RETRY_SECONDS:g} s")
+                await asyncio.sleep(PAUSE_SECONDS)
+        finally:
+            if giving_up is not None:
+                giving_up.cancel()
+            await self._stop_all()
+
+    async def _give_up(self) -> None:
+        """Others get its stages after a while: then it is a new machine."""
+        await asyncio.sleep(GRACE_SECONDS)
+        if self._stages:
+            self._say("stops its stages: others get them")
+        await self._stop_all()
+        self._id = secrets.token_hex(8)
+
+    async def leave(self) -> None:
+        """Tell the cluster, which then need not wait."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
+                await self._channel.send_str(messages.encode(Leaving()))
+
+    async def _connect(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        """Raises ``UserError`` and ``ClusterError``."""
+        token, given = self._token, self._options.address
+        places = [given] if given else [(host, token.port) for host in token.hosts]
+        looked = bool(given)
+        tried: list[str] = []
+        while True:
+            for host, port in places:
+                tried.append(f"{host}:{port}")
+                channel = await self._dial(session, host, port)
+                if channel is not None:
+                    return channel
+            if looked:
+                break
+            looked, places = True, await browse(token.cluster)
+        how = "" if given else ", and none announces itself by mDNS; give --address HOST:PORT"
+        raise _NobodyThere(f"no cluster answers at {', '.join(dict.fromkeys(tried))}{how}")
+
+    async def _dial(
+        self, session: aiohttp.ClientSession, host: str, port: int
+    ) -> aiohttp.ClientWebSocketResponse | None:
+        """None where nothing answers."""
+        self._base = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                channel = await session.ws_connect(
+                    f"{self._base}/join",
+                    headers=self.headers,
+                    ssl=self.fingerprint,
+                    heartbeat=HEARTBEAT_SECONDS,
+                    max_msg_size=MAX_BYTES,
+                )
+        except aiohttp.ServerFingerprintMismatch:
+            raise UserError(
+                f"the cluster at {host}:{port} has another certificate: the token is an old one; "
+                "copy the line that asyncspec up prints now"
+            ) from None
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status == 401:
+                raise UserError(
+                    f"{host}:{port} refuses the token: it is another cluster's; copy the line "
+                    "that asyncspec up prints"
+                ) from None
+            raise ClusterError(f"{host}:{port} is no asyncspec cluster ({error.status})") from None
+        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError):
+            return None
+        await channel.send_str(messages.encode(self._offer(host)))
+        return channel
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        return {"Authorization": f"Bearer {self._token.bearer}"}
+
+    @property
+    def fingerprint(self) -> aiohttp.Fingerprint:
+        """The only certificate that is accepted."""
+        return aiohttp.Fingerprint(self._token.digest)
+
+    def _offer(self, reached: str) -> Offer:
+        options = self._options
+        return Offer(
+            member=self._id,
+            name=options.name,
+            version=version("asyncspec"),
+            protocol=PROTOCOL_VERSION,
+            memory=max(0, free_memory() - options.reserved)
+            if options.memory is None
+            else options.memory,
+            speed=read_speed() if options.speed is None else options.speed,
+            host=options.advertise,
+            ports=tuple(sock.getsockname()[1] for sock in self._sockets),
+            reached=reached,
+            request=self._identity.request,
+        )
+
+    async def _serve(self, channel: aiohttp.ClientWebSocketResponse) -> None:
+        """Until the connection ends. Raises ``UserError`` where the cluster refuses."""
+        self._channel = channel
+        async for raw in channel:
+            if raw.type is not aiohttp.WSMsgType.TEXT:
+                break
+            message: ToMember = messages.decode(raw.data, ToMember)  # type: ignore[arg-type]
+            match message:
+                case Refused(text):
+                    raise UserError(text)
+                case Admitted(authority, certificate):
+                    self._identity.receive(authority, certificate)
+                    self._joined = True
+                    self._say("joined")
+                    for served in self._served.values():
+                        await self._tell(served)
+                case Orders():
+                    await self._follow(message)
+
+    async def _follow(self, orders: Orders) -> None:
+        """Start and stop stages; what stays only learns the others' addresses."""
+        self._orders = orders
+        nodes: Any = tomlkit.parse(orders.config)["node"]
+        layers = {node["rank"]: tuple(node["layers"]) for node in nodes if node["rank"]}
+        wanted = {
+            rank: (port, layers[rank])
+            for rank, port in zip(orders.ranks, orders.ports, strict=True)
+        }
+        for rank in [rank for rank, stage in self._stages.items() if wanted.get(rank) != stage.how]:
+            await self._stop(rank)
+        for rank in self._stages:
+            self._write(rank)
+        for rank, how in wanted.items():
+            if rank not in self._stages:
+                task = asyncio.create_task(self._keep(rank, *how, orders.version))
+                self._stages[rank] = _Stage(task, how)
+
+    async def _keep(self, rank: int, port: int, layers: tuple[int, int], version: int) -> None:
+        """One stage: loaded, and started again where it fails."""
+        self._say(f"runs stage {rank} (layers {layers[0]} to {layers[1] - 1})")
+        taken: list[float] = []
+        log = self._folder / f"rank-{rank}.log"
+        try:
+            self._targets[rank] = await self._target(layers)
+            file = self._write(rank)
+            while True:
+                sock = self._sockets[port]
+                child = await ChildNode.start(rank, "verify", file, sock, log, again=bool(taken))
+                try:
+                    error = await child.watch(lambda report: self._report(rank, version, report))
+                finally:
+                    await child.stop()
+                if isinstance(error, UserError) or not RESTARTS.take(taken, time.monotonic()):
+                    raise error
+                self._say(f"{error}; it is started again")
+        except AsyncSpecError as error:
+            self._say(str(error))
+            text = " ".join(str(error).split())[:MAX_LINE]
+            await self._tell(Failed(version, rank, text, isinstance(error, UserError)))
+
+    async def _target(self, layers: tuple[int, int]) -> str | None:
+        """The target on this machine: its own, the Hub's (None: as the cluster names it), or parts
+        of the one where the cluster was started. Raises ``AsyncSpecError``."""
+        assert self._orders is not None
+        if self._options.same_machine or self._options.target is not None:
+            return self._options.target
+        parsed: Any = tomlkit.parse(self._orders.config)
+        if not Path(str(parsed["target"]["path"])).is_absolute():
+            return None
+        async with aiohttp.ClientSession(headers=self.headers) as session:
+            source = PartsSource(session, self._base, self.fingerprint)
+            folder = await asyncio.to_thread(self._model_folder)
+            return str(await source.fetch(layers, folder, self._say))
+
+    def _model_folder(self) -> Path:
+        folder = self._folder / "model"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _write(self, rank: int) -> Path:
+        """The cluster file of a stage: with the target's place on this machine."""
+        assert self._orders is not None
+        text: Any = tomlkit.parse(self._orders.config)
+        if self._targets.get(rank) is not None:
+            text["target"]["path"] = self._targets[rank]
+        file = self._folder / f"rank-{rank}.toml"
+        part = file.with_suffix(".part")
+        part.write_text(tomlkit.dumps(text))
+        part.replace(file)
+        return file
+
+    def _report(self, rank: int, version: int, report: Report) -> None:
+        if isinstance(report, LoadingReport):
+            message: FromMember = Step(version, rank, report.text[:MAX_LINE])
+        elif isinstance(report, ReadyReport):
+            message = self._served[rank] = Serving(version, rank, report.guarantee)
+            self._say(f"stage {rank} serves")
+        else:
+            return
+        task = asyncio.create_task(self._tell(message))
+        task.add_done_callback(lambda done: done.exception())
+
+    async def _tell(self, message: FromMember) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
+                await self._channel.send_str(messages.encode(message))
+
+    async def _stop(self, rank: int) -> None:
+        stage = self._stages.pop(rank)
+        self._served.pop(rank, None)
+        stage.task.cancel()
+        await asyncio.gather(stage.task, return_exceptions=True)
+
+    async def _stop_all(self) -> None:
+        for rank in list(self._stages):
+            await self._stop(rank)

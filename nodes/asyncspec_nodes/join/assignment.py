@@ -1,0 +1,160 @@
+"""Who holds which stage: at first, and after a machine has left for good. Pure.
+
+The number of stages never changes, so that the draft node and its requests survive: where fewer
+machines remain, some of them run two stages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from asyncspec.core.placement.model import Device, Network, Span, TargetCost
+from asyncspec.core.placement.search import Constraints, place, throughput_rate
+from asyncspec_nodes.join.messages import PORTS
+
+WORTH = 1.5
+"""Times as fast that splitting all layers anew has to make the slowest machine: every stage is
+loaded again, where else only the lost one is."""
+
+
+class Assigned(Struct, frozen=True):
+    """A stage: the machine's name and the number of its port, and its layers [first, end)."""
+
+    member: str
+    port: int
+    layers: Span
+
+
+Assignment = tuple[Assigned, ...]
+"""By rank, from 1 on."""
+
+
+def first_assignment(
+    target: TargetCost, devices: Sequence[Device], sessions: int, stages: int | None
+) -> Assignment | None:
+    """The best one; None where the target does not fit."""
+    rate = throughput_rate(sessions)
+    found = place(target, devices, Network(), rate, Constraints(stages))
+    if found is None:
+        return None
+    return _with_ports([(stage.device.name, stage.layers) for stage in found.stages])
+
+
+def after_loss(
+    target: TargetCost,
+    devices: Sequence[Device],
+    old: Assignment,
+    sessions: int,
+) -> Assignment | None:
+    """Machines of ``old`` that are not among ``devices`` have left for good. A spare takes a lost
+    stage's place; without one, machines with room for it do, or all layers are split anew. None
+    where the target does not fit any more."""
+    by_name = {device.name: device for device in devices}
+    kept = _with_replacements(target, by_name, old)
+    if kept is not None and all(count == 1 for count in _stages(kept).values()):
+        return kept
+    fresh = _split_anew(target, by_name, len(old), sessions)
+    if kept is None or fresh is None:
+        return kept or fresh
+    faster = slowest(target, by_name, kept) > WORTH * slowest(target, by_name, fresh)
+    return fresh if faster else kept
+
+
+def slowest(target: TargetCost, devices: Mapping[str, Device], assignment: Assignment) -> float:
+    """Seconds of the slowest machine's passes; stages of one machine share it."""
+    seconds: Counter[str] = Counter()
+    for one in assignment:
+        seconds[one.member] += target.work(one.layers) / devices[one.member].speed  # type: ignore[assignment]
+    return max(seconds.values())
+
+
+def fits(target: TargetCost, devices: Mapping[str, Device], assignment: Assignment) -> bool:
+    """Whether every machine has memory and ports for its stages."""
+    memory: Counter[str] = Counter()
+    for one in assignment:
+        memory[one.member] += target.memory(one.layers)
+    few = all(count <= PORTS for count in _stages(assignment).values())
+    return few and all(needed <= devices[name].memory for name, needed in memory.items())
+
+
+def _with_replacements(
+    target: TargetCost, devices: Mapping[str, Device], old: Assignment
+) -> Assignment | None:
+    """Every lost stage on the machine that it makes the least slow, an idle one first."""
+    chosen = [(one.member if one.member in devices else None, one.layers) for one in old]
+    for rank, (member, layers) in enumerate(chosen):
+        if member is not None:
+            continue
+        used = Counter(name for name, _ in chosen if name is not None)
+        options = []
+        for name, device in devices.items():
+            there = [span for other, span in chosen if other == name] + [layers]
+            if sum(map(target.memory, there)) > device.memory or len(there) > PORTS:
+                continue
+            options.append((used[name] > 0, sum(map(target.work, there)) / device.speed, name))
+        if not options:
+            return None
+        chosen[rank] = (min(options)[2], layers)
+    return _keeping_ports(old, [(name, span) for name, span in chosen if name is not None])
+
+
+def _split_anew(
+    target: TargetCost, devices: Mapping[str, Device], stages: int, sessions: int
+) -> Assignment | None:
+    """The best placement that can be cut into so many stages."""
+    for count in range(min(stages, len(devices)), 0, -1):
+        found = place(
+            target, list(devices.values()), Network(), throughput_rate(sessions), Constraints(count)
+        )
+        if found is None:
+            continue
+        placed = [(stage.device.name, stage.layers) for stage in found.stages]
+        while len(placed) < stages:
+            cuts = [_cut(placed, i) for i in range(len(placed)) if _width(placed[i]) > 1]
+            possible = [cut for cut in cuts if fits(target, devices, _with_ports(cut))]
+            if not possible:
+                break
+            placed = min(possible, key=lambda cut: max(map(_width, cut)))
+        if len(placed) == stages:
+            return _with_ports(placed)
+    return None
+
+
+def _width(one: tuple[str, Span]) -> int:
+    return one[1][1] - one[1][0]
+
+
+def _cut(placed: Sequence[tuple[str, Span]], i: int) -> list[tuple[str, Span]]:
+    """Stage ``i`` as two of the same machine."""
+    name, (first, end) = placed[i]
+    middle = (first + end) // 2
+    return [*placed[:i], (name, (first, middle)), (name, (middle, end)), *placed[i + 1 :]]
+
+
+def _stages(assignment: Assignment) -> Counter[str]:
+    return Counter(one.member for one in assignment)
+
+
+def _with_ports(placed: Sequence[tuple[str, Span]]) -> Assignment:
+    taken: Counter[str] = Counter()
+    found = []
+    for name, span in placed:
+        found.append(Assigned(name, taken[name], span))
+        taken[name] += 1
+    return tuple(found)
+
+
+def _keeping_ports(old: Assignment, placed: Sequence[tuple[str, Span]]) -> Assignment:
+    """Stages that stay have the port they had."""
+    found: list[Assigned] = []
+    taken = {(one.member, one.port) for one in old}
+    for before, (name, span) in zip(old, placed, strict=True):
+        port = before.port
+        if name != before.member:
+            port = next(n for n in range(2 * PORTS) if (name, n) not in taken)
+            taken.add((name, port))
+        found.append(Assigned(name, port, span))
+    return tuple(found)

@@ -1,0 +1,378 @@
+"""The machine that a cluster is started on: it admits members, places layers on them, runs the
+draft node, and gives the layers of a member that has left to others."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.core.placement.model import TargetCost
+from asyncspec.core.placement.search import FREE, Constraints
+from asyncspec_nodes.cluster.config import Config, SecurityTable
+from asyncspec_nodes.cluster.file import to_toml
+from asyncspec_nodes.cluster.placement import why_not
+from asyncspec_nodes.console.hosts import is_loopback
+from asyncspec_nodes.join.agent import Agent, AgentOptions
+from asyncspec_nodes.join.assignment import Assignment
+from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY
+from asyncspec_nodes.join.draft import DraftProcess
+from asyncspec_nodes.join.members import Member, Members
+from asyncspec_nodes.join.messages import (
+    GRACE_SECONDS,
+    PORTS,
+    Failed,
+    FromMember,
+    Leaving,
+    Offer,
+    Refused,
+    Serving,
+    Step,
+    ToMember,
+)
+from asyncspec_nodes.join.server import JoinServer
+from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.local.cluster import FILE
+from asyncspec_nodes.node import listen
+from asyncspec_protocol.ids import DRAFT
+
+OFFER_SECONDS = 20.0
+"""For a member's first message: it measures itself before."""
+
+LOAD_SECONDS = 600.0
+"""For all stages and the draft node to load."""
+
+
+class KeeperOptions(Struct, frozen=True):
+    """What a user says of the cluster."""
+
+    name: str
+    # Where members are awaited, and which address they are told; empty: all of this machine's.
+    listen: tuple[str, int] = ("0.0.0.0", 0)
+    advertise: str = ""
+    # Machines to wait for, this one included where it holds a stage; None: until the target fits
+    # and nobody has joined for ``settle_seconds``.
+    machines: int | None = None
+    stages: int | None = None
+    settle_seconds: float = 10.0
+    wait_seconds: float = 600.0
+    # Whether this machine holds a stage; its memory and speed, None: measured.
+    holds: bool = True
+    memory: int | None = None
+    speed: float | None = None
+    # Bytes of the draft node, which this machine runs besides.
+    draft_bytes: int = 0
+
+
+class Keeper:
+    """``async with``: inside, every stage serves. ``config``: of the cluster, with the draft node
+    alone; ``target``: what stages of its target take; ``show`` receives the token's line once
+    others can join, ``say`` a line for each event."""
+
+    def __init__(
+        self,
+        config: Config,
+        target: TargetCost,
+        options: KeeperOptions,
+        show: Callable[[Token], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._target = target
+        self._show = show
+        self.say = say
+        self._stack = AsyncExitStack()
+        self._folder = Path()
+        self._config = replace(config, security=SecurityTable(CA, CERTIFICATE, KEY))
+        self._members = Members(self._config, target, config.limits.sessions, options.stages)
+        # Set at every change; the time of the last one.
+        self._changed = asyncio.Event()
+        self._joined_at = time.monotonic()
+        self._steps: dict[int, str] = {}
+        # Everything has loaded once.
+        self._guarding = False
+        self._over: asyncio.Future[AsyncSpecError] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        # When nobody could take over a lost stage: the last one to join then.
+        self._said_at: float | None = None
+        # The address that members have reached this machine under.
+        self._reached = options.advertise or "127.0.0.1"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The draft node's."""
+        node = self._config.at(DRAFT)
+        return node.host, node.port
+
+    @property
+    def security(self) -> SecurityTable:
+        """For clients on this machine."""
+        paths = (str(self._folder / name) for name in (CA, CERTIFICATE, KEY))
+        return SecurityTable(*paths)
+
+    @property
+    def file(self) -> Path:
+        """The cluster file, for clients on this machine."""
+        return self._folder / FILE
+
+    def pending(self) -> str:
+        """What has to happen before requests are served."""
+        if not self._members.assignment:
+            there, wanted = len(self._members.by_id), self._options.machines
+            return f"machines to join ({there}{f' of {wanted}' if wanted else ''} here)"
+        loading = (
+            f"stage {rank} ({self._steps.get(rank, 'starting')})"
+            for rank in range(1, len(self._members.assignment) + 1)
+            if rank not in self._members.serving
+        )
+        return ", ".join(loading)
+
+    async def __aenter__(self) -> Keeper:
+        try:
+            await self._open()
+            await self._form()
+            await self._load()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        self._tasks.append(asyncio.create_task(self._guard()))
+        self._guarding = True
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def watch(self) -> AsyncSpecError:
+        """Wait for what ends the cluster; the error to report."""
+        return await asyncio.shield(self._over)
+
+    # --- Members.
+
+    async def _open(self) -> None:
+        """Admit members from now on, this machine among them."""
+        options, stack = self._options, self._stack
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-"))
+        self._folder = Path(folder)
+        where = (self._config.target.path, options.listen, options.advertise)
+        server = JoinServer(self._folder, options.name, *where, self)
+        token = await stack.enter_async_context(server)
+        self._show(token)
+        if options.holds:
+            local = replace(token, hosts=(server.own_host,))
+            self._tasks.append(asyncio.create_task(self._hold(local)))
+
+    async def _hold(self, token: Token) -> None:
+        """This machine as a member."""
+        options = self._options
+        folder = self._folder / "stage"
+        folder.mkdir()
+        sockets = [listen.bind(options.listen[0], 0, whose="--listen") for _ in range(PORTS)]
+        how = AgentOptions(
+            f"{options.name} (here)",
+            memory=options.memory,
+            speed=options.speed,
+            same_machine=True,
+            reserved=options.draft_bytes,
+        )
+        try:
+            await Agent(token, how, sockets, folder, lambda line: None).run()
+        except AsyncSpecError as error:
+            self._end(error)
+        finally:
+            for sock in sockets:
+                sock.close()
+
+    def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> Member:
+        """See ``Admission``."""
+        members = self._members
+        if not is_loopback(offer.reached) and not self._options.advertise:
+            self._reached = offer.reached
+            # Stages here are dialled from there, too.
+            for other in members.by_id.values():
+                if is_loopback(other.host):
+                    other.host = self._reached
+        host = offer.host or (self._reached if is_loopback(seen) else seen)
+        known = offer.member in members.by_id
+        member = Member(offer, host, send)
+        members.by_id[offer.member] = member
+        if not known:
+            self._joined_at = time.monotonic()
+            spare = " as a spare" if members.assignment and not members.incomplete else ""
+            self.say(
+                f"{offer.name} has joined{spare}: {offer.memory / 2**30:.1f} GiB, "
+                f"{offer.speed / 1e9:.1f} GB/s"
+            )
+        members.tell(offer.member)
+        self._changed.set()
+        return member
+
+    def lost(self, member: Member) -> None:
+        """See ``Admission``."""
+        if self._members.by_id.get(member.offer.member) is member:
+            member.lost_at = time.monotonic()
+            self._changed.set()
+
+    def received(self, name: str, message: FromMember) -> bool:
+        """See ``Admission``."""
+        members = self._members
+        match message:
+            case Step(version, rank, text) if members.is_current(name, rank, version):
+                self._steps[rank] = text
+            case Serving(version, rank) if members.is_current(name, rank, version):
+                members.serving.add(rank)
+            case Failed(version, rank, text, user) if members.is_current(name, rank, version):
+                member = members.by_id[name]
+                if user and not self._guarding:
+                    self._end(UserError(f"{member.offer.name}: {text}"))
+                self.say(f"{member.offer.name}: {text}")
+                member.send(Refused(f"its stage has failed: {text}"))
+                self._drop(name)
+            case Leaving():
+                self.say(f"{members.by_id[name].offer.name} has left")
+                self._drop(name)
+                return False
+            case _:
+                pass
+        self._changed.set()
+        return True
+
+    def _drop(self, name: str) -> None:
+        self._members.by_id.pop(name, None)
+        self._changed.set()
+
+    # --- The cluster.
+
+    async def _form(self) -> None:
+        """Wait for machines, and place the layers. Raises ``UserError``."""
+        options, members = self._options, self._members
+        give_up = time.monotonic() + options.wait_seconds
+        said = False
+        while True:
+            await self._change(1.0)
+            self._forget_lost()
+            count = len(members.by_id)
+            settled = time.monotonic() - self._joined_at > options.settle_seconds
+            if count >= options.machines if options.machines else settled and count:
+                assignment = await asyncio.to_thread(members.form)
+                if assignment is not None:
+                    if all(one.member in members.by_id for one in assignment):
+                        break
+                    continue
+                text = why_not(self._target, members.devices, Constraints(options.stages))
+                if options.machines:
+                    raise UserError(text)
+                if not said:
+                    self.say(f"{text}; waiting for further machines")
+                    said = True
+            if time.monotonic() > give_up:
+                wanted = f" of {options.machines}" if options.machines else ""
+                raise UserError(
+                    f"{count}{wanted} machines have joined within {options.wait_seconds:g} s; run "
+                    "the join command on the others, or give --machines"
+                )
+        self._assign(assignment)
+
+    def _assign(self, assignment: Assignment) -> None:
+        members = self._members
+        members.assign(assignment)
+        for rank, one in enumerate(members.assignment, start=1):
+            if rank not in members.serving:
+                first, end = one.layers
+                name = members.by_id[one.member].offer.name
+                self.say(f"stage {rank}: layers {first} to {end - 1} on {name}")
+        for spare in members.spares:
+            self.say(f"spare: {spare.offer.name}")
+
+    async def _load(self) -> None:
+        """Start the draft node, and wait until all have loaded. Raises ``AsyncSpecError``."""
+        sock = listen.loopback()
+        sock.setblocking(False)
+        self._stack.callback(sock.close)
+        port = sock.getsockname()[1]
+        node = replace(self._config.at(DRAFT), port=port)
+        self._config = replace(self._config, node=(node,))
+        self._members.set_draft(node)
+        for name in self._members.by_id:
+            self._members.tell(name)
+        self._write()
+        draft = DraftProcess(self.file, sock, self._changed.set, self.say)
+        self._tasks.append(asyncio.create_task(self._run_draft(draft)))
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                while not (draft.ready and self._members.ready) and not self._over.done():
+                    await self._change(0.5)
+                    self._repair()
+        except TimeoutError:
+            raise ClusterError(f"{self.pending()} did not load in {LOAD_SECONDS:g} s") from None
+        if self._over.done():
+            raise self._over.result()
+
+    def _write(self) -> None:
+        part = self.file.with_suffix(".part")
+        part.write_text(to_toml(self._members.config()), encoding="utf-8")
+        part.replace(self.file)
+
+    async def _run_draft(self, draft: DraftProcess) -> None:
+        self._end(await draft.run())
+
+    async def _guard(self) -> None:
+        """Repair whatever happens."""
+        while True:
+            was = self._members.ready
+            await self._change(1.0)
+            self._repair()
+            if self._members.ready and not was:
+                self.say("all stages serve")
+
+    def _repair(self) -> None:
+        """Give the stages of those who have left for good to others."""
+        self._forget_lost()
+        members = self._members
+        if not members.incomplete:
+            return
+        assignment = members.repaired()
+        if assignment is None:
+            if self._joined_at != self._said_at:
+                self._said_at = self._joined_at
+                self.say(
+                    f"{why_not(self._target, members.devices, FREE)}; join another "
+                    f"machine: requests wait for {self._config.limits.rejoin_seconds:g} s"
+                )
+            return
+        self._said_at = None
+        self._assign(assignment)
+        self._write()
+
+    def _forget_lost(self) -> None:
+        """Those who were without a connection for too long have left: they stop by themselves."""
+        now = time.monotonic()
+        for name, member in list(self._members.by_id.items()):
+            if member.lost_at is not None and now - member.lost_at > GRACE_SECONDS + 1.0:
+                self.say(f"{member.offer.name} is gone for {now - member.lost_at:.0f} s")
+                self._drop(name)
+
+    async def _change(self, seconds: float) -> None:
+        """Wait for a change, at most so long. Raises what has ended the cluster."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+        if self._over.done():
+            raise self._over.result()
+
+    def _end(self, error: AsyncSpecError) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
+        self._changed.set()

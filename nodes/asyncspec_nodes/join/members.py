@@ -1,0 +1,130 @@
+"""The machines of a cluster, as the one that keeps it together sees them: who is there, who holds
+which stage, and which stages serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.placement.model import Device, TargetCost
+from asyncspec_nodes.cluster.config import Config, NodeTable
+from asyncspec_nodes.cluster.file import to_toml
+from asyncspec_nodes.join.assignment import Assignment, after_loss, first_assignment
+from asyncspec_nodes.join.messages import Offer, Orders, ToMember
+
+
+class Member(Struct):
+    """A machine that has joined."""
+
+    offer: Offer
+    # Where others reach its stages.
+    host: str
+    send: Callable[[ToMember], None]
+    # Without a connection since then, by any clock; None: connected.
+    lost_at: float | None = None
+
+    @property
+    def device(self) -> Device:
+        """Named by the member's id: names may be alike."""
+        return Device(self.offer.member, self.offer.memory, self.offer.speed)
+
+
+class Members:
+    """``config``: the cluster file without stages; ``target``: what they take."""
+
+    def __init__(
+        self,
+        config: Config,
+        target: TargetCost,
+        sessions: int,
+        stages: int | None = None,
+    ) -> None:
+        self.by_id: dict[str, Member] = {}
+        self.assignment: Assignment = ()
+        # Ranks that serve.
+        self.serving: set[int] = set()
+        self._config = config
+        self._target = target
+        self._sessions = sessions
+        self._stages = stages
+        self._version = 0
+        # By rank: the version that its present holder was told in.
+        self._since: dict[int, int] = {}
+
+    @property
+    def devices(self) -> list[Device]:
+        """Of all who are here, or were a moment ago."""
+        return [member.device for member in self.by_id.values()]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every stage serves."""
+        return bool(self.assignment) and len(self.serving) == len(self.assignment)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a stage is on a machine that has left."""
+        return any(one.member not in self.by_id for one in self.assignment)
+
+    @property
+    def spares(self) -> list[Member]:
+        """Machines that hold nothing."""
+        busy = {one.member for one in self.assignment}
+        return [member for name, member in self.by_id.items() if name not in busy]
+
+    def form(self) -> Assignment | None:
+        """The best assignment to those who are here; None where the target does not fit."""
+        return first_assignment(self._target, self.devices, self._sessions, self._stages)
+
+    def repaired(self) -> Assignment | None:
+        """An assignment without those who have left; None where the target does not fit."""
+        return after_loss(self._target, self.devices, self.assignment, self._sessions)
+
+    def assign(self, assignment: Assignment) -> None:
+        """From now on it is so: everyone is told."""
+        self._version += 1
+        old = dict(enumerate(self.assignment, start=1))
+        for rank, one in enumerate(assignment, start=1):
+            if old.get(rank) != one:
+                self._since[rank] = self._version
+                self.serving.discard(rank)
+        self.assignment = assignment
+        for name in self.by_id:
+            self.tell(name)
+
+    def tell(self, name: str) -> None:
+        """A member its orders, once there are some."""
+        member = self.by_id[name]
+        if not self.assignment or member.lost_at is not None:
+            return
+        held = [(rank, one) for rank, one in enumerate(self.assignment, 1) if one.member == name]
+        member.send(
+            Orders(
+                to_toml(self.config()),
+                tuple(rank for rank, _ in held),
+                tuple(one.port for _, one in held),
+                # That which its youngest stage was told in: others' changes restart nothing.
+                max([self._since[rank] for rank, _ in held], default=0),
+            )
+        )
+
+    def is_current(self, name: str, rank: int, version: int) -> bool:
+        """Whether a member's report of a stage is of the one that it holds now."""
+        holds = 0 < rank <= len(self.assignment) and self.assignment[rank - 1].member == name
+        return holds and version >= self._since[rank]
+
+    def set_draft(self, node: NodeTable) -> None:
+        """The draft node's address is known."""
+        self._config = replace(self._config, node=(node,))
+
+    def config(self) -> Config:
+        """The cluster file's configuration as it is now; a lost machine keeps its address."""
+        nodes = [node for node in self._config.node if node.rank == 0]
+        for rank, one in enumerate(self.assignment, start=1):
+            member = self.by_id.get(one.member)
+            host = member.host if member is not None else "127.0.0.1"
+            port = member.offer.ports[one.port] if member is not None else 1 + rank
+            nodes.append(NodeTable(rank, host, port, layers=one.layers))
+        return replace(self._config, node=tuple(nodes))

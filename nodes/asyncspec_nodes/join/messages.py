@@ -1,0 +1,122 @@
+"""What a member and the machine that keeps the cluster together tell each other: JSON texts of a
+WebSocket, under TLS, after the member has shown the token's secret."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncspec.core.errors import ClusterError
+
+Text = Annotated[str, Meta(max_length=1 << 20)]
+Line = Annotated[str, Meta(max_length=4096)]
+Name = Annotated[str, Meta(max_length=128)]
+Rank = Annotated[int, Meta(ge=1, le=64)]
+
+MAX_BYTES = 1 << 22
+"""Of a message."""
+
+PORTS = 4
+"""Of a member, each for one stage."""
+
+HEARTBEAT_SECONDS = 3.0
+"""A member that does not answer one within half of it has lost the connection."""
+
+GRACE_SECONDS = 6.0
+"""For so long a member without a connection keeps its stages and tries to connect again; then it
+stops them, and others get its layers."""
+
+
+class Offer(Struct, frozen=True, tag="offer"):
+    """A member's first message: what it is."""
+
+    # Chosen by the member; the same when it connects again.
+    member: Name
+    name: Name
+    version: Name
+    protocol: int
+    # Bytes that stages may take, and bytes of weights that a pass reads in a second.
+    memory: Annotated[int, Meta(ge=0)]
+    speed: Annotated[float, Meta(gt=0)]
+    # The address at which others reach its stages; empty: the one that it is seen under.
+    host: Name
+    ports: Annotated[tuple[Annotated[int, Meta(ge=1, le=65535)], ...], Meta(max_length=PORTS)]
+    # The address under which it has reached the cluster.
+    reached: Name
+    # Signing request, PEM.
+    request: Text
+
+
+class Admitted(Struct, frozen=True, tag="admitted"):
+    """The answer: certificates, PEM."""
+
+    authority: Text
+    certificate: Text
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """The answer to one that cannot take part; the connection ends."""
+
+    text: Line
+
+
+class Orders(Struct, frozen=True, tag="orders"):
+    """What the member is to run from now on: everything else it stops."""
+
+    # A cluster file with paths as in ``authority``.
+    config: Text
+    # Ranks, and for each the number of the member's port.
+    ranks: tuple[Rank, ...]
+    ports: tuple[int, ...]
+    # Tells these from earlier ones.
+    version: int
+
+
+class Step(Struct, frozen=True, tag="step"):
+    """A stage is loading."""
+
+    version: int
+    rank: Rank
+    text: Line
+
+
+class Serving(Struct, frozen=True, tag="serving"):
+    """A stage has loaded."""
+
+    version: int
+    rank: Rank
+    guarantee: Name = ""
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """A stage has ended for good. ``user``: the text says what to change."""
+
+    version: int
+    rank: Rank
+    text: Line
+    user: bool = False
+
+
+class Leaving(Struct, frozen=True, tag="leaving"):
+    """The member stops."""
+
+
+FromMember = Offer | Step | Serving | Failed | Leaving
+ToMember = Admitted | Refused | Orders
+
+M = TypeVar("M")
+
+
+def encode(message: FromMember | ToMember) -> str:
+    """As it is sent."""
+    return msgspec.json.encode(message).decode()
+
+
+def decode(text: str | bytes, kind: type[M]) -> M:
+    """One of ``kind``. Raises ``ClusterError`` for anything else."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ClusterError(f"a message of another version came ({error}); upgrade it") from None

@@ -1,0 +1,157 @@
+"""A target for machines that have none: the bytes that their layers need of its files.
+
+The copy is made of sparse files of the originals' sizes. They hold the headers, the tensors of a
+stage's layers, and of all others the samples that tell two models apart, so the copy has the
+original's fingerprint; a stage reads nothing else. It lives in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from asyncspec.backend.base import FilePart
+from asyncspec.backend.registry import backend_of
+from asyncspec.core.errors import ClusterError, UserError
+
+_PIECE = 1 << 20
+_READ_SECONDS = 60.0
+_GAP = 1 << 16
+"""Bytes between two parts that are sent rather than asked about apart."""
+
+
+class Part(Struct, frozen=True):
+    """Bytes [offset, offset + length) of a file of ``size``."""
+
+    file: str
+    size: int
+    offset: int
+    length: int
+
+
+def list_parts(target: str, layers: tuple[int, int]) -> list[Part]:
+    """What a stage with these layers reads. Raises ``AsyncSpecError``."""
+    return merged(backend_of(target).stage_files(target, layers))
+
+
+def merged(found: Iterable[FilePart]) -> list[Part]:
+    """In order, those close together as one."""
+    parts: list[Part] = []
+    for one in sorted(found, key=lambda part: (part.file, part.offset)):
+        size = one.file.stat().st_size
+        last = parts[-1] if parts else None
+        if last is not None and last.file == one.file.name:
+            end = last.offset + last.length
+            if one.offset <= end + _GAP:
+                length = max(end, one.offset + one.length) - last.offset
+                parts[-1] = Part(last.file, size, last.offset, min(length, size - last.offset))
+                continue
+        parts.append(Part(one.file.name, size, one.offset, min(one.length, size - one.offset)))
+    return parts
+
+
+def routes(target: str, allowed: Callable[[web.Request], bool]) -> list[web.RouteDef]:
+    """Of the machine that has the target. ``allowed``: whether a request shows the secret."""
+    path = Path(target)
+    single = "" if path.is_dir() else path.name
+    folder = path.parent if single else path
+    # Files that are part of the target: others of the folder are nobody's business.
+    known: set[str] = set()
+
+    async def parts(request: web.Request) -> web.Response:
+        if not allowed(request):
+            return web.Response(status=401)
+        try:
+            layers = (int(request.query["first"]), int(request.query["end"]))
+            found = await asyncio.to_thread(list_parts, target, layers)
+            known.update(part.file for part in found)
+        except (KeyError, ValueError):
+            return web.Response(status=400)
+        except UserError as error:
+            return web.Response(status=404, text=str(error))
+        answer = {"single": single, "parts": found}
+        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+    async def file(request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        if not allowed(request):
+            return web.Response(status=401)
+        return web.FileResponse(folder / name) if name in known else web.Response(status=404)
+
+    return [web.get("/parts", parts), web.get("/files/{name}", file)]
+
+
+class _Answer(Struct):
+    # The file that names the target, where it is no directory.
+    single: str
+    parts: list[Part]
+
+
+class PartsSource:
+    """The machine that has the target, as another one sees it."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, base: str, fingerprint: aiohttp.Fingerprint
+    ) -> None:
+        self._session = session
+        self._base = base
+        self._fingerprint = fingerprint
+
+    async def fetch(
+        self, layers: tuple[int, int], folder: Path, say: Callable[[str], None]
+    ) -> Path:
+        """The target's copy with at least these layers. Raises ``UserError`` and
+        ``ClusterError``."""
+        try:
+            answer = await self._ask(layers)
+            total = sum(part.length for part in answer.parts)
+            say(f"fetches {total / 2**20:.0f} MiB of the target: the layers of its stage")
+            for part in answer.parts:
+                await self._fetch(part, folder / Path(part.file).name)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ClusterError(f"the target cannot be fetched: {error}") from None
+        return folder / answer.single if answer.single else folder
+
+    async def _ask(self, layers: tuple[int, int]) -> _Answer:
+        where = {"first": str(layers[0]), "end": str(layers[1])}
+        async with self._session.get(
+            f"{self._base}/parts", params=where, ssl=self._fingerprint
+        ) as response:
+            body = await response.read()
+            if response.status != 200:
+                raise UserError(
+                    f"this machine has no target, and cannot fetch it ({body.decode()[:500]}); "
+                    "give --target DIR"
+                )
+            return msgspec.json.decode(body, type=_Answer)
+
+    async def _fetch(self, part: Part, file: Path) -> None:
+        with _opened(file) as stream:
+            stream.truncate(part.size)
+            if not part.length:
+                return
+            last = part.offset + part.length - 1
+            async with self._session.get(
+                f"{self._base}/files/{part.file}",
+                headers={"Range": f"bytes={part.offset}-{last}"},
+                ssl=self._fingerprint,
+                timeout=aiohttp.ClientTimeout(total=None, sock_read=_READ_SECONDS),
+            ) as response:
+                if response.status not in (200, 206):
+                    raise ClusterError(f"{part.file} cannot be fetched ({response.status})")
+                stream.seek(part.offset if response.status == 206 else 0)
+                async for piece in response.content.iter_chunked(_PIECE):
+                    stream.write(piece)
+
+
+def _opened(file: Path) -> BinaryIO:
+    """Made where it is missing, and kept where it is not."""
+    return os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+b")

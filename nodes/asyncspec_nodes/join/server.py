@@ -1,0 +1,177 @@
+"""Where machines join: the port, its certificate, and the connection of each member."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import WSMsgType, web
+
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.join import messages
+from asyncspec_nodes.join.authority import CERTIFICATE, KEY, Authority, Identity
+from asyncspec_nodes.join.discovery import announced, own_addresses
+from asyncspec_nodes.join.members import Member
+from asyncspec_nodes.join.messages import (
+    HEARTBEAT_SECONDS,
+    MAX_BYTES,
+    Admitted,
+    FromMember,
+    Offer,
+    Refused,
+    ToMember,
+)
+from asyncspec_nodes.join.parts import routes
+from asyncspec_nodes.join.token import SECRET_BYTES, Token
+from asyncspec_nodes.node import listen
+from asyncspec_protocol.messages import PROTOCOL_VERSION
+
+OFFER_SECONDS = 20.0
+"""For a member's first message: it measures itself before."""
+
+ANY = ("0.0.0.0", "::")
+
+
+class Admission(Protocol):
+    """Who decides about members."""
+
+    def say(self, line: str, /) -> None:
+        """A line for each event."""
+
+    def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> Member:
+        """One that may take part; ``seen``: the address of its connection."""
+
+    def received(self, name: str, message: FromMember) -> bool:
+        """A member's message; whether it stays."""
+
+    def lost(self, member: Member) -> None:
+        """A connection is gone."""
+
+
+class JoinServer:
+    """``async with``: its token. ``folder``: for its keys; ``target``: whose bytes members may
+    fetch; ``address``: where it listens; ``advertise``: what the token says, empty: all of this
+    machine's addresses."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        target: str,
+        address: tuple[str, int],
+        advertise: str,
+        admission: Admission,
+    ) -> None:
+        self._folder = folder
+        self._target = target
+        self._address = address
+        self._advertise = advertise
+        self._admission = admission
+        self._stack = AsyncExitStack()
+        self._authority = Authority()
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._identity = Identity(folder, name)
+        certificate = self._authority.issue(self._identity.request)
+        self._identity.receive(self._authority.pem, certificate)
+
+    @property
+    def own_host(self) -> str:
+        """The address for this machine itself."""
+        return "127.0.0.1" if self._address[0] in ANY else self._address[0]
+
+    async def __aenter__(self) -> Token:
+        try:
+            return await self._listen()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    async def _listen(self) -> Token:
+        stack = self._stack
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
+        app = web.Application()
+        app.add_routes([web.get("/join", self._join)])
+        app.add_routes(routes(self._target, self._allowed))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        sock = listen.bind(*self._address, whose="--listen")
+        await web.SockSite(runner, sock, ssl_context=context).start()
+        port = sock.getsockname()[1]
+        hosts = [self._advertise] if self._advertise else self._hosts(sock)
+        token = Token(tuple(hosts), port, self._identity.digest, self._secret)
+        await stack.enter_async_context(announced(token.cluster, hosts, port))
+        return token
+
+    def _hosts(self, sock: socket.socket) -> list[str]:
+        bound: str = sock.getsockname()[0]
+        return own_addresses() if bound in ANY else [bound]
+
+    def _allowed(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "").encode()
+        return hmac.compare_digest(given, f"Bearer {self._secret.hex()}".encode())
+
+    async def _join(self, request: web.Request) -> web.StreamResponse:
+        """A member's connection, to its end."""
+        if not self._allowed(request):
+            return web.Response(status=401)
+        channel = web.WebSocketResponse(heartbeat=HEARTBEAT_SECONDS, max_msg_size=MAX_BYTES)
+        await channel.prepare(request)
+        try:
+            async with asyncio.timeout(OFFER_SECONDS):
+                offer = messages.decode(await channel.receive_str(), Offer)
+            _check(offer)
+            certificate = self._authority.issue(offer.request)
+        except (AsyncSpecError, TimeoutError, TypeError) as error:
+            text = str(error) or "no offer came"
+            await channel.send_str(messages.encode(Refused(text)))
+            self._admission.say(f"a machine is refused: {text}")
+            await channel.close()
+            return channel
+        queue: asyncio.Queue[ToMember] = asyncio.Queue()
+        queue.put_nowait(Admitted(self._authority.pem, certificate))
+        sending = asyncio.create_task(_send(channel, queue))
+        member = self._admission.admit(offer, request.remote or "", queue.put_nowait)
+        try:
+            async for raw in channel:
+                if raw.type is not WSMsgType.TEXT:
+                    break
+                message: FromMember = messages.decode(raw.data, FromMember)  # type: ignore[arg-type]
+                if not self._admission.received(offer.member, message):
+                    break
+        except ClusterError as error:
+            self._admission.say(f"{offer.name}: {error}")
+        finally:
+            sending.cancel()
+            self._admission.lost(member)
+        return channel
+
+
+def _check(offer: Offer) -> None:
+    """Raises ``UserError`` for a machine that cannot take part."""
+    ours = version("asyncspec")
+    if (offer.version, offer.protocol) != (ours, PROTOCOL_VERSION):
+        raise UserError(
+            f"{offer.name} has asyncspec {offer.version} and the cluster {ours}; install the "
+            "same version on both"
+        )
+    if not offer.ports:
+        raise UserError(f"{offer.name} has no port for a stage")
+
+
+async def _send(channel: web.WebSocketResponse, queue: asyncio.Queue[ToMember]) -> None:
+    while True:
+        await channel.send_str(messages.encode(await queue.get()))

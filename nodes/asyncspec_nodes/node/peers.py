@@ -1,0 +1,49 @@
+"""Where a node's peers are: as the cluster file says at the time of a dial, so that a node may move
+while the others run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from asyncspec.actor.mesh import Address
+from asyncspec.core.errors import AsyncSpecError
+from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.cluster.file import load
+from asyncspec_protocol.ids import Rank
+
+
+class PeerAddresses(Mapping[Rank, Address]):
+    """By rank; the ranks stay those of the first reading."""
+
+    def __init__(self, config: Config, file: Path | None) -> None:
+        self._file = file
+        self._read_at = self._modified()
+        self._addresses = _addresses(config)
+
+    def __getitem__(self, rank: Rank) -> Address:
+        modified = self._modified()
+        if modified != self._read_at:
+            self._read_at = modified
+            # A file that is wrong now changes nothing.
+            with suppress(AsyncSpecError):
+                assert self._file is not None
+                self._addresses |= _addresses(load(self._file))
+        return self._addresses[rank]
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def _modified(self) -> int:
+        with suppress(OSError):
+            if self._file is not None:
+                return self._file.stat().st_mtime_ns
+        return 0
+
+
+def _addresses(config: Config) -> dict[Rank, Address]:
+    return {Rank(node.rank): (node.host, node.port) for node in config.nodes}

@@ -1,0 +1,258 @@
+"""Joining a cluster without a file: tokens, certificates, who gets a lost machine's layers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from asyncspec.backend.base import StageOptions
+from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec.core.placement.model import Device, LayerCost, TargetCost
+from asyncspec_nodes.client.client import Client, ClusterAddress
+from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, SecurityTable, TargetTable
+from asyncspec_nodes.cluster.placement import target_cost
+from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.join import messages, token
+from asyncspec_nodes.join.agent import Agent, AgentOptions
+from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits
+from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity
+from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
+from asyncspec_nodes.join.messages import Offer
+from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.node import listen
+from asyncspec_protocol.messages import Finished, Output, Submit
+
+TOY = "toy:layers=6"
+
+
+@given(
+    hosts=st.lists(st.ip_addresses(v=4).map(str), max_size=3).map(tuple),
+    port=st.integers(1, 65535),
+    digest=st.binary(min_size=32, max_size=32),
+    secret=st.binary(min_size=16, max_size=16),
+    cut=st.integers(1, 20),
+)
+def test_a_token_is_whole_or_refused(
+    hosts: tuple[str, ...], port: int, digest: bytes, secret: bytes, cut: int
+) -> None:
+    made = Token(hosts, port, digest, secret)
+    assert token.read(str(made)) == made
+    for wrong in (str(made)[:-cut], str(made)[1:], "", "as1-", f"{made}AAAA"):
+        with pytest.raises(UserError, match="that is no token"):
+            token.read(wrong)
+
+
+def table(folder: Path) -> SecurityTable:
+    return SecurityTable(*(str(folder / name) for name in (CA, CERTIFICATE, KEY)))
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """In memory. Raises ``ssl.SSLError``."""
+    a, b = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [server.wrap_bio(a, b, server_side=True), client.wrap_bio(b, a)]
+    for _ in range(4):
+        for end in ends:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    ends[1].write(b"x")
+    assert ends[0].read(1) == b"x"
+
+
+def test_members_of_one_authority_trust_each_other_alone(tmp_path: Path) -> None:
+    authority, security = Authority(), []
+    for name in ("one", "two", "stranger"):
+        folder = tmp_path / name
+        folder.mkdir()
+        identity = Identity(folder, name)
+        signer = Authority() if name == "stranger" else authority
+        identity.receive(signer.pem, signer.issue(identity.request))
+        assert (folder / KEY).stat().st_mode & 0o077 == 0
+        security.append(contexts(table(folder)))
+    one, two, stranger = security
+    handshake(one.server, two.client)
+    for server, client in ((one, stranger), (stranger, one)):
+        with pytest.raises(ssl.SSLError):
+            handshake(server.server, client.client)
+    with pytest.raises(UserError, match="signing request"):
+        authority.issue("nothing")
+
+
+def layered(layers: int) -> TargetCost:
+    return TargetCost((LayerCost(10, 10),) * layers, runtime=3)
+
+
+machines = st.lists(st.tuples(st.integers(5, 150), st.integers(1, 9)), min_size=1, max_size=4)
+
+
+@given(sizes=machines, layers=st.integers(1, 9), lost=st.sets(st.integers(0, 3)))
+def test_what_remains_holds_every_layer_once(
+    sizes: list[tuple[int, int]], layers: int, lost: set[int]
+) -> None:
+    devices = [Device(f"m{i}", memory, float(speed)) for i, (memory, speed) in enumerate(sizes)]
+    target = layered(layers)
+    first = first_assignment(target, devices, 4, None)
+    if first is None:
+        return
+    left = [device for i, device in enumerate(devices) if i not in lost]
+    by_name = {device.name: device for device in left}
+    found = after_loss(target, left, first, 4) if left else None
+    if found is None:
+        return
+    assert len(found) == len(first)
+    assert [n for one in found for n in range(*one.layers)] == list(range(layers))
+    assert fits(target, by_name, found)
+    ports = Counter((one.member, one.port) for one in found)
+    assert max(ports.values()) == 1
+    if not lost:
+        assert found == first
+
+
+def test_a_spare_takes_the_place_and_else_layers_are_split_anew() -> None:
+    target = layered(8)
+    a, c = (Device(name, 1000, 1.0) for name in "ac")
+    old = (Assigned("a", 0, (0, 4)), Assigned("b", 0, (4, 8)))
+    assert after_loss(target, [a, c], old, 4) == (old[0], Assigned("c", 0, (4, 8)))
+    assert after_loss(target, [a], old, 4) == (old[0], Assigned("a", 1, (4, 8)))
+    small = [replace(one, memory=46) for one in (a, c)]
+    three = (*old[:1], Assigned("b", 0, (4, 6)), Assigned("c", 0, (6, 8)))
+    on_c = Assigned("c", 1, (4, 6))
+    assert after_loss(target, small, three, 4) == (three[0], on_c, three[2])
+    # Nobody has room for the lost layers beside its own, so all get others.
+    three = (Assigned("a", 0, (0, 2)), Assigned("b", 0, (2, 6)), Assigned("c", 0, (6, 8)))
+    found = after_loss(target, [replace(a, memory=45), replace(c, memory=46)], three, 4)
+    assert found is not None
+    assert {one.member for one in found} == {"a", "c"}
+    assert {one.layers for one in found} != {one.layers for one in three}
+    assert after_loss(target, [replace(a, memory=45), replace(c, memory=30)], three, 4) is None
+
+
+class Joined:
+    """A machine in this process; its stages are processes."""
+
+    def __init__(self, made: Token, name: str, folder: Path, **options: Any) -> None:
+        folder.mkdir()
+        sockets = [listen.loopback() for _ in range(2)]
+        self._sockets = sockets
+        how = AgentOptions(name, memory=1 << 30, speed=1e9, **options)
+        self.agent = Agent(made, how, sockets, folder, lambda line: None)
+        self.task = asyncio.create_task(self.agent.run())
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        for sock in self._sockets:
+            sock.close()
+
+
+class Cluster:
+    """``async with``: one that waits for so many machines, itself not counted."""
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    def __init__(self, machines: int) -> None:
+        # What it says.
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        config = Config(
+            TargetTable(TOY), (NodeTable(0, "127.0.0.1", 1),), draft=DraftTable("ngram")
+        )
+        options = KeeperOptions(
+            "up", ("127.0.0.1", 0), machines=machines, holds=False, wait_seconds=30.0
+        )
+        self.token: asyncio.Future[Token] = asyncio.get_running_loop().create_future()
+        show, say = self.token.set_result, self._lines.put_nowait
+        target = target_cost(TOY, StageOptions(), 64)
+        self.keeper = Keeper(config, target, options, show, say)
+        self.starting = asyncio.create_task(self.keeper.__aenter__())
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.starting.cancel()
+        await asyncio.gather(self.starting, return_exceptions=True)
+        await self.keeper.__aexit__()
+
+    async def says(self, wanted: str) -> None:
+        """Wait for a line with a text."""
+        async with asyncio.timeout(60):
+            while wanted not in await self._lines.get():
+                pass
+
+
+async def text(keeper: Keeper) -> str:
+    where = ClusterAddress(*keeper.address, "asyncspec", keeper.security)
+    client: Client = await where.connect()
+    try:
+        found = ""
+        async for event in client.ask(Submit(0, "Once", 24, 0, 0.0, 0, 1.0)):
+            match event:
+                case Output(text=more):
+                    found += more
+                case Finished(reason=reason):
+                    assert reason == "length"
+        return found
+    finally:
+        await client.close()
+
+
+@pytest.mark.processes
+@pytest.mark.asyncio
+async def test_machines_join_and_one_leaves_for_good(tmp_path: Path) -> None:
+    joined: list[Joined] = []
+    try:
+        async with Cluster(2) as cluster:
+            made = await cluster.token
+            joined += [Joined(made, name, tmp_path / name) for name in ("a", "b")]
+            keeper = await cluster.starting
+            first = await text(keeper)
+            # One of whom nobody has any need, until another one leaves.
+            joined.append(Joined(made, "spare", tmp_path / "spare"))
+            await cluster.says("spare has joined as a spare")
+            await joined[1].agent.leave()
+            await joined[1].stop()
+            await cluster.says("b has left")
+            await cluster.says("on spare")
+            await cluster.says("all stages serve")
+            assert await text(keeper) == first
+    finally:
+        for one in joined:
+            await one.stop()
+
+
+@pytest.mark.asyncio
+async def test_who_may_not_join_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends(made: Token, name: str, **options: Any) -> str:
+        one = Joined(made, name, tmp_path / name, **options)
+        try:
+            await one.task
+        except UserError as error:
+            return str(error)
+        finally:
+            await one.stop()
+        return ""
+
+    async with Cluster(9) as cluster:
+        made = await cluster.token
+        assert "refuses the token" in await ends(replace(made, secret=bytes(16)), "wrong")
+        assert "another certificate" in await ends(replace(made, digest=bytes(32)), "old")
+        at = {"address": ("127.0.0.1", 1)}
+        assert "no cluster answers at 127.0.0.1:1" in await ends(made, "lost", **at)
+        monkeypatch.setattr("asyncspec_nodes.join.agent.version", lambda name: "0.0.1")
+        assert "install the same version on both" in await ends(made, "older")
+
+
+def test_messages_of_another_version_are_refused() -> None:
+    offer = Offer("m", "box", "1", 1, 1, 1.0, "", (7701,), "", "")
+    assert messages.decode(messages.encode(offer), messages.FromMember) == offer  # type: ignore[arg-type]
+    for wrong in ('{"type":"offer"}', "[]", '{"type":"order"}'):
+        with pytest.raises(AsyncSpecError, match="another version"):
+            messages.decode(wrong, messages.FromMember)  # type: ignore[arg-type]
