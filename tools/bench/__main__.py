@@ -28,6 +28,7 @@ from tools.bench import (  # noqa: E402
     explain,
     grid,
     hybrid,
+    placement,
     policies,
     quantised,
     record_language,
@@ -66,6 +67,7 @@ KINDS = {
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "quantised": (quantised, "int8 and int4 weights next to dense ones"),
+    "placement": (placement, "tokens/s that asyncspec plan layers predicts, and measured ones"),
     "tracing": (tracing, "what recording a trace costs"),
     "docs": (docs, "the generated parts of the documentation, and whether they are up to date"),
 }
