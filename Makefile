@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test compat check format lint types imports cover fuzz mutants clean setup-llama
+.PHONY: help setup demo test compat check format lint types imports cover fuzz mutants nightly clean setup-llama
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
@@ -31,6 +31,7 @@ help:
 	@echo "make compat  the wheel with the oldest and the newest versions it allows of what it needs"
 	@echo "make types   mypy --strict          make imports  who may import whom"
 	@echo "make format  write the format       make cover    branch coverage"
+	@echo "make nightly every test, every cell of the matrices, fuzz and mutants: hours"
 	@echo "make fuzz    the property tests with many more examples"
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clean   remove what these made"
@@ -76,6 +77,9 @@ imports: $(STAMP)
 cover: $(STAMP)
 	$(BIN)/python -m coverage run -m pytest -m "not processes" --timeout 1800
 	$(BIN)/python -m coverage report
+
+nightly: export ASYNCSPEC_NIGHTLY := 1
+nightly: test fuzz mutants
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from effort import NIGHTLY
+
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("dev", deadline=None, suppress_health_check=QUIET)
 settings.register_profile(
@@ -28,9 +30,14 @@ LONGEST = ("backend/test_matrix.py", "sim/test_schedules.py", "sim/test_multiple
 """Files of half a minute and more."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort files: the longest, those that start processes, those with tensors, the rest. The last
-    ones are short, so that the workers of ``make test`` end at about the same time."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for ``make nightly``, and sort files: the longest, those that start
+    processes, those with tensors, the rest. The last ones are short, so that the workers of ``make
+    test`` end at about the same time."""
+    if not NIGHTLY:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     marked = {
         name: {item.path for item in items if item.get_closest_marker(name)}
         for name in ("processes", "torch")

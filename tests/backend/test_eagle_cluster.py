@@ -112,7 +112,14 @@ def check(cluster: EagleCluster, asked: Sequence[Request], target: Target) -> No
 
 
 @pytest.mark.parametrize(
-    ("stages", "apart"), [(1, False), (2, False), (4, False), (1, True), (2, True)]
+    ("stages", "apart"),
+    [
+        pytest.param(1, False, marks=pytest.mark.nightly),
+        pytest.param(2, False, marks=pytest.mark.nightly),
+        (4, False),
+        pytest.param(1, True, marks=pytest.mark.nightly),
+        (2, True),
+    ],
 )
 @pytest.mark.parametrize("kind", HEADS)
 def test_any_delays(target: Target, tmp_path: Path, kind: str, stages: int, apart: bool) -> None:

@@ -3,7 +3,6 @@ numbers of stages; the text and the bits are those of one stage and one row a pa
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -21,11 +20,9 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BU
 from backend import predictable_models
 from backend.gguf_models import LoadedGGUF, convert, quantise
 from backend.matrix import DRAWS, PENALISED, Cell, Matrix, reading
+from effort import NIGHTLY
 
 pytestmark = pytest.mark.torch
-
-FULL = "ASYNCSPEC_FULL_MATRIX"
-"""Set in the environment: every combination, which takes a quarter of an hour."""
 
 KINDS = ("F16", "Q8_0", "Q4_0", "Q4_K")
 """K-quants need wide rows: they are the bundled target's, which has no EAGLE-3 head."""
@@ -35,12 +32,12 @@ SOURCES = ("draft", "eagle", "eagle3", "ngram", "draft+ngram", "eagle+ngram")
 
 
 def cells() -> Iterator[tuple[str, Cell]]:
-    """A cell of each combination but of kinds and stages, which rotate; or all."""
-    some = product(LOSSLESS, SOURCES, DRAWS | PENALISED)
-    for i, (policy, source, draws) in enumerate(some):
+    """A cell of each policy and source, in which draws, kinds and stages rotate; nightly all."""
+    for i, (policy, source) in enumerate(product(LOSSLESS, SOURCES)):
         kinds = KINDS[:3] if source == "eagle3" else KINDS
-        places = [*product(STAGES, kinds)]
-        for stages, kind in places if FULL in os.environ else [places[(i + i // 4) % len(places)]]:
+        places = [*product(DRAWS | PENALISED, STAGES, kinds)]
+        some = [places[(5 * i + n * 7) % len(places)] for n in range(2)]
+        for draws, stages, kind in places if NIGHTLY else some:
             yield kind, Cell(policy, source, draws, stages)
 
 

@@ -169,11 +169,11 @@ def test_a_stage_takes_its_share(
 @pytest.mark.parametrize(
     ("dtype", "stages", "rank", "quantize"),
     [
-        ("bfloat16", 1, 1, "none"),
+        pytest.param("bfloat16", 1, 1, "none", marks=pytest.mark.nightly),
         ("bfloat16", 2, 2, "none"),
-        ("bfloat16", 1, 1, "int4"),
-        ("float16", 1, 1, "none"),
-        ("float32", 1, 1, "none"),
+        pytest.param("bfloat16", 1, 1, "int4", marks=pytest.mark.nightly),
+        pytest.param("float16", 1, 1, "none", marks=pytest.mark.nightly),
+        pytest.param("float32", 1, 1, "none", marks=pytest.mark.nightly),
         ("float32", 1, 1, "int8"),
     ],
 )
@@ -197,7 +197,7 @@ def test_the_peak_is_predicted(
     assert 0.8 < share <= 1, (share, sizes, foretold)
 
 
-@pytest.mark.parametrize("twin", [None, "int4"])
+@pytest.mark.parametrize("twin", [None, pytest.param("int4", marks=pytest.mark.nightly)])
 def test_a_drafts_peak_is_predicted(
     twin: str | None, large: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,10 @@ class HangingLauncher(LocalLauncher):
         )
 
 
-@pytest.mark.parametrize(("victim", "name"), [(2, "stage 2"), (3, "the token source")])
+@pytest.mark.parametrize(
+    ("victim", "name"),
+    [(2, "stage 2"), pytest.param(3, "the token source", marks=pytest.mark.nightly)],
+)
 def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
     mark, said, tokens = tmp_path / "hung", list[str](), list[int]()
     whole = config(apart=victim == 3)

@@ -429,7 +429,14 @@ def test_a_stage_killed_in_the_middle_is_named_and_started_again(tiny: Path) -> 
     assert running.ended() == "asyncspec: interrupted\n"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "signum",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.nightly),
+    ],
+)
 def test_an_interrupt_stops_every_process(tiny: Path, signum: signal.Signals) -> None:
     running = Running(tiny, 1)
     running.process.send_signal(signum)

@@ -1,7 +1,8 @@
 """Solo equals batched: whoever comes when, and whoever leaves when, each gets what is theirs.
 
 A request's text is the sequential decoder's, and so is that of the same request alone; here are up
-to sixteen at a time, a thousand times (SpecPipe-DB; D1 and D5 of what batching owes its users).
+to sixteen at a time, a thousand times in ``make nightly`` (SpecPipe-DB; D1 and D5 of what batching
+owes its users).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from asyncspec.core.machine import Cancelled, Request, Submitted
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import check_empty, clusters, requests, watch_invariants
 
 BOUND = 100_000.0
 MOST = 16
-SCHEDULES = 1000
+SCHEDULES = examples(1000, quick=250)
 
 moments = st.lists(st.integers(0, 60), min_size=MOST, max_size=MOST)
 cancellations = st.dictionaries(st.integers(0, MOST - 1), st.integers(1, 90), max_size=4)

@@ -234,6 +234,7 @@ def test_our_own_other_text_ends_the_run() -> None:
         _compare(Scripted("ours", (1, 2, 4), [], exact=True), base=base)
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 @pytest.mark.processes
 def test_a_small_run_ranks_every_peer(capsys: pytest.CaptureFixture[str]) -> None:

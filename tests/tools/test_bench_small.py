@@ -57,6 +57,7 @@ def test_trees_are_timed_together_and_one_by_one(capsys: pytest.CaptureFixture[s
         assert level["ratio"] == pytest.approx(level["one_by_one"] / level["together"])
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
 def test_ways_to_keep_weights_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,7 @@ from tools.check_device.command import main, table
 from tools.check_device.measure import Measured, measure
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_a_model_on_the_cpu(tmp_path: Path) -> None:
     found = measure(convert(BUNDLED_TARGET, tmp_path / "m.gguf", "Q8_0"), None, "cpu")

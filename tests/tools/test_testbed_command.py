@@ -111,7 +111,7 @@ def test_a_proxy_that_dies_takes_its_bed_down(tmp_path: Path, words: list[str], 
 
 @pytest.mark.processes
 @pytest.mark.torch
-@pytest.mark.parametrize("network", ["auto", "loopback"])
+@pytest.mark.parametrize("network", ["auto", pytest.param("loopback", marks=pytest.mark.nightly)])
 def test_a_cluster_on_a_bed_says_what_the_target_says(tmp_path: Path, network: str) -> None:
     file = tmp_path / "bed.toml"
     file.write_text("[network]\nmbit = 100\nlatency_ms = 3\njitter_ms = 1\n" + "[[device]]\n" * 3)

@@ -166,6 +166,7 @@ def test_it_runs_as_a_directory(tmp_path: Path) -> None:
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_two_workers_train_together(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
