@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from asyncspec.backend.base import LoadedSource, WireTensor
+from asyncspec.backend.hf.dflash.source import DFlashSource
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.hf.wire import select
 from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, TensorRows
@@ -18,7 +19,7 @@ from backend.stage_cluster import LoadedTarget, StageCluster
 class Watched:
     """An EAGLE source that remembers what it was fed, by session."""
 
-    def __init__(self, eagle: EagleSource) -> None:
+    def __init__(self, eagle: EagleSource | DFlashSource) -> None:
         self.eagle = eagle
         self.fed: dict[SessionId, list[torch.Tensor]] = {}
 
@@ -43,7 +44,11 @@ class EagleCluster(StageCluster):
     """As ``StageCluster``, with an EAGLE head that is watched."""
 
     def __init__(
-        self, costs: Costs, loaded: LoadedTarget[Any], eagle: EagleSource, **options: Any
+        self,
+        costs: Costs,
+        loaded: LoadedTarget[Any],
+        eagle: EagleSource | DFlashSource,
+        **options: Any,
     ) -> None:
         self.watched = Watched(eagle)
         wanted = eagle.features.wanted

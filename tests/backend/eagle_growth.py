@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncspec.backend.hf.dflash.source import DFlashSource
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.tree import Grown
@@ -16,7 +17,10 @@ ONE = SessionId(1)
 
 
 def extend(
-    source: EagleSource, features: torch.Tensor, tokens: Sequence[int], session: SessionId = ONE
+    source: EagleSource | DFlashSource,
+    features: torch.Tensor,
+    tokens: Sequence[int],
+    session: SessionId = ONE,
 ) -> None:
     """Commit tokens, each with the features of the position before it."""
     known = source.known(session)
@@ -29,7 +33,7 @@ def extend(
 
 
 def grow(
-    source: EagleSource, depth: int, width: int, count: int, session: SessionId = ONE
+    source: EagleSource | DFlashSource, depth: int, width: int, count: int, session: SessionId = ONE
 ) -> Grown:
     """A tree below the session's tip."""
     known = source.known(session)

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import LoadedSource
+from asyncspec.backend.hf.dflash.source import DFlashSource
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.reference import decode
 from asyncspec.core.jobs import Batch, Forward, Job, Release, draft_jobs
@@ -33,7 +34,7 @@ from cluster import ask
 from effort import NIGHTLY
 
 SOURCES = ("draft", "eagle", "eagle3", "ngram", "suffix", "draft+ngram", "eagle+ngram")
-HEADS = ("mtp",)
+HEADS = ("mtp", "dflash")
 """Further heads on the code of EAGLE's: one number of stages for each policy and way to draw."""
 NUCLEUS = Sampling(temperature=0.7, top_p=0.9)
 DRAWS = {"greedy": Sampling(), "T=0.7 top-p=0.9": NUCLEUS}
@@ -94,7 +95,9 @@ def cells() -> list[Cell]:
     return [Cell(*one) for one in (*whole, *some)]
 
 
-def reading(source: EagleSource | HybridSource, head: EagleSource) -> LoadedSource:
+def reading(
+    source: EagleSource | DFlashSource | HybridSource, head: EagleSource | DFlashSource
+) -> LoadedSource:
     """A source whose ``head`` reads the target's features."""
     return LoadedSource(source, features=head.features.wanted, tensors=head)
 

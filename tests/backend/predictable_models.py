@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from backend import eagle_heads
+from backend import block_heads, eagle_heads
 from backend.eagle_heads import HIDDEN, Sizes, State
 from backend.tiny import save_tiny
 
@@ -98,6 +98,25 @@ def save_mtp(directory: Path, target: Path) -> Path:
     state[f"{extra}eh_proj.weight"] = joined
     save_file(state, directory / WEIGHTS, {"format": "pt"})
     return directory
+
+
+def save_dflash(directory: Path, target: Path) -> Path:
+    """DFlash: rows of a block see its first token, whose embedding attention carries to them."""
+    sizes = Sizes(vocab=VOCAB, kv_heads=eagle_heads.HEADS)
+    state = _quiet(block_heads.dflash(sizes))
+    weights = load_file(target / WEIGHTS)
+    for name, gain in (("v", SELF), ("o", SELF)):
+        state[f"layers.0.self_attn.{name}_proj.weight"] += gain * torch.eye(HIDDEN)
+    state["fc.weight"] *= 0.0
+    state["hidden_norm.weight"] *= 0.0
+    state["norm.weight"] = weights["model.norm.weight"]
+    return block_heads.save_zlab(
+        directory,
+        state,
+        sizes,
+        # After the first, second and last but one layer of five.
+        dflash_config={"mask_token_id": block_heads.MASK, "target_layer_ids": [0, 1, 3]},
+    )
 
 
 def _quiet(state: State) -> State:

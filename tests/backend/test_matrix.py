@@ -14,7 +14,9 @@ import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend import sampling
 from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.dflash.source import load_dflash
 from asyncspec.backend.hf.draft_model import load_draft
+from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.backend.hf.mtp.head import load_mtp
 from asyncspec.backend.sampling import draw
@@ -49,6 +51,8 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         load_eagle(predictable_models.save_eagle3(folder / "eagle3", target), checkpoint),
     ]
     mtp = load_mtp(open_checkpoint(predictable_models.save_mtp(folder / "mtp", target)))
+    opened = open_eagle(predictable_models.save_dflash(folder / "dflash", target), checkpoint.info)
+    dflash = load_dflash(opened, checkpoint)
     ngram = NGramSource()
     with_draft = HybridSource([draft], [ngram])
     with_eagle = HybridSource(heads[:1], [ngram], heads[0])
@@ -60,6 +64,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
         LoadedSource(with_draft),
         reading(with_eagle, heads[0]),
         reading(mtp, mtp),
+        reading(dflash, dflash),
     )
     matrix = Matrix(Loaded(checkpoint), dict(zip((*SOURCES, *HEADS), made, strict=True)))
     prompts = [matrix.prompt(number) for number in range(0, TEXTS, 2)]

@@ -153,9 +153,13 @@ class HFBackend:
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         if spec.name.startswith(EAGLE):
+            from asyncspec.backend.hf.dflash.source import load_dflash
+            from asyncspec.backend.hf.eagle.checkpoint import open_eagle
             from asyncspec.backend.hf.eagle.source import load_eagle
 
-            head = load_eagle(spec.name.removeprefix(EAGLE), spec.target, dtype=spec.dtype)
+            opened = open_eagle(spec.name.removeprefix(EAGLE), spec.target.info)
+            load = load_dflash if opened.description.block else load_eagle
+            head = load(opened, spec.target, dtype=spec.dtype)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
         if spec.name == MTP:
             from asyncspec.backend.hf.mtp.head import load_mtp

@@ -12,12 +12,43 @@ from asyncspec.backend.hf.checkpoint_files import HEAD
 from asyncspec.core.errors import CheckpointError
 from asyncspec_protocol.messages import FINAL
 
-Kind = Literal["EAGLE", "EAGLE-3"]
+Kind = Literal["EAGLE", "EAGLE-3", "DFlash"]
 """EAGLE-1 and EAGLE-2 are the same weights; EAGLE-2 only grows its trees in another way."""
+
+Markov = Literal["", "vanilla", "gated"]
+"""How DSpark's logits depend on the token before; "": they do not."""
+
+
+class BlockShape(Struct, frozen=True):
+    """What a DFlash head drafts in one pass: a token that is known and mask tokens behind it."""
+
+    # Of one block, the known token included.
+    rows: int
+    mask_token: int
+    # Row i proposes the token after position i; else the one at it, and row 0 none.
+    from_anchor: bool = False
+    # By layer: positions before the block that its rows see; 0: all.
+    windows: tuple[int, ...] = ()
+    # In layers with a window, rows do not see later ones of their block.
+    causal: bool = False
+    markov: Markov = ""
+    markov_rank: int = 0
+    # An output of training: how likely a row's proposal is to be right. Not used.
+    confidence_inputs: int = 0
+
+    @property
+    def levels(self) -> int:
+        """Tokens that a block proposes."""
+        return self.rows if self.from_anchor else self.rows - 1
+
 
 EMBEDDING = "embed_tokens.weight"
 VOCABULARY = ("d2t", "t2d")
 """From a reduced vocabulary's ids to the target's, and which of these are in it: no weights."""
+
+MARKOV = "markov_head.markov_"
+MARKOV_GATE = "markov_head.gate_proj"
+CONFIDENCE = "confidence_head.proj."
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
@@ -85,6 +116,8 @@ class HeadDescription(Struct, frozen=True, kw_only=True):
     norm_before_residual: bool = False
     # EAGLE-3.1: a prediction is fed back normed.
     norm_output: bool = False
+    # Of DFlash alone.
+    block: BlockShape | None = None
 
 
 def layer(index: int) -> str:
@@ -95,9 +128,10 @@ def layer(index: int) -> str:
 def required_shapes(head: HeadDescription) -> dict[str, Shape]:
     """Shapes of the tensors that a head must have, by the names of this program."""
     hidden, third = head.hidden_size, head.kind == "EAGLE-3"
+    fuses_depths = head.kind != "EAGLE"
     shapes: dict[str, Shape] = {
         # EAGLE fuses token and feature; EAGLE-3 fuses depths, and its attention sees both halves.
-        "fc.weight": (hidden, head.features.width if third else 2 * hidden)
+        "fc.weight": (hidden, head.features.width if fuses_depths else 2 * hidden)
     }
     if head.fc_bias:
         shapes["fc.bias"] = (hidden,)
@@ -109,10 +143,11 @@ def required_shapes(head: HeadDescription) -> dict[str, Shape]:
     for index in range(head.num_hidden_layers):
         into = 2 * hidden if third and index == 0 else hidden
         shapes |= {layer(index) + name: shape for name, shape in _layer_shapes(head, into)}
-        if third or index:
+        if fuses_depths or index:
             shapes[f"{layer(index)}input_layernorm.weight"] = (hidden,)
-    if third:
-        shapes[f"{layer(0)}hidden_norm.weight"] = (hidden,)
+    if fuses_depths:
+        prefix = layer(0) if third else ""
+        shapes[f"{prefix}hidden_norm.weight"] = (hidden,)
         shapes["norm.weight"] = (hidden,)
         if head.draft_vocab_size != head.vocab_size:
             shapes["d2t"] = (head.draft_vocab_size,)
@@ -120,6 +155,20 @@ def required_shapes(head: HeadDescription) -> dict[str, Shape]:
             shapes[HEAD] = (head.draft_vocab_size, hidden)
     if EMBEDDING not in _shared_with_target(head):
         shapes[EMBEDDING] = (head.vocab_size, hidden)
+    return shapes | (_markov_shapes(head, head.block) if head.block else {})
+
+
+def _markov_shapes(head: HeadDescription, block: BlockShape) -> dict[str, Shape]:
+    rank = block.markov_rank
+    if not block.markov:
+        return {}
+    shapes: dict[str, Shape] = {
+        f"{MARKOV}w1.weight": (head.vocab_size, rank),
+        f"{MARKOV}w2.weight": (head.draft_vocab_size, rank),
+    }
+    if block.markov == "gated":
+        shapes[f"{MARKOV_GATE}.weight"] = (rank, head.hidden_size + rank)
+        shapes[f"{MARKOV_GATE}.bias"] = (rank,)
     return shapes
 
 
@@ -129,7 +178,9 @@ def optional_shapes(head: HeadDescription) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {EMBEDDING: (head.vocab_size, hidden)}
     for index in range(head.num_hidden_layers):
         shapes[f"{layer(index)}self_attn.o_proj.bias"] = (hidden,)
-    if head.kind == "EAGLE-3":
+    if head.block and (inputs := head.block.confidence_inputs):
+        shapes |= {f"{CONFIDENCE}weight": (1, inputs), f"{CONFIDENCE}bias": (1,)}
+    if head.kind != "EAGLE":
         shapes[HEAD] = (head.draft_vocab_size, hidden)
         shapes |= {"d2t": (head.draft_vocab_size,), "t2d": (head.vocab_size,)}
     return shapes

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint_files import HEAD, INDEX, SINGLE, list_tensors
 from asyncspec.backend.hf.eagle.description import (
+    BlockShape,
     FeatureNorm,
     Features,
     HeadDescription,
@@ -40,11 +41,8 @@ def describe(
     names = {published.plain_name(name): name for name in stored}
     _check_names(names, stored, directory)
     # EAGLE-3 has a norm on its feature; without it the configuration may still say so.
-    third = published.kind == "EAGLE-3" or (
-        not published.kind
-        and (bool(used) or any(name.endswith("hidden_norm.weight") for name in stored))
-    )
-    kind: Kind = "EAGLE-3" if third else "EAGLE"
+    third = bool(used) or any(name.endswith("hidden_norm.weight") for name in stored)
+    kind: Kind = published.kind or ("EAGLE-3" if third else "EAGLE")
     names = {plain: name for plain, name in names.items() if not _unused(plain, kind)}
     shapes = {plain: stored[name] for plain, name in names.items()}
     head = _completed(published, kind, shapes, target, directory)
@@ -101,8 +99,10 @@ def _completed(
     _check_target(published, kind, target, where)
     settings, third = published.settings, kind == "EAGLE-3"
     features = Features((), target.hidden_size)
-    if third:
-        depths = _depths(settings, shapes.get("fc.weight", (0, 0))[-1], target, where)
+    block = _block(settings, target, where) if kind == "DFlash" else None
+    if block or third:
+        read = _block_depths if block else _depths
+        depths = read(settings, shapes.get("fc.weight", (0, 0))[-1], target, where)
         features = Features(depths, target.hidden_size * len(depths))
     elif settings.norm_before_fc or settings.fc_norm or settings.norm_output:
         raise wrong(where, "its norms are those of EAGLE-3, its tensors are not; download it again")
@@ -130,7 +130,7 @@ def _completed(
         head_dim=head_dim,
         num_hidden_layers=settings.num_hidden_layers,
         vocab_size=target.vocab_size,
-        draft_vocab_size=(settings.draft_vocab_size if third else 0) or target.vocab_size,
+        draft_vocab_size=(settings.draft_vocab_size if third or block else 0) or target.vocab_size,
         rms_norm_eps=settings.rms_norm_eps,
         hidden_act=settings.hidden_act,
         rope_parameters=_rope(settings),
@@ -146,7 +146,60 @@ def _completed(
         feature_norm="together" if settings.norm_before_fc else norm,
         norm_before_residual=settings.norm_before_residual,
         norm_output=settings.norm_output,
+        block=block,
     )
+
+
+def _block(settings: Settings, target: ModelInfo, where: Path) -> BlockShape:
+    """Raises ``CheckpointError`` for settings of a DFlash head that make no sense."""
+    mask, layers = settings.mask_token_id, settings.num_hidden_layers
+    if mask is None or mask >= target.vocab_size:
+        raise wrong(where, f"mask_token_id is {mask}, expected a token below {target.vocab_size}")
+    if settings.block_size < 2:
+        raise wrong(where, f"block_size is {settings.block_size}, expected at least 2")
+    types = settings.layer_types[:layers] or ("full_attention",) * layers
+    if len(types) < layers or set(types) - {"full_attention", "sliding_attention"}:
+        raise wrong(
+            where, f"layer_types is {[*types]}, expected full or sliding of {layers} layers"
+        )
+    if "sliding_attention" in types and not settings.sliding_window:
+        raise wrong(where, "layer_types names sliding layers, but there is no sliding_window")
+    rank = settings.markov_rank
+    inputs = settings.hidden_size + (rank if settings.confidence_head_with_markov else 0)
+    return BlockShape(
+        rows=settings.block_size,
+        mask_token=mask,
+        from_anchor=settings.sample_from_anchor,
+        windows=tuple(
+            settings.sliding_window if kind == "sliding_attention" else 0 for kind in types
+        ),
+        causal=not settings.sliding_window_non_causal,
+        markov=settings.markov_head_type if rank else "",
+        markov_rank=rank,
+        confidence_inputs=inputs if settings.enable_confidence_head else 0,
+    )
+
+
+def _block_depths(
+    settings: Settings, fc_columns: int, target: ModelInfo, where: Path
+) -> tuple[int, ...]:
+    """The depths a DFlash head for ``target`` was trained on. Raises ``CheckpointError``."""
+    layers = target.layers
+    if settings.target_layer_ids:
+        # z-lab counts layers whose output is read; that of the last would be normed.
+        depths, last = tuple(one + 1 for one in settings.target_layer_ids), layers - 1
+    else:
+        depths, last = settings.aux_hidden_state_layer_ids, layers
+        depths = depths or (2, layers // 2, layers - 3)
+        if depths[-1] == layers and fc_columns == (len(depths) - 1) * target.hidden_size:
+            # As in ``_depths``.
+            depths = depths[:-1]
+    if list(depths) != sorted(set(depths)) or not 0 <= depths[0] <= depths[-1] <= last:
+        raise wrong(
+            where,
+            f"it reads the target after layers {[*depths]}; expected ascending, at most {last}",
+        )
+    return depths
 
 
 def _rope(settings: Settings) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from asyncspec.backend.hf.checkpoint_files import HEAD
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.description import (
+    CONFIDENCE,
     EMBEDDING,
     VOCABULARY,
     Features,
@@ -34,7 +35,7 @@ from asyncspec.backend.hf.footprint import pass_scores, stored_half
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
-from asyncspec.backend.hf.optimized.layers import apply_rotary, signed_cos_sin
+from asyncspec.backend.hf.optimized.layers import CosSin, apply_rotary, signed_cos_sin
 from asyncspec.backend.hf.weights import UpcastEmbedding
 from asyncspec.core.errors import CheckpointError
 from asyncspec.source.expand import Proposal
@@ -72,6 +73,10 @@ class Weights:
         own = EMBEDDING in self._head.tensors
         weight = self._matrix(EMBEDDING) if own else self._shared("embedding")
         return UpcastEmbedding(weight, self.dtype)
+
+    def table(self, name: str) -> UpcastEmbedding:
+        """Another embedding, by token of the target."""
+        return UpcastEmbedding(self._matrix(f"{name}.weight"), self.dtype)
 
     def lm_head(self) -> RowwiseLinear:
         """The head's own, else the target's."""
@@ -155,13 +160,24 @@ class HeadLayer:
         out: torch.Tensor = hidden + self._down(gated)
         return out[:count]
 
+    def keys_values(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of rows x [n, what attention takes]: keys, rotated, and values [n, kv_heads, D]."""
+        return self._keys_values(x, self._cos_sin(x, positions))
+
+    def _cos_sin(self, x: torch.Tensor, positions: torch.Tensor) -> CosSin:
+        return signed_cos_sin(*self._rotary(x, positions.unsqueeze(0)))
+
+    def _keys_values(self, x: torch.Tensor, cos_sin: CosSin) -> tuple[torch.Tensor, torch.Tensor]:
+        key = self._norm_key(self._key(x).view(len(x), self._kv_heads, -1))
+        return apply_rotary(key, cos_sin), self._value(x).view(len(x), self._kv_heads, -1)
+
     def _attend(self, x: torch.Tensor, positions: torch.Tensor, tree: TreeMask) -> torch.Tensor:
-        rows = len(x)
-        query = self._norm_query(self._query(x).view(rows, self._heads, -1))
-        key = self._norm_key(self._key(x).view(rows, self._kv_heads, -1))
-        value = self._value(x).view(rows, self._kv_heads, -1)
-        cos_sin = signed_cos_sin(*self._rotary(x, positions.unsqueeze(0)))
-        query, key = apply_rotary(query, cos_sin), apply_rotary(key, cos_sin)
+        cos_sin = self._cos_sin(x, positions)
+        query = self._norm_query(self._query(x).view(len(x), self._heads, -1))
+        query = apply_rotary(query, cos_sin)
+        key, value = self._keys_values(x, cos_sin)
         params = AttentionParams(layer=self._index, scaling=float(query.shape[-1]) ** -0.5)
         mixed = tree.attend(params, *(part.transpose(0, 1) for part in (query, key, value)))
         out: torch.Tensor = self._output(mixed.flatten(1))
@@ -172,7 +188,7 @@ def _unchanged(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _rotary(head: HeadDescription) -> Any:
+def rotary(head: HeadDescription) -> Any:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -217,8 +233,8 @@ class EagleHead:
         self.cache_shape = cache_shape(self.description, weights.dtype)
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")
-        count, rotary = self.description.num_hidden_layers, _rotary(self.description)
-        self._layers = [HeadLayer(weights, index, rotary) for index in range(count)]
+        count, turned = self.description.num_hidden_layers, rotary(self.description)
+        self._layers = [HeadLayer(weights, index, turned) for index in range(count)]
         # Of all layers but the first, as in any decoder.
         self._norms = [weights.norm(f"{layer(i)}input_layernorm") for i in range(1, count)]
         self._lm_head = weights.lm_head()
@@ -338,7 +354,7 @@ def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
     matrix = target.vocab_size * target.hidden_size
     weights = shared * matrix * weight_dtype(stored_half(target), computed).itemsize
     for key, tensor in head.tensors.items():
-        if key not in VOCABULARY:
+        if key not in VOCABULARY and not key.startswith(CONFIDENCE):
             # Matrices are kept as they are stored, where that loses nothing.
             is_matrix = len(tensor.shape) > 1
             kept = weight_dtype(tensor.dtype, computed) if is_matrix else computed

@@ -9,7 +9,7 @@ target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -55,6 +55,19 @@ class Settings(Struct, frozen=True):
     fc_norm: bool = False
     norm_output: bool = False
     eagle_aux_hidden_state_layer_ids: tuple[int, ...] = ()
+    # Of DFlash and DSpark.
+    block_size: Annotated[int, Meta(ge=0, le=256)] = 0
+    mask_token_id: Annotated[int, Meta(ge=0)] | None = None
+    aux_hidden_state_layer_ids: tuple[int, ...] = ()
+    target_layer_ids: tuple[int, ...] = ()
+    layer_types: tuple[str, ...] = ()
+    sliding_window: Annotated[int, Meta(ge=0)] = 0
+    sliding_window_non_causal: bool = False
+    sample_from_anchor: bool = False
+    markov_rank: Annotated[int, Meta(ge=0)] = 0
+    markov_head_type: Literal["vanilla", "gated"] = "vanilla"
+    enable_confidence_head: bool = True
+    confidence_head_with_markov: bool = True
 
 
 class Published(Struct, frozen=True):
@@ -91,13 +104,20 @@ def read_published(directory: Path) -> Published:
     """Raises ``CheckpointError`` for settings that make no sense or are not supported."""
     # null counts as left out.
     config = {key: value for key, value in read_config(directory).items() if value is not None}
-    read = _speculators if "speculators_model_type" in config else _original
     try:
-        return read(config)
+        return _reader(config)(config)
     except msgspec.ValidationError as error:
         raise wrong(directory, InputProblem.of(error).sentence("setting")) from error
     except _Unsupported as error:
         raise wrong(directory, str(error)) from error
+
+
+def _reader(config: Config) -> Callable[[Config], Published]:
+    """The layout's. Raises ``_Unsupported``."""
+    if "speculators_model_type" in config:
+        return _speculators
+    other = "dflash_config" in config or "DFlashDraftModel" in _names(config, "architectures")
+    return _dflash if other else _original
 
 
 class _Unsupported(Exception):
@@ -139,17 +159,36 @@ _VARIANTS: Mapping[str, object] = {
 """Settings of heads that compute something else, and what they are of the others."""
 
 
+def _dflash(config: Config) -> Published:
+    """z-lab's own layout of DFlash."""
+    settings = {**config, **_objects(config, "dflash_config")}
+    if set(_names(settings, "layer_types")) - {"full_attention"}:
+        raise _Unsupported("only full attention is supported in this layout")
+    if not settings.get("target_layer_ids"):
+        raise _Unsupported("dflash_config has no target_layer_ids; download it again")
+    return Published(_settings(settings), kind="DFlash", qk_norm=True)
+
+
 def _speculators(config: Config) -> Published:
-    kinds: dict[str, Kind] = {"eagle": "EAGLE", "eagle3": "EAGLE-3"}
+    kinds: dict[str, Kind] = {
+        "eagle": "EAGLE",
+        "eagle3": "EAGLE-3",
+        "dflash": "DFlash",
+        "dspark": "DFlash",
+    }
     name = str(config["speculators_model_type"])
     if name not in kinds:
         raise _Unsupported(
-            f"speculators_model_type {name!r} is not supported; use a head of type eagle3 or eagle"
+            f"speculators_model_type {name!r} is not supported; use a head of type "
+            f"{', '.join(kinds)}"
         )
     if config.get("layernorms"):
         raise _Unsupported("layernorms is not supported; use a head without it")
     inner = _objects(config, "transformer_layer_config")
     family = inner.get("model_type", "llama")
+    if kinds[name] == "DFlash":
+        # Its layers are Qwen3's, whatever model_type their settings were copied of.
+        inner, family = {"block_size": 8, **inner, **_DSPARK[name]}, "qwen3"
     if family not in ("llama", "qwen3"):
         raise _Unsupported(f"layers of model_type {family!r} are not supported; use llama or qwen3")
     outer = {key: config[key] for key in _OUTER if key in config}
@@ -164,9 +203,18 @@ def _speculators(config: Config) -> Published:
     )
 
 
+_DSPARK: Mapping[str, Config] = {
+    "dflash": {},
+    "dspark": {"sample_from_anchor": True, "markov_rank": 256},
+}
+"""Defaults of DSpark, which is DFlash with further heads."""
+
 _OUTER = (
     *("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"),
     *("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"),
+    *("block_size", "mask_token_id", "aux_hidden_state_layer_ids", "sample_from_anchor"),
+    *("sliding_window_non_causal", "markov_rank", "markov_head_type"),
+    *("enable_confidence_head", "confidence_head_with_markov"),
 )
 """Settings of speculators that are not the layers' own."""
 
@@ -192,7 +240,9 @@ def _settings(values: Config) -> Settings:
     if values.get("quantization_config"):
         raise _Unsupported("its weights are quantised; use an unquantised head")
     windowed = values.get("use_sliding_window") and values.get("sliding_window")
-    if windowed or set(_names(values, "layer_types")) - {"full_attention"}:
+    other = set(_names(values, "layer_types")) - {"full_attention"}
+    # DFlash's layers say themselves which of them have a window.
+    if not values.get("block_size") and (windowed or other):
         raise _Unsupported("only full attention is supported; use a head without sliding windows")
     if values.get("logit_scale", 1) != 1:
         raise _Unsupported("logit_scale is not supported; use a head without it")

@@ -27,7 +27,7 @@ from asyncspec.backend.hf.attention import TreeMask
 from asyncspec.backend.hf.cache import CacheShape, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.draft_model import BatchedDraftPass
-from asyncspec.backend.hf.eagle.checkpoint import open_eagle
+from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
@@ -44,6 +44,49 @@ class _Session(CachedSession[KVCache]):
 
     # [H] each: of the last committed row and of all rows of the tree.
     predicted: dict[NodeId, torch.Tensor] = field(default_factory=dict)
+
+
+class FedFeatures:
+    """Features that came and whose tokens are not committed yet, by session."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._fed: dict[SessionId, list[torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self._fed)
+
+    def feed(self, job: Feed, known: int) -> None:
+        """``known``: committed tokens of the session. Raises ``ValueError`` for a gap."""
+        fed = self._fed.setdefault(job.session, [])
+        # The last committed token has no feature yet.
+        end = max(known - 1, 0) + sum(map(len, fed))
+        if job.start != end:
+            raise ValueError(f"features from position {job.start} on, {end} are known")
+        fed.extend(select(rows) for rows in job.rows)
+
+    def take(self, session: SessionId, count: int) -> torch.Tensor:
+        """The oldest ``count`` features [count, width]. Raises ``ValueError`` where there are
+        fewer, or of another width."""
+        fed = self._fed.pop(session, [])
+        features = torch.cat(fed) if fed else torch.empty(0, self._width)
+        if len(features) > count:
+            self._fed[session] = [features[count:]]
+        features = features[:count]
+        if features.shape != (count, self._width):
+            want = (count, self._width)
+            raise ValueError(f"features of shape {tuple(features.shape)}, expected {want}")
+        return features
+
+    def release(self, session: SessionId) -> None:
+        """Forget a session."""
+        self._fed.pop(session, None)
+
+
+def check_tokens(tokens: Sequence[int], vocab: int) -> None:
+    """Raises ``ValueError`` for a token that is not in the vocabulary."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
+        raise ValueError(f"a token that is not in the vocabulary of {vocab}")
 
 
 class FeatureHead(Protocol):
@@ -85,34 +128,25 @@ class EagleSource(CachedSource[_Session]):
         self.head = head
         self.features = head.features
         self.token_bytes = token_bytes(head.cache_shape, head.features)
-        # Features of the positions that come next.
-        self._fed: dict[SessionId, list[torch.Tensor]] = {}
+        self._fed = FedFeatures(head.features.width)
 
     def open_session(self) -> _Session:
         return _Session(KVCache(self.head.cache_shape, self._context))
 
     def release(self, session: SessionId) -> None:
         super().release(session)
-        self._fed.pop(session, None)
+        self._fed.release(session)
 
     def feed(self, job: Feed) -> None:
-        fed = self._fed.setdefault(job.session, [])
-        known = max(self.known(job.session) - 1, 0) + sum(map(len, fed))
-        if job.start != known:
-            raise ValueError(f"features from position {job.start} on, {known} are known")
-        fed.extend(select(rows) for rows in job.rows)
+        self._fed.feed(job, self.known(job.session))
 
     def advance(self, session: _Session, job: Expand) -> Iterator[DraftPass[_Session]]:
         """See ``CachedSource``. Raises ``ValueError`` where features are missing, or for a token
         that is not in the vocabulary."""
         # The first token of a session has no position before it, and so no row.
         tokens = job.committed[0 if job.base else 1 :]
-        features = self._take(job.session, len(tokens))
-        want, vocab = (len(tokens), self.features.width), self.head.vocab_size
-        if features.shape != want:
-            raise ValueError(f"features of shape {tuple(features.shape)}, expected {want}")
-        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
-            raise ValueError(f"a token that is not in the vocabulary of {vocab}")
+        features = self._fed.take(job.session, len(tokens))
+        check_tokens(tokens, self.head.vocab_size)
         if not tokens:
             return
         session.trie.forget_tree()
@@ -122,14 +156,6 @@ class EagleSource(CachedSource[_Session]):
             with torch.inference_mode():
                 known = self.head.layer_features(chunk)
             yield replace(one, features=known)
-
-    def _take(self, session: SessionId, count: int) -> torch.Tensor:
-        """The oldest ``count`` features that were fed and not taken yet, or all there are."""
-        fed = self._fed.pop(session, [])
-        features = torch.cat(fed) if fed else torch.empty(0, self.features.width)
-        if len(features) > count:
-            self._fed[session] = [features[count:]]
-        return features[:count]
 
     def grower(self, job: Expand) -> TrieGrower[DraftPass[_Session]]:
         session, width = self._sessions[job.session], min(job.width, self.vocab)
@@ -179,8 +205,8 @@ class EagleSource(CachedSource[_Session]):
 
 
 def load_eagle(
-    name: str | Path, target: Checkpoint | SharingModel, *, dtype: str = "auto"
+    name: str | Path | EagleCheckpoint, target: Checkpoint | SharingModel, *, dtype: str = "auto"
 ) -> EagleSource:
     """Open a head made for ``target`` and read it. Raises ``UserError`` or ``CheckpointError``."""
-    head = load_head(open_eagle(name, target.info), target, dtype)
-    return EagleSource(head, target.info.context_length)
+    opened = name if isinstance(name, EagleCheckpoint) else open_eagle(name, target.info)
+    return EagleSource(load_head(opened, target, dtype), target.info.context_length)
