@@ -93,16 +93,23 @@ def measure(options: argparse.Namespace, sessions: Sequence[int] = SESSIONS) -> 
         ("draft model", draft, 0),
         ("EAGLE head", head, head.features.width),
     ):
-        texts = _Texts(source, max(sessions), options, width)
-        tries: dict[int, tuple[list[float], list[float]]] = {n: ([], []) for n in sessions}
-        for repeat in range(options.repeats + 1):
-            for n in sessions:
-                both = texts.together(n), texts.one_by_one(n)
-                if repeat:  # the first round warms up
-                    for found, seconds in zip(tries[n], both, strict=True):
-                        found.append(seconds / options.levels)
+        yield from levels(name, source, width, options, sessions)
+
+
+def levels(
+    name: str, source: Any, width: int, options: argparse.Namespace, sessions: Sequence[int]
+) -> Iterator[Level]:
+    """One token source for every number of sessions; ``width``: columns of its features."""
+    texts = _Texts(source, max(sessions), options, width)
+    tries: dict[int, tuple[list[float], list[float]]] = {n: ([], []) for n in sessions}
+    for repeat in range(options.repeats + 1):
         for n in sessions:
-            yield Level(name, n, *map(statistics.median, tries[n]))
+            both = texts.together(n), texts.one_by_one(n)
+            if repeat:  # the first round warms up
+                for found, seconds in zip(tries[n], both, strict=True):
+                    found.append(seconds / options.levels)
+    for n in sessions:
+        yield Level(name, n, *map(statistics.median, tries[n]))
 
 
 class _Texts:

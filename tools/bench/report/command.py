@@ -22,10 +22,12 @@ from tools.bench.options import SEVERAL, check_numbers
 from tools.bench.prompts import read_sets
 from tools.bench.report.exhibit import Exhibit, cells
 from tools.bench.report.exhibits import choose
+from tools.bench.report.exhibits.own import SOURCE_TABLE
 from tools.bench.report.identity import commit, machine
 from tools.bench.report.markdown import page
 from tools.bench.report.measuring import measured
 from tools.bench.report.models import Models
+from tools.bench.report.source_table import source_rows
 from tools.bench.report.table import Table, fill
 
 
@@ -74,7 +76,7 @@ def report(options: argparse.Namespace) -> None:
         "new tokens": f"at most {options.max_new_tokens} each",
     }
     filled = [(one, fill(one, sets, options.max_new_tokens, plan.result)) for one in exhibits]
-    _write(options, about, filled)
+    _write(options, about, filled, models)
 
 
 def _chosen(options: argparse.Namespace) -> list[Exhibit]:
@@ -101,15 +103,20 @@ def _write(
     options: argparse.Namespace,
     about: dict[str, Any],
     filled: Sequence[tuple[Exhibit, Sequence[Table]]],
+    models: Models,
 ) -> None:
     from tools.bench.report.plots import draw
 
     shown = [(one, tables, draw(one, tables, options.out)) for one, tables in filled]
     (options.out / "report.md").write_text(page(about, shown), encoding="utf-8")
-    data = {
+    data: dict[str, Any] = {
         "about": about,
         "exhibits": {one.name: {"paper": one.paper, "tables": tables} for one, tables in filled},
     }
+    for one, tables in filled:
+        if one.name == SOURCE_TABLE:
+            # Flat, so that it can be recorded (--record FILE#TABLE:sources).
+            data["sources"] = [*source_rows(tables[0], models)]
     text = msgspec.json.format(msgspec.json.encode(data), indent=1)
     (options.out / "report.json").write_bytes(text + b"\n")
     if options.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost, scaled
-from asyncspec_nodes.cluster.checkpoints import NGRAM
+from asyncspec_nodes.cluster.checkpoints import NGRAM, SUFFIX
 
 TURNS = PRESETS["turns"]
 """Every pass a turn: the papers' own accounting."""
@@ -52,7 +52,10 @@ def server(stages: int, *, slow_link: bool = False) -> ClusterCost:
     )
 
 
+LOOKUPS = {NGRAM, SUFFIX}
+
+
 def asked(cost: ClusterCost, source: str) -> ClusterCost:
     """The same cluster with this token source: a lookup takes no time, and heads and draft models
     are priced alike."""
-    return replace(cost, draft=DraftCost(0.0)) if source == NGRAM else cost
+    return replace(cost, draft=DraftCost(0.0)) if set(source.split("+")) <= LOOKUPS else cost

@@ -15,11 +15,15 @@ from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_TARGET,
     NGRAM,
     NONE,
+    SUFFIX,
     check_draft,
     check_target,
 )
 
-SOURCES = ("draft", "eagle", "ngram", "hybrid", "eagle+ngram", NONE)
+SOURCES = (
+    *("draft", "eagle", "ngram", "suffix", "hybrid", "eagle+ngram", "eagle+suffix"),
+    *("ngram+suffix", "twin:int4", "twin:int8", NONE),
+)
 """Token sources; ``hybrid`` is the draft model with n-gram lookup."""
 
 
@@ -38,6 +42,7 @@ class Models(Struct, frozen=True):
             "eagle": eagle,
             "hybrid": f"{self.draft}+{NGRAM}",
             "eagle+ngram": f"{eagle}+{NGRAM}",
+            "eagle+suffix": f"{eagle}+{SUFFIX}",
         }
         return names.get(label, label)
 

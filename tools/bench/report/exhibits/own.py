@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncspec_nodes.cluster.checkpoints import NONE
 from tools.bench.report.cell import Setting
 from tools.bench.report.costs import TURNS, asked
 from tools.bench.report.exhibit import BY_SET, Exhibit, Point
 from tools.bench.report.exhibits.flowspec import STAGES, TEMPERATURES
+from tools.bench.report.models import SOURCES as MODELS
 
+SOURCE_TABLE = "source-table"
 SOURCES = ("draft", "eagle", "ngram", "hybrid", "eagle+ngram")
 POLICIES = ("chunked", "pruned", "specpipe", "flowspec")
 SAMPLED = ("pruned", "flowspec")
@@ -30,6 +33,13 @@ def exhibits(stages: int | None) -> Iterator[Exhibit]:
         metrics=("alt",),
         rows="source",
         plot="bars",
+    )
+    yield Exhibit(
+        name=SOURCE_TABLE,
+        title="Every token source, flowspec, T = 0",
+        points=tuple(Point(one, _setting("flowspec", one, n)) for one in MODELS if one != NONE),
+        metrics=("alt", "alr", "accuracy"),
+        rows="source",
     )
 
 
