@@ -318,6 +318,10 @@ class Backend(Protocol):
     def check_source(self, name: str, target: str) -> str:
         """The absolute name of a token source that fits the target."""
 
+    def is_cached(self, source: str) -> bool:
+        """Whether a token source of the Hub is in the cache. Sends no request."""
+        return False
+
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         """Sampling settings that the model's authors recommend (``generation_config.json``)."""
         return {}
@@ -325,6 +329,10 @@ class Backend(Protocol):
     def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
         """What ``open`` without tokenizer and ``load`` of these layers read of a local model."""
         raise UserError(f"{name} has no files to send")
+
+    def weight_count(self, name: str) -> int:
+        """Numbers in the weights of a model that can be its own twin; 0 where none can."""
+        return 0
 
     # Memory, from configurations alone (SpecPipe 4.5). May import the libraries.
 

@@ -45,6 +45,14 @@ def download(name: HubName, patterns: Sequence[str], *, bars: bool = True) -> Pa
         )
 
 
+def is_cached(repository: str) -> bool:
+    """Whether a repository's description is in the cache, without a request."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    found = try_to_load_from_cache(repository, "config.json", cache_dir=constants.HF_HUB_CACHE)
+    return isinstance(found, str)
+
+
 @contextmanager
 def _bars(*, shown: bool) -> Iterator[None]:
     """Show progress bars on a terminal alone, unless HF_HUB_DISABLE_PROGRESS_BARS decides."""

@@ -183,6 +183,8 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     # Stage: rows, ascending, and seconds of such a pass, as measured so far.
     pass_rows: tuple[Seconds, ...] = ()
     pass_seconds: tuple[Seconds, ...] = ()
+    # Draft node only: what drafts, and why where the node chose it, for people.
+    draft: str = ""
 
     def check(self) -> None:
         links = {len(self.peers), len(self.round_trips), len(self.sent)}

@@ -16,6 +16,7 @@ from asyncspec.backend.hf.backend import BACKEND
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.mtp.head import load_mtp, mtp_footprint
 from asyncspec.core.errors import CheckpointError
+from asyncspec_nodes.cluster.automatic import choose
 from backend.eagle_cluster import EagleCluster
 from backend.eagle_growth import extend, grow
 from backend.hf_cluster import Loaded
@@ -88,6 +89,12 @@ def test_memory_is_what_was_said(tmp_path: Path) -> None:
     held += head._embedding.weight.nbytes
     assert said.slot == source.token_bytes
     assert said.weights == pytest.approx(held, rel=0.02)
+
+
+def test_auto_takes_next_token_layers(tmp_path: Path) -> None:
+    path = save_mtp(tmp_path / "target", "deepseek")
+    for apart in (False, True):
+        assert choose(str(path), stages_here=1.0, apart=apart).source == "mtp"
 
 
 def broken(path: Path, change: dict[str, torch.Tensor | None]) -> None:

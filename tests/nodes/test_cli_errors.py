@@ -156,7 +156,7 @@ def _line(
         (["--draft", "ngram+none"], "'ngram+none' mixes 'none' with something; leave it out"),
         (["--draft", "ngram+"], "'ngram+' mixes 'nothing' with something; leave it out"),
         (["--draft", "ngram+ngram"], "names a token source twice; leave one out"),
-        (["--draft", "eagle:a+eagle:b"], "mixes two EAGLE heads; only one can read"),
+        (["--draft", "eagle:a+eagle:b"], "mixes two heads; only one can read"),
         (["--draft", "twin:int2"], "there is no twin:int2; use twin:int4, twin:int8 or twin:none"),
         (["--draft", "twin+twin:int8"], "'twin+twin:int8' mixes two twins of the target; leave"),
         (["--draft", "none", "--policy", "flowspec"], "policy flowspec needs a token source"),

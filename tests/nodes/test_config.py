@@ -44,7 +44,7 @@ def spans(first: str, second: str) -> str:
 def test_a_good_file_has_defaults() -> None:
     config = parse(GOOD)
     assert config.stages == 2
-    assert config.draft.source == "ngram"
+    assert config.draft.source == "auto"
     assert config.target.quantize == "none"
     assert config.target.generation_config == "auto"
     assert config.draft.policy == "flow"
@@ -192,7 +192,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(GOOD + security)
     config = load(tmp_path / "c.toml")
     assert config.target.path == str(tmp_path / "model")
-    assert config.draft.source == "ngram"
+    assert config.draft.source == "auto"
     assert config.security is not None
     assert config.security.ca == str(tmp_path / "ca.pem")
     assert config.security.key == "/keys/node.key"

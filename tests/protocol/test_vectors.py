@@ -167,6 +167,13 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             *({}, {}, {}, "box", 7_000_000_000, (1.0, 16.0), (0.125, 0.25)),
         ),
     ),
+    "status-draft": (
+        m.Status(
+            *(3, 0, "draft", (0, 0), 60.5, 20.25, 500_000_000, 2, 1, 96),
+            *((1, 2), (0.0005, -1.0), (4096, 70_000), True, "demo", 2048, "", 8192),
+            draft="mtp",
+        ),
+    ),
     "output": (m.Output(1, (5, 600), " there was"),),
     "finished": (m.Finished(1, "stop", "", {"rounds": 3.0}),),
     "cancel": (m.Cancel(1),),

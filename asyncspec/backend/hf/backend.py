@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from asyncspec.backend.hf.model_config import (
 )
 from asyncspec.backend.hf.mtp.layouts import find_mtp
 from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
+from asyncspec.backend.hub import is_cached
 from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
 from asyncspec.core.errors import AsyncSpecError, CheckpointError
 
@@ -87,6 +89,9 @@ class HFBackend:
         check_vocab(target_directory, draft)
         return str(draft)
 
+    def is_cached(self, source: str) -> bool:
+        return is_cached(source.removeprefix(EAGLE))
+
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         return read_generation_config(open_files(name, tokenizer=False).directory)
 
@@ -94,6 +99,10 @@ class HFBackend:
         from asyncspec.backend.hf.stage_files import stage_files
 
         return stage_files(name, span)
+
+    def weight_count(self, name: str) -> int:
+        found = open_files(name, tokenizer=False).tensors()
+        return sum(prod(tensor.shape) for tensor in found.values())
 
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions

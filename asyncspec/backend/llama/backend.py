@@ -77,11 +77,19 @@ class LlamaBackend:
         check_vocab(self.open(target), self.open(name))
         return self.locate(name)
 
+    def is_cached(self, source: str) -> bool:
+        """See ``Backend``."""
+        return False
+
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         """See ``Backend``."""
         model = self.open(name).model
         said = {ours: model.get(f"general.sampling.{key}") for ours, key in _SAMPLING.items()}
         return {name: value for name, value in said.items() if value is not None}
+
+    def weight_count(self, name: str) -> int:
+        """See ``Backend``."""
+        return 0
 
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions

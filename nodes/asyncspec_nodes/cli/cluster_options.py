@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import get_args
 
+from msgspec.structs import replace
+
 from asyncspec.backend import base
 from asyncspec.backend.base import EngineOptions, Repack
 from asyncspec.backend.registry import backend_of, with_backend
@@ -15,7 +17,8 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import checkpoints
 from asyncspec_nodes.cluster import config as tables
-from asyncspec_nodes.cluster.checkpoints import NGRAM, NONE
+from asyncspec_nodes.cluster.automatic import choose, chosen
+from asyncspec_nodes.cluster.checkpoints import AUTO, NONE
 from asyncspec_nodes.cluster.config import (
     PASSES,
     Config,
@@ -50,9 +53,9 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
     add("--target", metavar="DIR|GGUF|HF_ID", help="default: the bundled demo model")
     add(
         "--draft",
-        metavar="DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
-        help="default: the demo draft, else ngram; + joins several; the demo target also has "
-        "eagle: and hybrid (docs/reference/sources.md)",
+        metavar="auto|DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
+        help="default: auto, what is best of what there is; + joins several; the demo target also "
+        "has eagle: and hybrid (docs/reference/sources.md)",
     )
     if local:
         text = "the token source gets a process of its own"
@@ -181,7 +184,7 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
     bundled = arguments.target is None
     backend_name = arguments.backend or "auto"
-    source = arguments.draft or (str(checkpoints.BUNDLED_DRAFT) if bundled else NGRAM)
+    source = arguments.draft or AUTO
     drafts = source != NONE
     policy = arguments.policy or (DraftTable().policy if drafts else "autoregressive")
     if problem := policy_problem(policy, drafts=drafts):
@@ -197,15 +200,20 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
     target = with_backend(target, backend_name)
     options = read_engine_options(arguments, target)
     checkpoints.check_target(target, stages)
-    source = checkpoints.check_draft(source, target)
+    uses_draft = POLICIES[policy].uses_draft
+    # A draft that the policy does not use need not be loaded.
+    draft = DraftTable(source=NONE, policy=policy)
+    if source == AUTO and uses_draft:
+        draft = chosen(draft, choose(target, arguments.target or "", stages_here=1.0))
+    elif source != AUTO:
+        source = checkpoints.check_draft(source, target)
+        draft = replace(draft, source=source if uses_draft else NONE)
     if arguments.threads is not None:
         set_thread_count(arguments.threads)
-    uses_draft = POLICIES[policy].uses_draft
     stage_pace, draft_pace = given(arguments, PASSES), given(arguments, tables.DRAFTING)
     return local_config(
         TargetTable(path=target, **given(arguments, TargetTable.__struct_fields__[1:])),
-        # A draft that the policy does not use need not be loaded.
-        DraftTable(source=source if uses_draft else NONE, policy=policy),
+        draft,
         stages,
         sessions,
         traced=traced,

@@ -21,6 +21,7 @@ from asyncspec_nodes.cli.run_output import Printer
 from asyncspec_nodes.client.answers import DEMO, Answer, Prompt, answer_all, read_list, read_text
 from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.client.trace_download import TraceDownload
+from asyncspec_nodes.cluster.automatic import described
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
@@ -227,7 +228,7 @@ class Run:
             with steps.display():
                 cluster = self._start(config, steps, self._options.logs)
                 await stack.enter_async_context(cluster)
-            self._printer.begin(config.stages, cluster.guarantee)
+            self._printer.begin(config.stages, cluster.guarantee, described(config.draft))
             client = await Client.connect(*cluster.address, config.cluster.name)
             # A cluster of our own is recorded from its start.
             await _while_alive(cluster, self._ask(client, trace_from=-1.0))

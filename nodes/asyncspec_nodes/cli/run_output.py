@@ -26,12 +26,13 @@ class Printer:
         self._json = json
         # A single answer that fails is an error and no object.
         self._at_once = many and not (json and checked)
-        self._stages, self._guarantee = 0, ""
+        self._stages, self._guarantee, self._draft = 0, "", ""
         self._shown = False
 
-    def begin(self, stages: int, guarantee: str) -> None:
-        """The cluster serves. ``guarantee``: of its stages; empty: unknown."""
-        self._stages, self._guarantee = stages, guarantee
+    def begin(self, stages: int, guarantee: str, draft: str = "") -> None:
+        """The cluster serves. ``guarantee``: of its stages; ``draft``: its token source, and why;
+        empty: unknown."""
+        self._stages, self._guarantee, self._draft = stages, guarantee, draft
 
     def show(self, text: str) -> None:
         if not self._many and not self._json:
@@ -65,12 +66,12 @@ class Printer:
         if fine:
             console = Console(stderr=True)
             console.print()
-            console.print(summary(fine, self._stages, self._guarantee))
+            console.print(summary(fine, self._stages, self._guarantee, self._draft))
         for comparison in checks:
             sys.stderr.write(f"{comparison.sentence}\n")
 
     def _print_object(self, answer: Answer, check: Comparison | None = None) -> None:
-        fields = as_dict(answer, self._stages, self._guarantee)
+        fields = as_dict(answer, self._stages, self._guarantee, self._draft)
         _write(msgspec.json.encode(fields | ({"check": check} if check else {})).decode() + "\n")
 
 
@@ -79,7 +80,7 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def summary(answers: Sequence[Answer], stages: int, guarantee: str) -> Table:
+def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str = "") -> Table:
     """What the answers cost, as sums."""
 
     def total(name: str) -> float:
@@ -109,6 +110,7 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str) -> Table:
         ("wasted rows", f"{total('wasted_rows'):.0f} of {total('rows'):.0f}"),
         ("bytes sent", decimal(int(total("bytes_sent")))),
         ("policy", ", ".join(policies) or "the cluster's"),
+        ("draft", draft),
         ("stages", str(stages)),
         ("guarantee", ", ".join(guarantees)),
     ):
@@ -129,7 +131,7 @@ def guarantee_of(answer: Answer, stages: str) -> str:
     return "none: a lossy policy" if answer.stats.get("lossy") else stages
 
 
-def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
+def as_dict(answer: Answer, stages: int, guarantee: str, draft: str = "") -> dict[str, object]:
     """The JSON object of an answer; other programs read it."""
     fields: dict[str, object] = {
         "text": answer.text,
@@ -143,6 +145,8 @@ def as_dict(answer: Answer, stages: int, guarantee: str) -> dict[str, object]:
         "index": answer.index,
         "turn": answer.turn,
     }
+    if draft:
+        fields["draft"] = draft
     if answer.id is not None:
         fields["id"] = answer.id
     if answer.error is not None:

@@ -178,6 +178,8 @@ async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> in
             notify(
                 f"{defaults}: what the target recommends, for requests that do not say otherwise"
             )
+        if draft.draft:
+            notify(f"draft: {draft.draft}")
         if options.log.format == "json":
             logger.info("serving", model=model, url=server.url)
         else:

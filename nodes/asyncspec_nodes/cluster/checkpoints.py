@@ -25,6 +25,10 @@ NGRAM = "ngram"
 SUFFIX = "suffix"
 NONE = "none"
 WITHOUT_MODEL = (NGRAM, SUFFIX, NONE)
+LOOKUPS_ALONE = f"{NGRAM}+{SUFFIX}"
+
+AUTO = "auto"
+"""The best of what there is (``automatic.py``)."""
 
 HYBRID = "hybrid"
 """The bundled draft model and n-gram lookup, in one tree."""
@@ -35,7 +39,7 @@ def parts(name: str) -> tuple[str, ...]:
     found = tuple(name.split("+"))
     if len(found) == 1:
         return found
-    wrong = next((part for part in found if not part or part in (NONE, HYBRID)), None)
+    wrong = next((part for part in found if not part or part in (NONE, HYBRID, AUTO)), None)
     if wrong is not None:
         raise UserError(f"{name!r} mixes {wrong or 'nothing'!r} with something; leave it out")
     if len(set(found)) < len(found):
@@ -83,7 +87,7 @@ def spelled_out(source: str, target: str | Path) -> str:
 
 def is_name(part: str) -> bool:
     """Whether a part of a token source names no file."""
-    return part in WITHOUT_MODEL or part == MTP or twin_quantize(part) is not None
+    return part in (*WITHOUT_MODEL, MTP, AUTO) or twin_quantize(part) is not None
 
 
 PLAIN = "plain"

@@ -68,13 +68,15 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[draft]``"""
 
-    # What proposes tokens: a draft model's directory or Hugging Face id, an EAGLE head's with
-    # "eagle:" before it, "mtp" (the target's own next-token layers), "twin" (the target itself in
-    # four bits; "twin:int8", "twin:none"), "ngram", "suffix", several of these joined by "+", or
-    # "none" (docs/reference/sources.md).
-    source: Annotated[str, Meta(min_length=1)] = "ngram"
+    # What proposes tokens: "auto" (the best of what there is), a draft model's directory or Hugging
+    # Face id, an EAGLE head's with "eagle:" before it, "mtp" (the target's own next-token layers),
+    # "twin" (the target itself in four bits; "twin:int8", "twin:none"), "ngram", "suffix", several
+    # of these joined by "+", or "none" (docs/reference/sources.md).
+    source: Annotated[str, Meta(min_length=1)] = "auto"
     # The strategy for requests that name none.
     policy: str = "flow"
+    # Why it is this source, where "auto" chose it; for the status.
+    chosen: str = ""
 
 
 class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):

@@ -102,6 +102,7 @@ class Service(Probes):
             "model": draft.model,
             "context_length": draft.context_length,
             "defaults": draft.defaults,
+            "draft": draft.draft,
             "missing": self.missing(nodes),
             "nodes": [_node_state(node) for node in nodes],
             "served_as": self.model,

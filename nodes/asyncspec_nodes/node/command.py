@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.cluster.checkpoints import check_draft
+from asyncspec_nodes.cluster.checkpoints import AUTO, check_draft
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import check_reach, load
 from asyncspec_nodes.console import log
@@ -66,7 +66,9 @@ def _draft(arguments: argparse.Namespace, config: Config) -> Config:
         )
     if arguments.source is None:
         return config
-    source = check_draft(arguments.source, config.target.path)
+    source = arguments.source
+    if source != AUTO:
+        source = check_draft(source, config.target.path)
     return replace(config, draft=replace(config.draft, source=source), source=None)
 
 

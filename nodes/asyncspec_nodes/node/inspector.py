@@ -61,7 +61,7 @@ class _PlanQuery(Struct):
 
 
 class Inspector(LinkService):
-    """Answers for one node. ``rules``, ``totals``: of a draft node."""
+    """Answers for one node. ``rules``, ``totals`` and ``draft`` (what drafts): of a draft node."""
 
     senders: ClassVar[Senders] = {
         Inspect: ("client", "draft"),
@@ -77,6 +77,7 @@ class Inspector(LinkService):
         model: str = "",
         rules: ServingConfig | None = None,
         totals: Totals | None = None,
+        draft: str = "",
     ) -> None:
         self._runtime = runtime
         self._totals = totals
@@ -84,6 +85,7 @@ class Inspector(LinkService):
         self._me = me
         self._model = model
         self._rules = rules
+        self._draft = draft
         self._started = time.monotonic()
         self._numbers = count()
         self._status_queries: dict[int, _StatusQuery] = {}
@@ -212,6 +214,7 @@ class Inspector(LinkService):
             free_bytes=available_bytes(),
             pass_rows=passes[0],
             pass_seconds=passes[1],
+            draft=self._draft,
         )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -35,6 +34,7 @@ from asyncspec.source.base import TokenSource
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec.source.suffix import TOKEN_BYTES, SuffixSource
+from asyncspec_nodes.cluster.automatic import described, resolved, source_name
 from asyncspec_nodes.cluster.checkpoints import (
     NGRAM,
     NONE,
@@ -47,7 +47,7 @@ from asyncspec_nodes.cluster.checkpoints import (
 from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.node.resources import cache_budget
+from asyncspec_nodes.node.resources import cache_budget, stage_share
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -116,6 +116,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     # Draft node only.
     tokenizer: Tokenizer | None = None
     rules: ServingConfig | None = None
+    # What drafts, and why where "auto" chose it.
+    draft: str = ""
 
 
 def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
@@ -124,6 +126,8 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     reporter.loading(backend.library)
     config = with_layers(config)
     role = role_of(rank, config.stages)
+    if role != "verify":
+        config = resolved(config, stages_here=stage_share(config, rank))
     load = {"draft": _load_draft, "verify": _load_stage, "source": _load_source}[role]
     loaded = load(config, Rank(rank), backend, reporter)
     loaded = replace(
@@ -224,6 +228,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         abandon_job=source.source.abandon,
         tensors=source.tensors,
         tokenizer=tokenizer,
+        draft=described(config.draft),
         rules=ServingConfig(
             context_length=target.info.context_length,
             eos=frozenset(target.info.eos_token_ids),
@@ -268,8 +273,7 @@ def _report_and_load(
     config: Config, rank: int, target: OpenModel, reporter: Reporter
 ) -> LoadedSource:
     # Without the folders.
-    names = "+".join(Path(part).name or part for part in config.draft.source.split("+"))
-    reporter.loading(f"draft {names}")
+    reporter.loading(f"draft {source_name(config.draft)}")
     return load_source(config, target, rank)
 
 

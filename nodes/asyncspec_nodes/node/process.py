@@ -183,7 +183,8 @@ def _runtime(
         device_seconds=config.limits.device_seconds,
     )
     totals = Totals(time.monotonic) if loaded.me.role == "draft" else None
-    inspector = Inspector(runtime, loaded.me, _model_name(config), loaded.rules, totals)
+    model = _model_name(config)
+    inspector = Inspector(runtime, loaded.me, model, loaded.rules, totals, loaded.draft)
     engine = None
     if loaded.tokenizer is not None and loaded.rules is not None:
         host.service = TextService(

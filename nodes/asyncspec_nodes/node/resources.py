@@ -41,6 +41,12 @@ def cache_budget(config: Config, rank: int) -> int:
     return available_bytes() // 2 // (stages if is_stage else stages + 1)
 
 
+def stage_share(config: Config, rank: int) -> float:
+    """The share of the stages that are on a node's machine."""
+    host = getattr(config.find(rank), "host", None)
+    return sum(node.host == host for node in config.node if node.rank) / max(1, config.stages)
+
+
 def set_threads(config: Config, rank: int, host: str, wanted: int | None = None) -> None:
     """Before torch is imported: ``wanted``, the environment's, or the node's share of threads."""
     if wanted is None and not any(name in os.environ for name in COUNT_VARIABLES):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncspec.core.errors import UserError
-from tools.bench.docs import cli, cluster_file, errors, metrics, policies, results
+from tools.bench.docs import cli, cluster_file, errors, metrics, pairs, policies, results
 from tools.bench.docs.blocks import Generator, fill
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,6 +23,7 @@ GENERATORS: Mapping[str, Generator] = {
     "cli": cli.reference,
     "cluster-file": cluster_file.reference,
     "metrics": metrics.reference,
+    "pairs": pairs.reference,
     "policies": policies.reference,
     "results": results.reference,
 }
