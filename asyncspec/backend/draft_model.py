@@ -15,7 +15,7 @@ from asyncspec.backend.reference import CHUNK
 from asyncspec.backend.tree_stage import C
 from asyncspec.core.jobs import FeatureJob, Row, draft_jobs
 from asyncspec.source.base import TokenSource
-from asyncspec.source.expand import Coroutine, Proposal
+from asyncspec.source.expand import Coroutine, Grower, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
 
@@ -112,7 +112,7 @@ class CachedSource(TokenSource, Generic[S]):
         session.length += len(job.committed)
         return session.length
 
-    def grower(self, job: Expand) -> TrieGrower[DraftPass[S]]:
+    def grower(self, job: Expand) -> Grower:
         session = self._sessions[job.session]
         return TrieGrower(
             session.trie,

@@ -89,6 +89,14 @@ class Trie:
         self._children |= dict(zip(wanted, ids, strict=True))
         return ids, rows
 
+    def add_chain(self, tokens: Sequence[int]) -> tuple[tuple[NodeId, ...], tuple[Row, ...]]:
+        """New nodes, each below the one before and the first below the tip, and their rows."""
+        ids = self._issue(len(tokens))
+        parents = [self.tip, *ids[:-1]]
+        self.slots, rows = allocate(self.slots, ids, parents, lambda _: False)
+        self._children |= dict(zip(zip(parents, tokens, strict=True), ids, strict=True))
+        return ids, rows
+
     def forget_tree(self) -> None:
         """Drop everything below the tip and what is remembered of it."""
         self._keep(set(), set())

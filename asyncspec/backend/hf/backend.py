@@ -163,11 +163,14 @@ class HFBackend:
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         if spec.name.startswith(EAGLE):
             from asyncspec.backend.hf.dflash.source import load_dflash
-            from asyncspec.backend.hf.eagle.checkpoint import open_eagle
+            from asyncspec.backend.hf.eagle.checkpoint import open_eagle, warn_of_verifier
+            from asyncspec.backend.hf.eagle.parallel import load_parallel
             from asyncspec.backend.hf.eagle.source import load_eagle
 
             opened = open_eagle(spec.name.removeprefix(EAGLE), spec.target.info)
-            load = load_dflash if opened.description.block else load_eagle
+            warn_of_verifier(opened, spec.target.path)
+            load: Any = load_dflash if opened.description.block else load_eagle
+            load = load_parallel if opened.description.parallel else load
             head = load(opened, spec.target, dtype=spec.dtype)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
         if spec.name == MTP:

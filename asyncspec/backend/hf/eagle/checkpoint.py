@@ -3,6 +3,7 @@ most of the first heads were published as."""
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -148,3 +149,18 @@ def _target_ids(
             "again"
         )
     return ids
+
+
+def warn_of_verifier(head: EagleCheckpoint, target: str | Path) -> None:
+    """Log a warning where a head names another target than this; copies have other names."""
+    named = head.description.verifier.rpartition("/")[2]
+    # The Hub's cache keeps models--OWNER--NAME/snapshots/COMMIT.
+    here = next((p for p in Path(target).parts if p.startswith("models--")), Path(target).name)
+    if named and named.lower() != here.rpartition("--")[2].lower():
+        logging.getLogger(__name__).warning(
+            "the head %s was made for %s, the target is %s: if that is no copy of it, few tokens "
+            "will be accepted",
+            head.path,
+            head.description.verifier,
+            target,
+        )

@@ -50,6 +50,18 @@ MARKOV = "markov_head.markov_"
 MARKOV_GATE = "markov_head.gate_proj"
 CONFIDENCE = "confidence_head.proj."
 
+MASK_FEATURE = "mask_hidden"
+
+
+class ParallelShape(Struct, frozen=True):
+    """What a P-EAGLE head drafts in one pass: behind the row of the tip, rows of a mask token, with
+    a learned feature in place of the unknown ones (arXiv:2602.01469)."""
+
+    # Tokens that a pass proposes, that of the tip's row included.
+    levels: int
+    mask_token: int
+
+
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 
@@ -118,6 +130,10 @@ class HeadDescription(Struct, frozen=True, kw_only=True):
     norm_output: bool = False
     # Of DFlash alone.
     block: BlockShape | None = None
+    # Of P-EAGLE alone.
+    parallel: ParallelShape | None = None
+    # The target's name, where the files tell it.
+    verifier: str = ""
 
 
 def layer(index: int) -> str:
@@ -151,6 +167,8 @@ def required_shapes(head: HeadDescription) -> dict[str, Shape]:
         shapes["norm.weight"] = (hidden,)
         if head.draft_vocab_size != head.vocab_size:
             shapes["d2t"] = (head.draft_vocab_size,)
+        if head.parallel:
+            shapes[MASK_FEATURE] = (1, 1, head.features.width)
         if HEAD not in _shared_with_target(head):
             shapes[HEAD] = (head.draft_vocab_size, hidden)
     if EMBEDDING not in _shared_with_target(head):

@@ -17,6 +17,7 @@ from asyncspec.backend.hf.eagle.description import (
     Features,
     HeadDescription,
     Kind,
+    ParallelShape,
     Shapes,
     check_shapes,
     layer,
@@ -147,14 +148,27 @@ def _completed(
         norm_before_residual=settings.norm_before_residual,
         norm_output=settings.norm_output,
         block=block,
+        parallel=_parallel(settings, target, where) if settings.parallel_tokens else None,
+        verifier=published.verifier,
     )
+
+
+def _parallel(settings: Settings, target: ModelInfo, where: Path) -> ParallelShape:
+    """Raises ``CheckpointError``."""
+    return ParallelShape(settings.parallel_tokens, _mask_token(settings, target, where))
+
+
+def _mask_token(settings: Settings, target: ModelInfo, where: Path) -> int:
+    """Raises ``CheckpointError`` where it is none of the target's tokens."""
+    mask = settings.mask_token_id
+    if mask is None or mask >= target.vocab_size:
+        raise wrong(where, f"mask_token_id is {mask}, expected a token below {target.vocab_size}")
+    return mask
 
 
 def _block(settings: Settings, target: ModelInfo, where: Path) -> BlockShape:
     """Raises ``CheckpointError`` for settings of a DFlash head that make no sense."""
-    mask, layers = settings.mask_token_id, settings.num_hidden_layers
-    if mask is None or mask >= target.vocab_size:
-        raise wrong(where, f"mask_token_id is {mask}, expected a token below {target.vocab_size}")
+    layers = settings.num_hidden_layers
     if settings.block_size < 2:
         raise wrong(where, f"block_size is {settings.block_size}, expected at least 2")
     types = settings.layer_types[:layers] or ("full_attention",) * layers
@@ -168,7 +182,7 @@ def _block(settings: Settings, target: ModelInfo, where: Path) -> BlockShape:
     inputs = settings.hidden_size + (rank if settings.confidence_head_with_markov else 0)
     return BlockShape(
         rows=settings.block_size,
-        mask_token=mask,
+        mask_token=_mask_token(settings, target, where),
         from_anchor=settings.sample_from_anchor,
         windows=tuple(
             settings.sliding_window if kind == "sliding_attention" else 0 for kind in types

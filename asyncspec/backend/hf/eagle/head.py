@@ -26,6 +26,7 @@ from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.description import (
     CONFIDENCE,
     EMBEDDING,
+    MASK_FEATURE,
     VOCABULARY,
     Features,
     HeadDescription,
@@ -73,6 +74,10 @@ class Weights:
         own = EMBEDDING in self._head.tensors
         weight = self._matrix(EMBEDDING) if own else self._shared("embedding")
         return UpcastEmbedding(weight, self.dtype)
+
+    def mask_feature(self) -> torch.Tensor:
+        """P-EAGLE's [1, ``features.width``]."""
+        return self._head.tensors[MASK_FEATURE].read(self.dtype).view(1, -1)
 
     def table(self, name: str) -> UpcastEmbedding:
         """Another embedding, by token of the target."""
@@ -299,6 +304,10 @@ class Eagle3Head(EagleHead):
         }
         # Of equal parts of a feature row, side by side.
         self._feature_norms = [weights.norm(name) for name in norms[head.feature_norm]]
+        # P-EAGLE's, as a pass takes it: [1, H].
+        self.mask_feature: torch.Tensor | None = None
+        if head.parallel:
+            self.mask_feature = self.layer_features(weights.mask_feature())
 
     def layer_features(self, features: torch.Tensor) -> torch.Tensor:
         if norms := self._feature_norms:

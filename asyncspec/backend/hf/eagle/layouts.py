@@ -68,6 +68,8 @@ class Settings(Struct, frozen=True):
     markov_head_type: Literal["vanilla", "gated"] = "vanilla"
     enable_confidence_head: bool = True
     confidence_head_with_markov: bool = True
+    # Of P-EAGLE: tokens proposed in one pass; 0 of other heads.
+    parallel_tokens: Annotated[int, Meta(ge=0, le=256)] = 0
 
 
 class Published(Struct, frozen=True):
@@ -173,6 +175,7 @@ def _speculators(config: Config) -> Published:
     kinds: dict[str, Kind] = {
         "eagle": "EAGLE",
         "eagle3": "EAGLE-3",
+        "peagle": "EAGLE-3",
         "dflash": "DFlash",
         "dspark": "DFlash",
     }
@@ -192,7 +195,10 @@ def _speculators(config: Config) -> Published:
     if family not in ("llama", "qwen3"):
         raise _Unsupported(f"layers of model_type {family!r} are not supported; use llama or qwen3")
     outer = {key: config[key] for key in _OUTER if key in config}
-    verifier = _objects(_objects(config, "speculators_config"), "verifier")
+    told = _objects(config, "speculators_config")
+    if name == "peagle":
+        outer["parallel_tokens"] = _speculative_tokens(told)
+    verifier = _objects(told, "verifier")
     return Published(
         _settings({**inner, **outer, "bias": config.get("fusion_bias", False)}),
         kind=kinds[name],
@@ -201,6 +207,14 @@ def _speculators(config: Config) -> Published:
         verifier=str(verifier.get("name_or_path") or ""),
         architectures=_names(verifier, "architectures"),
     )
+
+
+def _speculative_tokens(told: Config) -> object:
+    """What a head was trained to propose in one pass."""
+    for method in told.get("proposal_methods") or ():
+        if isinstance(method, dict) and method.get("speculative_tokens"):
+            return method["speculative_tokens"]
+    raise _Unsupported("proposal_methods has no speculative_tokens; download it again")
 
 
 _DSPARK: Mapping[str, Config] = {

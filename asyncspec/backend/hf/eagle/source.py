@@ -22,7 +22,7 @@ from asyncspec.backend.draft_model import (
     learn,
     prompt_passes,
 )
-from asyncspec.backend.draft_trie import TrieGrower, Wanted
+from asyncspec.backend.draft_trie import Wanted
 from asyncspec.backend.hf.attention import TreeMask
 from asyncspec.backend.hf.cache import CacheShape, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
@@ -33,13 +33,13 @@ from asyncspec.backend.hf.eagle.head import load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.jobs import Feed, TensorRows
-from asyncspec.source.expand import Proposal
+from asyncspec.source.expand import Grower, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
 
 
 @dataclass(slots=True)
-class _Session(CachedSession[KVCache]):
+class EagleSession(CachedSession[KVCache]):
     """Of its trie, a row per committed token but the first, which no feature precedes."""
 
     # [H] each: of the last committed row and of all rows of the tree.
@@ -119,7 +119,7 @@ class FeatureHead(Protocol):
         """The target's tokens that come next, by predictions [n, H]."""
 
 
-class EagleSource(CachedSource[_Session]):
+class EagleSource(CachedSource[EagleSession]):
     """A head with a tree cache per session. One thread only; ``Tensors`` of its features."""
 
     def __init__(self, head: FeatureHead, context: int) -> None:
@@ -130,8 +130,8 @@ class EagleSource(CachedSource[_Session]):
         self.token_bytes = token_bytes(head.cache_shape, head.features)
         self._fed = FedFeatures(head.features.width)
 
-    def open_session(self) -> _Session:
-        return _Session(KVCache(self.head.cache_shape, self._context))
+    def open_session(self) -> EagleSession:
+        return EagleSession(KVCache(self.head.cache_shape, self._context))
 
     def release(self, session: SessionId) -> None:
         super().release(session)
@@ -140,7 +140,7 @@ class EagleSource(CachedSource[_Session]):
     def feed(self, job: Feed) -> None:
         self._fed.feed(job, self.known(job.session))
 
-    def advance(self, session: _Session, job: Expand) -> Iterator[DraftPass[_Session]]:
+    def advance(self, session: EagleSession, job: Expand) -> Iterator[DraftPass[EagleSession]]:
         """See ``CachedSource``. Raises ``ValueError`` where features are missing, or for a token
         that is not in the vocabulary."""
         # The first token of a session has no position before it, and so no row.
@@ -157,8 +157,12 @@ class EagleSource(CachedSource[_Session]):
                 known = self.head.layer_features(chunk)
             yield replace(one, features=known)
 
-    def grower(self, job: Expand) -> TrieGrower[DraftPass[_Session]]:
-        session, width = self._sessions[job.session], min(job.width, self.vocab)
+    def grower(self, job: Expand) -> Grower:
+        self.remember(self._sessions[job.session], min(job.width, self.vocab))
+        return super().grower(job)
+
+    def remember(self, session: EagleSession, width: int) -> None:
+        """So many successors of every node."""
         if width > session.remembered and session.predicted:
             session.remembered = width
             with torch.inference_mode():
@@ -166,13 +170,12 @@ class EagleSource(CachedSource[_Session]):
                 proposals = self.head.successors(predicted, width)
             for node, proposal in zip(session.predicted, proposals, strict=True):
                 session.trie.learn(node, proposal)
-        return super().grower(job)
 
-    def tree_pass(self, session: _Session, wanted: Wanted) -> DraftPass[_Session]:
+    def tree_pass(self, session: EagleSession, wanted: Wanted) -> DraftPass[EagleSession]:
         features = torch.stack([session.predicted[parent] for parent, _ in wanted])
         return replace(super().tree_pass(session, wanted), features=features)
 
-    def compute(self, passes: Sequence[DraftPass[_Session]]) -> None:
+    def compute(self, passes: Sequence[DraftPass[EagleSession]]) -> None:
         with torch.inference_mode():
             shared = BatchedDraftPass(passes)
             self.rows_computed += shared.count
