@@ -13,6 +13,9 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BU
 from tools.bench import coverage, drafting, quantised, stage_time
 from tools.bench.__main__ import main
 from tools.bench.record_language import write_language
+from tools.bench.report.models import Models
+from tools.bench.report.source_table import source_rows
+from tools.bench.report.table import Table, Value
 
 
 def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,3 +81,14 @@ def test_ways_to_keep_weights_are_compared(
     assert dense["agreement"] == 1
     assert 0.9 < int8["agreement"] <= 1
     assert int8["perplexity"] == pytest.approx(dense["perplexity"], rel=0.05)
+
+
+@pytest.mark.torch
+def test_the_source_table_has_a_price_of_every_source() -> None:
+    values = {"ALT": Value(0.5), "ALR": Value(2.0), "accuracy": Value(0.75)}
+    sources = ("ngram", "eagle+suffix")
+    table = Table("", "", sources, tuple(values), dict.fromkeys(sources, values), ("alt",))
+    lookup, mixed = source_rows(table, Models())
+    assert lookup.keys() == mixed.keys()
+    assert (mixed["source"], mixed["acceptance"]) == ("eagle+suffix", 0.75)
+    assert all(float(row["level, ms"]) > 0 for row in (lookup, mixed))

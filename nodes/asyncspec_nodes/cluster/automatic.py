@@ -37,6 +37,7 @@ PAIRS = (
     Pair("Qwen/Qwen3-8B", ("eagle:RedHatAI/Qwen3-8B-speculator.eagle3", "Qwen/Qwen3-0.6B")),
     Pair("Qwen/Qwen3-14B", ("eagle:RedHatAI/Qwen3-14B-speculator.eagle3", "Qwen/Qwen3-0.6B")),
     Pair("Qwen/Qwen3-32B", ("eagle:RedHatAI/Qwen3-32B-speculator.eagle3", "Qwen/Qwen3-0.6B")),
+    Pair("Qwen/Qwen3-30B-A3B", ("eagle:RedHatAI/Qwen3-30B-A3B-speculator.dflash",)),
     Pair(
         "Qwen/Qwen3-30B-A3B-Instruct-2507",
         ("eagle:RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3",),
