@@ -1,17 +1,18 @@
-"""The page in a real browser: type, stream, stop, and look at the picture."""
+"""The page in a real browser: type, stream, stop, keep, and what a message can do to the page."""
 
 from __future__ import annotations
 
-import io
+import json
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
-from PIL import Image
 
 from asyncspec.core.sampling import Defaults
 from browser import CHROMIUM, Browser
+from chat_page import BUSY, ask, opened, until, write
 from toy_service import ENDLESS, RULES, Toy
 
 pytestmark = [
@@ -19,9 +20,11 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
 ]
 
-ANSWER = "[...document.querySelectorAll('.message.assistant .piece')].map((p) => p.textContent)"
-TEMPERATURE = "document.getElementById('temperature').value"
-BUSY = "!document.getElementById('stop').disabled"
+WORDS = (
+    "[...document.querySelectorAll('.message.assistant .text [data-pass]')].map(e => e.textContent)"
+)
+MESSAGES = "[...document.querySelectorAll('.message')].map((m) => m.className.split(' ')[1])"
+STORED = "Object.keys(localStorage).filter((name) => name.startsWith('asyncspec.chat.'))"
 
 
 @pytest_asyncio.fixture
@@ -33,152 +36,147 @@ async def toy() -> AsyncIterator[Toy]:
 
 @pytest_asyncio.fixture
 async def tab(toy: Toy) -> AsyncIterator[Browser]:
-    async with Browser() as tab:
-        await tab.open(toy.url)
-        await until(tab, "document.getElementById('ready').textContent === 'ready'")
+    async with opened(toy.url) as tab:
         yield tab
-        # Nothing of another host, no errors, nothing that the content policy had to forbid.
-        assert [p for p in tab.problems if not p.startswith(f"fetched {toy.url}/")] == []
 
 
-async def until(tab: Browser, condition: str) -> None:
-    """Wait until something is so in the page; a test's time-out is the bound."""
-    while not await tab.run(condition):
-        await tab.frame()
+async def fill(tab: Browser, **values: object) -> None:
+    """Set fields of the settings, by their ids."""
+    for name, value in values.items():
+        field = f"document.getElementById('{name}')"
+        change = "dispatchEvent(new Event('input', {bubbles: true}))"
+        await tab.run(f"void ({field}.value = {json.dumps(str(value))}, {field}.{change})")
 
 
-async def write(tab: Browser, text: str) -> None:
-    for character in text:
-        await tab.key(character)
+async def test_type_and_read(toy: Toy, tab: Browser) -> None:
+    """What is seen is what a client gets, and each word stands in the pass that brought it."""
+    assert await tab.run("!document.getElementById('welcome').hidden")
+    await fill(tab, most=60, seed=5, system="Be <i>brief</i>.")
+    await ask(tab, "<b>hi</b>")
+    assert await tab.run("document.getElementById('welcome').hidden")
+    assert await tab.run("document.querySelector('.message.user .body').textContent") == "<b>hi</b>"
+    assert await tab.run("document.querySelector('.message .body :is(b, i)')") is None
+    body = {
+        "max_tokens": 60,
+        "seed": 5,
+        "messages": [
+            {"role": "system", "content": "Be <i>brief</i>."},
+            {"role": "user", "content": "<b>hi</b>"},
+        ],
+    }
+    how = f"{{method: 'POST', body: {json.dumps(json.dumps(body))}"
+    how += ", headers: {'Content-Type': 'application/json'}}"
+    whole = await tab.run(f"fetch('v1/chat/completions', {how}).then((r) => r.json())")
+    kept = await tab.run(f"JSON.parse(localStorage.getItem({STORED}[0])).messages")
+    assert [message["role"] for message in kept] == ["user", "assistant"]
+    content, passes = kept[1]["content"], kept[1]["passes"]
+    assert content == whole["choices"][0]["message"]["content"]
+    assert sum(one[1] for one in passes) == whole["usage"]["completion_tokens"]
+    assert max(one[1] for one in passes) > 1
+    assert passes[-1][0] == len(content.encode("utf-16-le")) / 2
+    assert "60 tokens in" in await tab.run("document.querySelector('.sum').textContent")
+    # The bars are walked by keys, and light the words of their pass.
+    await tab.run("document.querySelector('.bars').focus()")
+    await tab.key("End")
+    said = await tab.run("document.querySelector('.bars').getAttribute('aria-valuetext')")
+    assert said.startswith(f"Pass {len(passes)} of {len(passes)}")
 
 
-async def set_tokens(tab: Browser, count: int) -> None:
-    await tab.run(f"void (document.getElementById('tokens').value = {count})")
-
-
-async def test_type_and_read(tab: Browser) -> None:
-    # The keyboard alone: the message has the focus already.
-    await set_tokens(tab, 60)
-    await tab.run("void (document.getElementById('seed').value = 5)")
-    await write(tab, "<b>hi</b>")
+async def test_a_conversation_goes_on_and_is_kept(toy: Toy, tab: Browser) -> None:
+    """It is there after a reload; an answer is made anew, a question edited, and all of it deleted
+    and brought back."""
+    await fill(tab, most=5)
+    await ask(tab, "hi")
+    await ask(tab, "and")
+    assert await tab.run(MESSAGES) == ["user", "assistant"] * 2
+    await tab.run("[...document.querySelectorAll('.tools button')].at(-1).click()")
+    await until(tab, f"!{BUSY}")
+    assert await tab.run(MESSAGES) == ["user", "assistant"] * 2
+    await tab.open(toy.url)
+    await until(tab, "document.getElementById('status').textContent === 'ready'")
+    assert await tab.run("document.getElementById('most').value") == "5"
+    await tab.run("document.querySelector('#conversations .open').click()")
+    assert await tab.run(MESSAGES) == ["user", "assistant"] * 2
+    await tab.run("document.querySelector('[aria-label=\"Edit and ask again\"]').click()")
+    await write(tab, "!")
     await tab.key("Enter")
-    await until(tab, f"({ANSWER}).length > 1 && !({BUSY})")
-    assert await tab.run("document.querySelector('.message.user').textContent") == "<b>hi</b>"
-    assert await tab.run("document.querySelector('.message b')") is None
-    pieces = await tab.run(ANSWER)
-    # What is seen is what a client gets, piece by piece, and tokens per pass beside it.
-    body = (
-        "JSON.stringify({model: 'toy', temperature: .8, max_tokens: 60, seed: 5,"
-        "messages: [{role: 'user', content: '<b>hi</b>'}]})"
-    )
-    whole = await tab.run(
-        "fetch('v1/chat/completions', {method: 'POST', body: "
-        f"{body}, headers: {{'Content-Type': 'application/json'}}}}).then((r) => r.json())"
-    )
-    assert "".join(pieces) == whole["choices"][0]["message"]["content"]
-    bars = await tab.run(
-        "[...document.querySelectorAll('#passes li')].map((li) => parseInt(li.title))"
-    )
-    assert sum(bars) == whole["usage"]["completion_tokens"]
-    assert max(bars) > 1
-    assert "a second" in await tab.run("document.getElementById('rates').textContent")
-
-
-async def test_the_temperature_is_what_the_target_recommends() -> None:
-    """Where it recommends one; and what was typed stays."""
-    rules = replace(RULES, defaults=Defaults(temperature=0.65, top_p=0.9))
-    async with Toy(rules=rules) as toy, Browser() as tab:
-        await tab.open(toy.url)
-        await until(tab, f"{TEMPERATURE} === '0.65'")
-        await tab.run(f"void ({TEMPERATURE} = '0.33')")
-        await set_tokens(tab, 5)
-        await write(tab, "hi")
-        await tab.key("Enter")
-        await until(tab, f"({ANSWER}).length && !({BUSY})")
-        assert await tab.run(TEMPERATURE) == "0.33"
-        await tab.run(f"void ({TEMPERATURE} = '0.65')")
-        await tab.run("document.getElementById('prompt').value = 'hi'")
-        await tab.run("document.getElementById('send').click()")
-        await until(tab, "document.querySelectorAll('.message.assistant').length === 2")
-
-
-async def test_a_conversation_goes_on(tab: Browser) -> None:
-    await set_tokens(tab, 5)
-    for turn in (1, 2):
-        await write(tab, "hi")
-        await tab.key("Enter")
-        done = f"document.querySelectorAll('.message.assistant').length === {turn} && !({BUSY})"
-        await until(tab, done)
-    roles = await tab.run(
-        "[...document.querySelectorAll('.message')].map((m) => m.className.split(' ')[1])"
-    )
-    assert roles == ["user", "assistant"] * 2
+    await until(tab, f"document.querySelectorAll('.message').length === 2 && !{BUSY}")
+    assert await tab.run("document.querySelector('.message.user .body').textContent") == "hi!"
+    await tab.run("document.querySelector('#conversations .plain').click()")
+    assert await tab.run(f"{STORED}.length") == 0
+    assert not await tab.run("document.getElementById('welcome').hidden")
+    assert await tab.run("document.activeElement.textContent") == "Undo"
+    await tab.run("document.activeElement.click()")
+    assert await tab.run(f"{STORED}.length") == 1
 
 
 @pytest.mark.parametrize("by", ["Escape", "button"])
 async def test_stop(toy: Toy, tab: Browser, by: str) -> None:
-    await set_tokens(tab, ENDLESS)
+    await fill(tab, most=ENDLESS)
     await write(tab, "hello")
     await tab.key("Enter")
-    await until(tab, f"({ANSWER}).length > 3")
+    await until(tab, f"({WORDS}).length > 3")
     assert await tab.run(BUSY)
     if by == "Escape":
         await tab.key("Escape")
     else:
         await tab.run("document.getElementById('stop').click()")
     await toy.settled()
-    await until(tab, f"!({BUSY})")
-    assert "stopped" in await tab.run("document.getElementById('messages').textContent")
+    await until(tab, f"!{BUSY}")
+    assert await tab.run("document.querySelector('.note').textContent") == "Stopped."
     assert await tab.run("document.activeElement.id") == "prompt"
 
 
+async def test_what_is_deleted_while_it_is_answered_stays_away(toy: Toy, tab: Browser) -> None:
+    await fill(tab, most=ENDLESS)
+    await write(tab, "hello")
+    await tab.key("Enter")
+    await until(tab, f"({WORDS}).length > 3")
+    await tab.run("document.querySelector('#conversations .plain').click()")
+    await toy.settled()
+    await until(tab, f"!{BUSY}")
+    assert await tab.run(f"{STORED}.length") == 0
+    assert await tab.run(MESSAGES) == []
+
+
 async def test_the_cluster_is_seen(tab: Browser) -> None:
-    rows = "[...document.querySelectorAll('#nodes tbody tr')].map((r) => r.cells[0].textContent)"
-    await until(tab, f"({rows}).length === 4")
-    assert await tab.run(rows) == ["draft", "V1", "V2", "V3"]
-    assert "toy" in await tab.run("document.getElementById('model').textContent")
-    await set_tokens(tab, ENDLESS)
+    cards = "[...document.querySelectorAll('#nodes .name')]"
+    cards += ".map((e) => [...e.children].map((c) => c.textContent))"
+    await until(tab, f"({cards}).length === 4")
+    host = socket.gethostname()
+    names = ["Draft node", "Stage 1", "Stage 2", "Stage 3"]
+    assert await tab.run(cards) == [[name, host] for name in names]
+    await until(tab, "document.getElementById('model').value === 'toy'")
+    await fill(tab, most=ENDLESS)
     await write(tab, "hello")
     await tab.key("Enter")
     await until(tab, "[...document.querySelectorAll('#nodes meter')].some((m) => m.value > 0.01)")
-    lanes = (
-        "(() => { const c = document.getElementById('timeline'), colours = new Set();"
-        "const {data} = c.getContext('2d').getImageData(0, 0, c.width, c.height);"
-        "for (let i = 0; i < data.length; i += 4) colours.add(data.slice(i, i + 4).join());"
-        "return colours.size; })()"
-    )
-    await until(tab, f"{lanes} > 3")
-    picture = Image.open(io.BytesIO(await tab.screenshot()))
-    assert picture.size == (1300, 1000) or picture.width > 1000
-    assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
     await tab.key("Escape")
 
 
-async def test_light_and_dark(tab: Browser) -> None:
-    seen = set()
-    for scheme in ("light", "dark"):
-        preferred = [{"name": "prefers-color-scheme", "value": scheme}]
-        await tab.call("Emulation.setEmulatedMedia", features=preferred)
-        await tab.frame()
-        style = "getComputedStyle(document.body)"
-        text, back = await tab.run(f"[{style}.color, {style}.backgroundColor]")
-        assert text != back
-        seen |= {text, back}
-    assert len(seen) == 4
-
-
-async def test_a_narrow_window(tab: Browser) -> None:
-    size = {"width": 380, "height": 700, "deviceScaleFactor": 2, "mobile": True}
-    await tab.call("Emulation.setDeviceMetricsOverride", **size)
-    await tab.frame()
-    assert await tab.run("document.documentElement.scrollWidth") <= 380
+async def test_the_settings_say_what_the_target_recommends() -> None:
+    rules = replace(RULES, defaults=Defaults(temperature=0.65, top_p=0.9))
+    async with Toy(rules=rules) as toy, opened(toy.url) as tab:
+        assert await tab.run("document.getElementById('temperature').placeholder") == "0.65"
+        assert await tab.run("document.getElementById('top-p').placeholder") == "0.9"
+        await fill(tab, temperature=7)
+        await write(tab, "hi")
+        await tab.key("Enter")
+        assert await tab.run("document.getElementById('settings').open")
+        assert await tab.run("document.activeElement.id") == "temperature"
+        assert await tab.run(MESSAGES) == []
 
 
 async def test_a_key_is_asked_for() -> None:
     async with Toy(keys=("secret",)) as toy, Browser() as tab:
         await tab.open(toy.url)
         await until(tab, "!document.getElementById('keys').hidden")
-        await tab.run("document.getElementById('key').focus()")
+        await until(tab, "document.activeElement.id === 'key'")
+        assert "needs an API key" in await tab.run("document.getElementById('hint').textContent")
+        assert await tab.run("document.getElementById('send').disabled")
         await write(tab, "secret")
         await tab.key("Tab")
-        await until(tab, "document.getElementById('ready').textContent === 'ready'")
+        await until(tab, "document.getElementById('status').textContent === 'ready'")
+        assert (
+            await tab.run("Object.values(localStorage).some((v) => v.includes('secret'))") is False
+        )

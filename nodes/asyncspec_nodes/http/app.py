@@ -133,7 +133,7 @@ class Service(Probes):
 
 def _node_state(node: Status) -> dict[str, object]:
     links = zip(node.peers, node.round_trips, node.sent, strict=True)
-    names = ("rank", "role", "layers", "up_seconds", "busy_seconds", "memory_bytes")
+    names = ("rank", "role", "host", "layers", "up_seconds", "busy_seconds", "memory_bytes")
     return {
         **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots", "room")},
         "links": [

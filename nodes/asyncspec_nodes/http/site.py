@@ -14,14 +14,16 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+SCRIPTS = (
+    *("app", "chat", "cluster", "markdown", "passes"),
+    *("render", "settings", "store", "stream"),
+)
 FILES = {
     "/": ("index.html", "text/html"),
     "/page/style.css": ("style.css", "text/css"),
-    "/page/app.js": ("app.js", "text/javascript"),
-    "/page/chat.js": ("chat.js", "text/javascript"),
-    "/page/cluster.js": ("cluster.js", "text/javascript"),
-    "/page/timeline.js": ("timeline.js", "text/javascript"),
+    "/page/text.css": ("text.css", "text/css"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/page/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
 }
 
 

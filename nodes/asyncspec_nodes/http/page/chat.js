@@ -1,113 +1,192 @@
-// A conversation: its messages, and the answer as it streams.
+// One conversation on the page: its messages, and the answer that streams.
+import { Passes } from "./passes.js";
+import { Text, copyButton, element } from "./render.js";
+import { answer } from "./stream.js";
 
-const PATH = "v1/chat/completions";
+const THINKING = /^\s*<think>\n?([\s\S]*?)(?:<\/think>\s*|$)/;
 
-// Events of a stream, as their JSON comes to its end.
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      if (!block.startsWith("data: ")) continue;
-      if (block === "data: [DONE]") return;
-      yield JSON.parse(block.slice(6));
-    }
-  }
+function button(label, action, about = label) {
+  const made = element("button", "plain", label);
+  made.type = "button";
+  made.setAttribute("aria-label", about);
+  made.addEventListener("click", action);
+  return made;
 }
 
-export class Conversation {
-  // told: state(busy), piece(count of tokens), end(stats).
-  constructor(headers, place, told) {
-    this.headers = headers;
-    this.place = place;
-    this.told = told;
-    this.messages = [];
+export class Chat {
+  // `settings` and `store` of their modules; `model()`: the served model's name; `told`: busy(flag),
+  // announce(text), failed(error), changed().
+  constructor(place, settings, store, model, told) {
+    Object.assign(this, { place, settings, store, model, told });
+    this.scroller = place.parentElement;
     this.running = null;
+    this.chat = store.make();
   }
 
   get busy() { return this.running !== null; }
 
+  get empty() { return this.chat.messages.length === 0; }
+
+  open(chat) {
+    this.stop();
+    this.chat = chat;
+    this.draw();
+  }
+
+  // `top`: where the messages are scrolled to; else to their end.
+  draw(top) {
+    const lost = this.place.contains(document.activeElement);
+    this.place.replaceChildren(...this.chat.messages.map((message, i) => this.node(message, i)));
+    this.told.changed();
+    if (top === undefined) this.down(); else this.scroller.scrollTop = top;
+    if (lost) this.scroller.focus({ preventScroll: true });
+  }
+
+  // Whether the end of the messages is seen, which then stays so.
+  get followed() {
+    return this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < 60;
+  }
+
   stop() { this.running?.abort(); }
 
-  clear() {
-    this.stop();
-    this.messages = [];
-    this.place.replaceChildren();
+  ask(text) {
+    const { messages } = this.chat;
+    if (!messages.length) this.chat.title = text.trim().split("\n")[0].slice(0, 60);
+    messages.push({ role: "user", content: text });
+    this.store.save(this.chat);
+    return this.answer();
   }
 
-  async ask(text, settings) {
-    const messages = this.messages;
-    messages.push({ role: "user", content: text });
-    this.show("user").textContent = text;
+  // Answers the last question, once more where it was answered already.
+  async answer() {
+    const { chat } = this;
+    const before = chat.messages.at(-1)?.role === "assistant" ? chat.messages.pop() : null;
+    const request = this.settings.request(this.model(), chat.messages);
+    const message = { role: "assistant", content: "", passes: [] };
+    chat.messages.push(message);
     const running = this.running = new AbortController();
-    this.told.state(true);
-    const element = this.show("assistant");
-    const answer = { role: "assistant", content: "" };
+    this.draw();
+    this.told.busy(true);
     try {
-      await this.stream(element, answer, { ...settings, messages }, running.signal);
-      messages.push(answer);
+      await this.stream(message, request, running.signal);
     } catch (error) {
-      if (running.signal.aborted) this.note(element, "stopped");
-      else this.show("error").textContent = error.message;
-      // What was said so far stays part of the conversation; a question without an answer does not.
-      if (answer.content) messages.push(answer);
-      else messages.pop();
+      message.note = running.signal.aborted ? "Stopped." : error.message;
+      message.failed = !running.signal.aborted;
+      this.told.failed(error);
+      // An answer that was to be replaced stays where there is no other.
+      if (before && !message.content) chat.messages.splice(-1, 1, { ...before, note: message.note, failed: message.failed });
     }
+    if (!message.passes.length) delete message.passes;
+    // Unless it was deleted meanwhile.
+    if (this.store.chats.has(chat.id)) this.store.save(chat);
     if (this.running === running) {
       this.running = null;
-      this.told.state(false);
+      this.told.busy(false);
+    }
+    if (this.chat === chat) {
+      this.draw(this.followed ? undefined : this.scroller.scrollTop);
+      this.told.announce(message.failed ? message.note : `Answer: ${message.content}`);
     }
   }
 
-  async stream(element, answer, wanted, signal) {
-    const response = await fetch(PATH, {
-      method: "POST",
-      headers: { "Content-Type": "application/json", ...this.headers() },
-      body: JSON.stringify({ ...wanted, stream: true, return_details: true }),
-      signal,
+  async stream(message, request, signal) {
+    const begun = performance.now();
+    for await (const event of answer(request, this.settings.key, signal)) {
+      for (const choice of event.choices) {
+        const tokens = choice.token_ids?.length ?? 0;
+        message.content += choice.delta?.content ?? "";
+        if (tokens) {
+          message.passes.push([message.content.length, tokens, Math.round(performance.now() - begun)]);
+          this.told.tokens(tokens);
+        }
+        if (choice.stats) {
+          const { tokens_per_second, hit_rate } = choice.stats;
+          message.stats = { tokens_per_second, hit_rate };
+        }
+        if (choice.finish_reason === "length") message.note = "Cut here: the longest answer allowed, or the end of the model's context.";
+      }
+      this.soon(message);
+    }
+  }
+
+  // At most once a picture.
+  soon(message) {
+    if (this.due) return;
+    this.due = true;
+    const draw = () => {
+      this.due = false;
+      if (this.shown?.message !== message) return;
+      const { followed } = this;
+      this.shown.draw();
+      if (followed) this.down();
+    };
+    if (document.hidden) setTimeout(draw, 250); else requestAnimationFrame(draw);
+  }
+
+  down() { this.scroller.scrollTop = this.scroller.scrollHeight; }
+
+  node(message, i) {
+    const last = i === this.chat.messages.length - 1, mine = message.role === "user";
+    const node = element("article", `message ${message.role}`);
+    node.setAttribute("aria-label", mine ? "You" : "Answer");
+    const body = element("div", "body"), tools = element("div", "tools");
+    node.append(body);
+    if (mine) {
+      body.textContent = message.content;
+      tools.append(button("Edit", () => this.edit(node, i), "Edit and ask again"));
+    } else this.fill(node, body, message, last);
+    if (message.note) {
+      const note = element("p", message.failed ? "note failed" : "note", message.note);
+      if (message.failed) note.setAttribute("role", "alert");
+      node.append(note);
+    }
+    const writing = last && !mine && this.busy;
+    if (message.content && !writing) tools.prepend(copyButton(() => message.content, mine ? "Copy your message" : "Copy the answer"));
+    if (last && !mine && !writing) tools.append(button("Regenerate", () => this.again(), "Answer once more"));
+    if (tools.children.length && !writing) node.append(tools);
+    return node;
+  }
+
+  again() { return this.busy ? undefined : this.answer(); }
+
+  fill(node, body, message, last) {
+    const thought = element("details", "thought", element("summary", "", "Thinking")), thinking = element("div", "text");
+    const text = element("div", "text"), words = new Text(text), inner = new Text(thinking), passes = new Passes(body);
+    thought.append(thinking);
+    body.append(thought, text);
+    node.append(passes.node);
+    const draw = () => {
+      const { content } = message, known = message.passes ?? [];
+      const found = THINKING.exec(content), skipped = found ? found[0].length : 0;
+      thought.hidden = !found?.[1].trim();
+      if (found) inner.show(found[1], []);
+      const shifted = skipped ? known.map(([end, ...rest]) => [end - skipped, ...rest]) : known;
+      words.show(content.slice(skipped), shifted);
+      text.classList.toggle("waiting", last && this.busy && !content);
+      passes.show(content, known, message.stats);
+    };
+    draw();
+    if (last) this.shown = { message, draw };
+  }
+
+  edit(node, i) {
+    if (this.busy) return;
+    const { messages } = this.chat, field = element("textarea");
+    field.value = messages[i].content;
+    field.rows = Math.min(12, field.value.split("\n").length + 1);
+    field.setAttribute("aria-label", "Your message");
+    const done = (text) => {
+      if (text === null) return void this.draw();
+      messages.length = i;
+      void this.ask(text);
+    };
+    const save = () => { if (field.value.trim() && !this.settings.problem()) done(field.value); };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") { event.stopPropagation(); done(null); }
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); save(); }
     });
-    if (!response.ok) throw new Error((await response.json()).error.message);
-    for await (const event of events(response.body)) {
-      if (event.error) throw new Error(event.error.message);
-      for (const choice of event.choices) this.take(element, answer, choice);
-    }
-  }
-
-  take(element, answer, choice) {
-    const count = choice.token_ids?.length ?? 0;
-    const text = choice.delta.content ?? "";
-    if (count) this.told.piece(count);
-    if (text) {
-      const piece = document.createElement("span");
-      piece.className = `piece n${Math.max(1, Math.min(4, count))}`;
-      piece.title = count === 1 ? "1 token" : `${count} tokens with one pass`;
-      piece.textContent = text;
-      const below = this.place.scrollHeight - this.place.scrollTop - this.place.clientHeight;
-      element.append(piece);
-      answer.content += text;
-      if (below < 40) this.place.scrollTop = this.place.scrollHeight;
-    }
-    if (choice.finish_reason === "length") this.note(element, "cut at the token limit");
-    if (choice.stats) this.told.end(choice.stats);
-  }
-
-  note(element, text) {
-    const note = document.createElement("span");
-    note.className = "note quiet";
-    note.textContent = text;
-    element.append(note);
-  }
-
-  show(kind) {
-    const element = document.createElement("div");
-    element.className = `message ${kind}`;
-    if (kind === "error") element.setAttribute("role", "alert");
-    this.place.append(element);
-    this.place.scrollTop = this.place.scrollHeight;
-    return element;
+    const cancel = button("Cancel", () => done(null)), send = button("Ask again", save);
+    node.replaceChildren(field, element("div", "tools open", send, cancel));
+    field.focus();
   }
 }

@@ -1,19 +1,23 @@
-// How the cluster is: asked for twice a second, while the page is seen.
+// The cluster beside the conversation: its nodes in the order in which words pass them, asked for
+// while the page is seen.
+import { element } from "./render.js";
+import { read } from "./stream.js";
 
-const PAUSE = 500;
+const PAUSE = 1000;
+const RATE_SECONDS = 60;
 
-const megabytes = (bytes) => `${Math.round(bytes / 1e6)} MB`;
-const name = (node) => ({ draft: "draft", source: "source" })[node.role] ?? `V${node.rank}`;
+const size = (bytes) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
+const count = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
 
 export class Cluster {
-  // shown: the elements model, ready, keys, rows; recommended(defaults) is told once.
-  constructor(headers, timeline, shown, recommended) {
-    this.headers = headers;
-    this.timeline = timeline;
-    this.shown = shown;
-    this.recommended = recommended;
-    this.model = "";
+  // `key()`: the API key; `shown`: the elements list, about, status, button; `told`: locked(),
+  // known(state), state(problem).
+  constructor(key, shown, told) {
+    Object.assign(this, { key, shown, told });
     this.before = new Map();
+    this.cards = new Map();
+    this.model = "";
+    this.problem = "The cluster has not answered yet.";
   }
 
   async start() {
@@ -24,64 +28,94 @@ export class Cluster {
   }
 
   async look() {
-    let problem = "";
     try {
-      const response = await fetch("state", { headers: this.headers() });
-      const state = await response.json();
-      if (response.status === 401) this.shown.keys.hidden = false;
-      if (!response.ok) throw new Error(state.error.message);
+      const state = await read("state", this.key());
       this.show(state);
-      problem = state.missing;
+      this.ready(state.missing);
     } catch (error) {
-      problem = error.message;
+      if (error.status === 401) this.told.locked();
+      this.ready(error.status === 401 ? "This service needs an API key: enter it under Settings." : error.message);
     }
-    const ready = this.shown.ready;
+  }
+
+  ready(problem) {
+    const { status, button } = this.shown;
     const text = problem || "ready";
-    if (ready.textContent !== text) ready.textContent = text;
-    ready.classList.toggle("bad", problem !== "");
+    this.problem = problem;
+    if (status.textContent !== text) status.textContent = text;
+    button.classList.toggle("bad", problem !== "");
+    this.told.state(problem);
   }
 
   show(state) {
-    if (!this.model) this.recommended(state.defaults);
     this.model = state.served_as;
-    this.shown.model.textContent = `${state.served_as}, ${state.context_length} tokens of context, `
-      + `${state.places.taken} of ${state.places.most} places taken`;
-    const shares = state.nodes.map((node) => this.share(node));
-    this.shown.rows.replaceChildren(...state.nodes.map((node, i) => this.row(node, shares[i])));
-    this.timeline.shares(state.nodes.map(name), shares);
+    const order = { draft: 0, verify: 1, source: 2 };
+    const nodes = state.nodes.toSorted((a, b) => order[a.role] - order[b.role] || a.rank - b.rank);
+    const stages = nodes.filter((node) => node.role === "verify");
+    const hosts = new Set(nodes.map((node) => node.host).filter(Boolean));
+    const where = hosts.size ? ` on ${count(hosts.size, "machine")}` : "";
+    const busy = state.places.taken ? `${count(state.places.taken, "answer")} being written.` : "No answer is being written.";
+    this.shown.about.textContent = `${state.served_as} in ${count(stages.length, "stage")}${where}. ${busy}`;
+    this.shown.list.replaceChildren(...nodes.map((node) => this.card(node, stages)));
+    this.told.known(state, stages.length, hosts.size);
   }
 
-  // Of the time since the last look the device was busy this share.
+  card(node, stages) {
+    const card = this.cards.get(node.rank) ?? this.make(node);
+    const share = this.share(node), trip = Math.max(-1, ...node.links.map((link) => link.round_trip ?? -1));
+    card.does.textContent = does(node, stages);
+    card.meter.value = share;
+    card.meter.textContent = `${Math.round(100 * share)} %`;
+    const waiting = node.waiting ? `, ${node.waiting} waiting` : "";
+    card.facts.textContent = `${Math.round(100 * share)} % busy · ${size(node.memory_bytes)} · `
+      + `${count(node.sessions, "answer")}${waiting}`;
+    card.facts.title = trip < 0 ? "" : `${(1000 * trip).toFixed(1)} ms to the furthest of its neighbours and back`;
+    return card.item;
+  }
+
+  make(node) {
+    const name = { draft: node.rank ? "Another draft node" : "Draft node", source: "Token source" }[node.role] ?? `Stage ${node.rank}`;
+    const does = element("p"), facts = element("p", "facts"), meter = element("meter");
+    meter.setAttribute("aria-label", `How busy ${name} is`);
+    const head = element("div", "name", element("strong", "", name), element("span", "host", node.host ?? ""));
+    const card = { item: element("li", node.role, head, does, meter, facts), does, facts, meter };
+    this.cards.set(node.rank, card);
+    return card;
+  }
+
+  // The busy share of the device since the last look.
   share(node) {
     const before = this.before.get(node.rank);
     this.before.set(node.rank, node);
     const passed = before ? node.up_seconds - before.up_seconds : 0;
-    if (passed <= 0) return 0;
-    return Math.max(0, Math.min(1, (node.busy_seconds - before.busy_seconds) / passed));
+    return passed > 0 ? Math.max(0, Math.min(1, (node.busy_seconds - before.busy_seconds) / passed)) : 0;
+  }
+}
+
+function does(node, stages) {
+  if (node.role === "draft") return "Guesses the next words and keeps those that the stages confirm.";
+  if (node.role === "source") return "Guesses the next words for the draft node.";
+  const [from, to] = node.layers, layers = to - from === 1 ? `layer ${to}` : `layers ${from + 1} to ${to}`;
+  if (!to) return "Checks the guesses.";
+  const last = node.rank === stages.at(-1).rank;
+  if (stages.length === 1) return `Checks the guesses with all ${to} layers of the large model.`;
+  return `Runs ${layers} of the large model${last ? ", and says which guesses were right" : node.rank === 1 ? " on the guesses" : ""}.`;
+}
+
+// Tokens of the last minute, as a text.
+export class Rate {
+  constructor(place) {
+    this.place = place;
+    this.came = [];
+    setInterval(() => this.show(), 1000);
   }
 
-  row(node, share) {
-    const row = document.createElement("tr");
-    const cells = [
-      name(node),
-      node.layers[1] ? `${node.layers[0]} to ${node.layers[1] - 1}` : "",
-      megabytes(node.memory_bytes),
-      "",
-      `${node.sessions}${node.waiting ? ` + ${node.waiting}` : ""}`,
-      this.trips(node),
-    ];
-    for (const text of cells) row.insertCell().textContent = text;
-    const meter = document.createElement("meter");
-    meter.value = share;
-    meter.title = `${Math.round(100 * share)} % busy`;
-    meter.textContent = meter.title;
-    row.cells[3].append(meter);
-    row.cells[5].title = node.links.map((l) => `to ${l.peer}: ${megabytes(l.bytes_sent)} sent`).join("\n");
-    return row;
-  }
+  add(tokens) { this.came.push([performance.now(), tokens]); }
 
-  trips(node) {
-    const known = node.links.filter((link) => link.round_trip !== null).map((link) => link.round_trip);
-    return known.length ? `${(1000 * Math.max(...known)).toFixed(1)} ms` : "";
+  show() {
+    const now = performance.now();
+    this.came = this.came.filter(([at]) => now - at < 1000 * RATE_SECONDS);
+    const recent = this.came.filter(([at]) => now - at < 3000).reduce((sum, [, tokens]) => sum + tokens, 0);
+    this.place.textContent = recent ? `${(recent / 3).toFixed(1)} tokens a second` : "";
   }
 }

@@ -1,0 +1,72 @@
+// What goes with every request: folded away, kept in this browser. A field that is empty leaves the
+// choice to the model.
+
+const NUMBERS = { temperature: "temperature", top_p: "top-p", max_tokens: "most", seed: "seed" };
+const at = (id) => document.getElementById(id);
+
+export class Settings {
+  // `changed()` is called after every change.
+  constructor(store, changed) {
+    const kept = store.settings;
+    at("system").value = kept.system ?? "";
+    for (const [name, id] of Object.entries(NUMBERS)) at(id).value = kept[name] ?? "";
+    at("show-passes").checked = kept.passes ?? true;
+    try {
+      at("key").value = sessionStorage.getItem("asyncspec.key") ?? "";
+    } catch { /* no storage */ }
+    at("settings").addEventListener("input", () => {
+      // The key is a secret: it is kept until the tab is closed, at most.
+      store.settings = { system: at("system").value, passes: this.passes, ...this.numbers };
+      changed();
+    });
+    at("key").addEventListener("input", () => {
+      try {
+        sessionStorage.setItem("asyncspec.key", this.key);
+      } catch { /* no storage */ }
+    });
+    at("defaults").addEventListener("click", () => {
+      for (const id of Object.values(NUMBERS)) at(id).value = "";
+      at("system").value = "";
+      at("system").dispatchEvent(new Event("input", { bubbles: true }));
+    });
+  }
+
+  get key() { return at("key").value.trim(); }
+
+  get passes() { return at("show-passes").checked; }
+
+  get numbers() {
+    const given = Object.entries(NUMBERS).filter(([, id]) => at(id).value !== "" && at(id).validity.valid);
+    return Object.fromEntries(given.map(([name, id]) => [name, Number(at(id).value)]));
+  }
+
+  // The request for an answer to these messages.
+  request(model, messages) {
+    const system = at("system").value.trim();
+    // A question that got no answer is not part of what was said.
+    const unanswered = (i) => messages[i + 1]?.role === "assistant" && !messages[i + 1].content;
+    const told = messages.filter((message, i) => !unanswered(i) && (message.role === "user" || message.content));
+    const said = told.map(({ role, content }) => ({ role, content }));
+    return { model, ...this.numbers, messages: system ? [{ role: "system", content: system }, ...said] : said };
+  }
+
+  // The first field with a value that cannot be sent, as a sentence; empty without one.
+  problem() {
+    const id = Object.values(NUMBERS).find((one) => !at(one).validity.valid);
+    if (!id) return "";
+    at("settings").open = true;
+    at(id).focus();
+    return `${at(id).labels[0].firstChild.textContent.trim()}: ${at(id).validationMessage}`;
+  }
+
+  recommended({ temperature, top_p }) {
+    at("temperature").placeholder = temperature === undefined ? "1" : String(temperature);
+    at("top-p").placeholder = top_p === undefined ? "1" : String(top_p);
+  }
+
+  askForKey() {
+    at("settings").open = true;
+    at("keys").hidden = false;
+    at("key").focus();
+  }
+}
