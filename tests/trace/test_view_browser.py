@@ -24,6 +24,7 @@ pytestmark = [
 STATE = "({lifetime: asyncspecTrace.state.lifetime, token: asyncspecTrace.state.token})"
 VIEW = "document.getElementById('view').getBoundingClientRect()"
 SELECTED = "document.getElementById('selected').textContent"
+VISIBLE = "document.querySelector('#legend li').checkVisibility()"
 TIP = "document.getElementById('tip').textContent"
 
 
@@ -195,6 +196,19 @@ async def test_over_the_names_the_wheel_scrolls(file: Path) -> None:
         before = await tab.run("asyncspecTrace.state")
         await tab.wheel(await tab.run(f"{VIEW}.x") + 20, y, -100)
         assert await tab.run("asyncspecTrace.state") == before
+        assert tab.problems == []
+
+
+async def test_it_begins_with_three_colours(file: Path) -> None:
+    """The other ten unfold."""
+    async with Browser() as tab:
+        await tab.open(file)
+        assert await tab.run("document.querySelectorAll('#lead canvas').length") == 3
+        assert not await tab.run(VISIBLE)
+        await tab.run("document.querySelector('#terms summary').click()")
+        await tab.frame()
+        assert await tab.run(VISIBLE)
+        assert await tab.run("document.querySelectorAll('#legend li').length") == 10
         assert tab.problems == []
 
 

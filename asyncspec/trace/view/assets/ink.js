@@ -39,8 +39,9 @@ function texture(colour, paper, light) {
   });
 }
 
+// The other three, of rows that are useful, wrong and dead, stand in the page's first sentence.
 const LEGEND = [
-  ["useful", "useful rows"], ["wrong", "wrong guesses"], ["dead", "dead rows"], ["draft", "drafting"],
+  ["draft", "drafting"],
   ["queue", "waits for the device"], ["credit", "waits for credit"], ["transfer", "on its way"],
   ["send", "waits for the network"], ["step", "own steps"], ["cache", "cache"],
   [(g) => { g.fillStyle = markInk(PRUNE); drawMark(g, PRUNE, 8, 6); }, "prune"],
@@ -52,14 +53,22 @@ function legend() {
   const list = document.getElementById("legend"), ratio = window.devicePixelRatio || 1;
   list.replaceChildren();
   for (const [what, text] of LEGEND) {
-    const item = document.createElement("li"), swatch = document.createElement("canvas");
-    swatch.width = 16 * ratio; swatch.height = 12 * ratio;
-    const g = swatch.getContext("2d");
-    g.scale(ratio, ratio);
-    if (typeof what === "function") what(g); else drawSwatch(g, ink.textures[what], ratio);
-    item.append(swatch, text);
+    const item = document.createElement("li");
+    item.append(swatchOf(what, ratio), text);
     list.append(item);
   }
+  for (const place of document.querySelectorAll("[data-swatch]")) {
+    place.replaceChildren(swatchOf(place.dataset.swatch, ratio));
+  }
+}
+
+function swatchOf(what, ratio) {
+  const swatch = document.createElement("canvas");
+  swatch.width = 16 * ratio; swatch.height = 12 * ratio;
+  const g = swatch.getContext("2d");
+  g.scale(ratio, ratio);
+  if (typeof what === "function") what(g); else drawSwatch(g, ink.textures[what], ratio);
+  return swatch;
 }
 
 function drawSwatch(g, words, ratio) {
