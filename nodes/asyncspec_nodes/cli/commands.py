@@ -13,6 +13,7 @@ from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
 COMMANDS = {
     "run": "run prompts on a cluster of processes here",
+    "chat": "talk with a model in the terminal, on a running service or cluster or a new one",
     "simulate": "run the same machines on a virtual clock, with a model of language and of costs",
     "memory": "what each stage of a model takes",
     "serve": "serve the OpenAI interface over HTTP, on a cluster started here or a running one",

@@ -1,0 +1,289 @@
+"""``asyncspec chat``: a conversation in the terminal, with a service or a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.cli.chat_terminal import (
+    HELP,
+    SETTABLE,
+    Command,
+    Screen,
+    edited_lines,
+    harmless,
+    piped_lines,
+    read_setting,
+)
+from asyncspec_nodes.client.chat import ClusterTalker, End, HttpTalker, Talker
+from asyncspec_nodes.client.client import Client, ClusterAddress
+from asyncspec_nodes.cluster.checkpoints import PLAIN
+from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
+from asyncspec_nodes.console.signals import until_signal
+from asyncspec_nodes.local.cluster import RESTART_STAGES, LoadingSteps, LocalCluster
+from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
+
+API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
+
+
+class Service(Struct, frozen=True):
+    """A service of the OpenAI interface."""
+
+    url: str
+    key: str
+    model: str
+
+
+class ChatOptions(Struct, frozen=True):
+    """The checked options of a chat."""
+
+    # A cluster to start here, one to connect to, or a service.
+    where: Config | ClusterAddress | Service
+    system: str
+    settings: dict[str, int | float]
+    logs: Path | None
+
+
+def add_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--url", metavar="URL", help="of a running service, such as http://127.0.0.1:8000")
+    add("--api-key", metavar="KEY", help=f"for --url (default: {API_KEY_VARIABLE})")
+    add("--model", metavar="NAME", help="for --url (default: the first that it serves)")
+    add("--system", default="", metavar="TEXT", help="a system prompt")
+    group = parser.add_argument_group("sampling", "default: the model's choice")
+    for name in SETTABLE:
+        group.add_argument(option(name), metavar=name.rpartition("_")[2].upper())
+    cluster_options.add_arguments(parser)
+
+
+def read_arguments(arguments: argparse.Namespace) -> ChatOptions:
+    if not is_utf8(arguments.system):
+        raise UserError("--system is not UTF-8 text")
+    settings = {}
+    for name, value in given(arguments, SETTABLE).items():
+        try:
+            _, number = read_setting(f"{name} {value}")
+        except UserError as error:
+            raise UserError(f"--{str(error).replace('_', '-')}") from None
+        if number is not None:
+            settings[name] = number
+    return ChatOptions(
+        where=_where(arguments),
+        system=arguments.system,
+        settings=settings,
+        logs=cluster_options.log_directory(arguments),
+    )
+
+
+def _where(arguments: argparse.Namespace) -> Config | ClusterAddress | Service:
+    if arguments.url is None:
+        for name in given(arguments, ("api_key", "model")):
+            raise UserError(f"{option(name)} goes with --url; leave it out or add --url URL")
+        where = cluster_options.read_arguments(arguments, sessions=1)
+        if isinstance(where, Config) and arguments.target is None:
+            # The bundled target was not made for conversations.
+            return replace(where, target=replace(where.target, chat_template=PLAIN))
+        return where
+    if not arguments.url.startswith(("http://", "https://")):
+        raise UserError(f"--url is {arguments.url}; it must be http://HOST:PORT or https://HOST")
+    clusters = ("connect", "config", "cluster", "policy", *cluster_options.CLUSTERS_CHOICE)
+    for name in given(arguments, clusters):
+        raise UserError(f"{option(name)} is the running service's choice; leave it out")
+    key = arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")
+    return Service(arguments.url, key, arguments.model or "")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = read_arguments(arguments)
+    return asyncio.run(until_signal(_chat(options)))
+
+
+async def _chat(options: ChatOptions) -> int:
+    async with AsyncExitStack() as stack:
+        cluster = await _cluster(options, stack)
+        talker = await _talker(options, cluster, stack)
+        plain = not (sys.stdin.isatty() and sys.stdout.isatty())
+        screen = Screen(plain=plain)
+        screen.note(f"{harmless(talker.name)}. /help lists the commands.")
+        lines = piped_lines() if plain else edited_lines(screen.note)
+        chat = Chat(talker, screen, options.system, dict(options.settings))
+        talking = asyncio.create_task(chat.work(lines))
+        watch = None if cluster is None else asyncio.create_task(cluster.watch())
+        tasks = [talking, watch] if watch else [talking]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if watch is not None and watch.done():
+                raise watch.result()
+            return talking.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _cluster(options: ChatOptions, stack: AsyncExitStack) -> LocalCluster | None:
+    """A cluster of our own, where none is named."""
+    where = options.where
+    if not isinstance(where, Config):
+        return None
+    steps = LoadingSteps(where.stages)
+    cluster = LocalCluster(where, steps, options.logs, restarts=RESTART_STAGES, notify=print_notice)
+    with steps.display():
+        return await stack.enter_async_context(cluster)
+
+
+async def _talker(
+    options: ChatOptions, cluster: LocalCluster | None, stack: AsyncExitStack
+) -> Talker:
+    where = options.where
+    if isinstance(where, Service):
+        return await stack.enter_async_context(HttpTalker(where.url, where.key, where.model))
+    if isinstance(where, Config):
+        assert cluster is not None
+        client = await Client.connect(*cluster.address, where.cluster.name)
+    else:
+        client = await where.connect()
+    stack.push_async_callback(client.close)
+    draft = next(node for node in await client.nodes() if node.role == "draft")
+    return ClusterTalker(client, draft.model)
+
+
+class Chat:
+    """One conversation, and the commands that change it."""
+
+    def __init__(
+        self, talker: Talker, screen: Screen, system: str, settings: dict[str, int | float]
+    ) -> None:
+        self._talker = talker
+        self._screen = screen
+        self.system = system
+        self.settings = settings
+        self.messages: list[ChatText] = []
+        self.commands: dict[str, Callable[[str], str]] = {
+            "help": lambda rest: HELP,
+            "system": self._set_system,
+            "set": self._set,
+            "reset": self._reset,
+            "passes": self._passes,
+        }
+
+    async def work(self, lines: AsyncIterator[str]) -> int:
+        """Talk until the input ends. Exit code 1 where an answer has failed and nobody is there to
+        see it."""
+        failed = False
+        async for line in lines:
+            command = Command.of(line)
+            if command is not None and command.name in ("bye", "exit", "quit"):
+                break
+            try:
+                if command is None:
+                    await self.ask(line[1:] if line.startswith("//") else line)
+                elif command.name == "retry":
+                    await self.retry()
+                else:
+                    self._screen.note(self._command(command))
+            except AsyncSpecError as error:
+                failed = True
+                self._screen.error(str(error))
+        return int(failed and not sys.stdin.isatty())
+
+    def _command(self, command: Command) -> str:
+        if command.name not in self.commands:
+            raise UserError(f"there is no command /{command.name}; give /help for a list")
+        return self.commands[command.name](command.rest)
+
+    async def ask(self, text: str) -> None:
+        """Say ``text``, and print the answer; if it fails, nothing was said."""
+        if problem := prompt_problem(text):
+            raise UserError(problem)
+        self.messages.append(ChatText("user", text))
+        await self._answer()
+
+    async def retry(self) -> None:
+        """Answer the last question once more."""
+        if self.messages and self.messages[-1].role == "assistant":
+            self.messages.pop()
+        if not self.messages:
+            raise UserError("nothing was asked yet; ask something")
+        await self._answer()
+
+    async def _answer(self) -> None:
+        system = [ChatText("system", self.system)] if self.system else []
+        answering = asyncio.create_task(self._print([*system, *self.messages]))
+        loop = asyncio.get_running_loop()
+        interactive = sys.stdin.isatty()
+        if interactive:
+            loop.add_signal_handler(signal.SIGINT, answering.cancel)
+        try:
+            await asyncio.wait((answering,))
+            text = answering.result()
+        except AsyncSpecError:
+            self.messages.pop()
+            raise
+        finally:
+            if interactive:
+                loop.remove_signal_handler(signal.SIGINT)
+            answering.cancel()
+        if text:
+            self.messages.append(ChatText("assistant", text))
+        else:
+            self.messages.pop()  # a question without an answer is not part of what was said
+
+    async def _print(self, messages: list[ChatText]) -> str:
+        """The answer, or what there is of it when cancelled."""
+        pieces: list[str] = []
+        end: End | None = None
+        self._screen.begin()
+        try:
+            async with aclosing(self._talker.answer(messages, self.settings)) as events:
+                async for event in events:
+                    if isinstance(event, End):
+                        end = event
+                    else:
+                        pieces.append(event.text)
+                        self._screen.show(event)
+        except asyncio.CancelledError:
+            pass
+        except AsyncSpecError:
+            if pieces:
+                sys.stdout.write("\n")
+            raise
+        self._screen.end(end)
+        return "".join(pieces)
+
+    def _set_system(self, text: str) -> str:
+        if text:
+            self.system = "" if text == "-" else text
+        return f"system prompt: {self.system or 'none'}"
+
+    def _set(self, text: str) -> str:
+        if text:
+            name, value = read_setting(text)
+            if value is None:
+                self.settings.pop(name, None)
+            else:
+                self.settings[name] = value
+        shown = (f"{name}: {self.settings.get(name, 'as the model has it')}" for name in SETTABLE)
+        return "\n".join(shown)
+
+    def _reset(self, text: str) -> str:
+        self.messages.clear()
+        return "The conversation is forgotten."
+
+    def _passes(self, text: str) -> str:
+        self._screen.passes = not self._screen.passes
+        if not self._screen.passes:
+            return "Words are plain."
+        return "Words on a coloured ground came together in one pass; the others alone."

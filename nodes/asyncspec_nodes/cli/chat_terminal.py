@@ -1,0 +1,203 @@
+"""The terminal of ``asyncspec chat``: lines to read, commands, and what is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+from rich.text import Text
+
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.client.chat import End, Piece
+from asyncspec_protocol.sampling import RANGES
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+
+SETTABLE = (
+    *("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+HELP = """\
+/system TEXT     the system prompt; /system alone shows it, /system - removes it
+/set NAME VALUE  a setting; /set NAME - leaves it to the model, /set alone shows all
+/reset           forget the conversation
+/retry           answer the last question once more
+/passes          show or hide which words came together in one pass
+/help            this text
+/bye             leave; so does Ctrl-D
+Enter sends, Alt+Enter is a new line, Up finds earlier lines, Ctrl-C stops an answer."""
+
+TINTS = ("bright_white on dark_blue", "bright_white on dark_green")
+"""Of passes that brought several tokens, by turns."""
+
+# Control characters could command the terminal; line breaks and tabs may stay.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """A model's text without what a terminal would obey."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+class Command(Struct, frozen=True):
+    """A line such as ``/set seed 3``."""
+
+    name: str
+    rest: str
+
+    @classmethod
+    def of(cls, line: str) -> Command | None:
+        """None for what is said to the model. ``//`` begins a message with one slash."""
+        if not line.startswith("/") or line.startswith("//"):
+            return None
+        name, _, rest = line[1:].partition(" ")
+        return cls(name.lower(), rest.strip())
+
+
+def read_setting(text: str) -> tuple[str, int | float | None]:
+    """The setting of ``NAME VALUE``; None for ``-``. Raises ``UserError``."""
+    given, _, value = text.replace("=", " ").partition(" ")
+    name = given.replace("-", "_")
+    name = {"max_tokens": "max_new_tokens"}.get(name, name)
+    if name not in SETTABLE:
+        raise UserError(f"there is no setting {given!r}; there are {', '.join(SETTABLE)}")
+    value = value.strip()
+    if value == "-":
+        return name, None
+    kind = get_args(RANGES[name])[0]
+    try:
+        return name, msgspec.convert(kind(value), RANGES[name])
+    except (ValueError, msgspec.ValidationError):
+        rule = get_args(RANGES[name])[1].description
+        raise UserError(f"{name} is {value!r}; it must be {rule}") from None
+
+
+class Screen:
+    """Prints answers. ``plain``: text and nothing else, for files and pipes."""
+
+    def __init__(self, *, plain: bool) -> None:
+        self._plain = plain
+        self._console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+        self.passes = False
+        self._shown = 0
+        self._tokens = 0
+
+    def note(self, text: str) -> None:
+        """A line about the conversation."""
+        if not self._plain:
+            self._console.print(Text(text, style="dim"))
+
+    def error(self, text: str) -> None:
+        """A line on stderr."""
+        sys.stderr.write(f"asyncspec: {harmless(' '.join(text.split()))}\n")
+
+    def begin(self) -> None:
+        self._shown = self._tokens = 0
+
+    def show(self, piece: Piece) -> None:
+        self._shown += 1
+        self._tokens += piece.tokens
+        text = harmless(piece.text)
+        if self._plain:
+            sys.stdout.write(text)
+        else:
+            tinted = self.passes and piece.tokens > 1
+            style = TINTS[self._shown % 2] if tinted else ""
+            self._console.print(Text(text, style=style), end="")
+        sys.stdout.flush()
+
+    def end(self, end: End | None) -> None:
+        """``end``: None where the answer was stopped."""
+        sys.stdout.write("\n")
+        if self._plain:
+            sys.stdout.flush()
+            return
+        speed = end.stats.get("tokens_per_second") if end else None
+        parts = [f"{self._tokens} tokens in {self._shown} passes"]
+        parts += [f"{speed:.1f} a second"] if speed else []
+        parts += ["stopped"] if end is None else []
+        parts += ["cut at the limit"] if end is not None and end.reason == "length" else []
+        self.note(f"({', '.join(parts)})")
+
+
+class Lines(Protocol):
+    """Where messages come from."""
+
+    def __call__(self) -> AsyncIterator[str]:
+        """Whole messages; ends with the input."""
+
+
+async def piped_lines() -> AsyncIterator[str]:
+    """Every line of standard input is a message."""
+    import asyncio
+
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        if line.strip():
+            yield line.rstrip("\n")
+
+
+def history_path(environment: Mapping[str, str]) -> Path:
+    """The file of earlier lines."""
+    state = environment.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "asyncspec" / "chat_history"
+
+
+async def edited_lines(notice: Callable[[str], None]) -> AsyncIterator[str]:
+    """Lines of an editor with history. ``notice``: takes a line for the user."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    commands = ["/system", "/set", "/reset", "/retry", "/passes", "/help", "/bye"]
+    session: PromptSession[str] = PromptSession(
+        "> ",
+        multiline=True,
+        key_bindings=keys,
+        history=_history(notice),
+        completer=WordCompleter(commands, sentence=True),
+        complete_while_typing=False,
+        prompt_continuation=lambda width, number, soft: "  ",
+    )
+    while True:
+        try:
+            line = await session.prompt_async()
+        except KeyboardInterrupt:
+            notice("Ctrl-D or /bye leaves.")
+            continue
+        except EOFError:
+            return
+        if line.strip():
+            yield line
+
+
+def _history(notice: Callable[[str], None]) -> Any:
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = history_path(os.environ)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError as error:
+        notice(f"earlier lines are not kept: {path}: {error.strerror}")
+        return InMemoryHistory()
+    return FileHistory(str(path))

@@ -1,0 +1,208 @@
+"""Conversations with a running service: over HTTP, or with a cluster's draft node.
+
+Both give an answer as a stream of ``Piece``: the text and the number of tokens of one pass.
+"""
+
+from __future__ import annotations
+
+import codecs
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.sampling import Defaults, Sampling
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.serving.requests import ChatText, encode_chat
+from asyncspec_protocol.messages import Finished, Output, Submit
+from asyncspec_protocol.sampling import MAX_INT
+
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 120.0
+"""Without a byte from the service, which sends comments while an answer has no text."""
+
+MAX_LINE = 8 << 20
+"""Bytes of one event of a stream."""
+
+Settings = Mapping[str, int | float]
+"""What a user has set of ``Sampling``, and ``max_new_tokens``; the rest is the model's choice."""
+
+
+class Piece(Struct, frozen=True):
+    """What one pass brought."""
+
+    text: str
+    tokens: int
+
+
+class End(Struct, frozen=True):
+    """The last event of an answer: "stop" or "length", and its statistics."""
+
+    reason: str
+    stats: Mapping[str, float] = {}
+
+
+class Talker(Protocol):
+    """A model that continues conversations."""
+
+    @property
+    def name(self) -> str:
+        """The model's public name."""
+
+    def answer(
+        self, messages: Sequence[ChatText], settings: Settings
+    ) -> AsyncGenerator[Piece | End, None]:
+        """The answer's pieces; the last event is ``End``. Closing early cancels it. Raises
+        ``UserError`` for what the user can change, else ``ClusterError``."""
+
+
+class ClusterTalker:
+    """Talks to a draft node, which renders conversations by its target's chat template."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self.name = name
+
+    async def answer(
+        self, messages: Sequence[ChatText], settings: Settings
+    ) -> AsyncGenerator[Piece | End, None]:
+        sampling = {name: settings[name] for name in Sampling.__struct_fields__ if name in settings}
+        submit = Submit(
+            request=0,
+            prompt="",
+            chat=encode_chat(messages),
+            max_new_tokens=int(settings.get("max_new_tokens", MAX_INT)),
+            unset=tuple(name for name in Defaults.__struct_fields__ if name not in settings),
+            # Without a seed every answer is another one, as over HTTP.
+            **asdict(replace(Sampling(temperature=1.0, seed=secrets.randbits(53)), **sampling)),
+        )
+        async with aclosing(self._client.ask(submit)) as events:
+            async for event in events:
+                if isinstance(event, Output):
+                    yield Piece(event.text, len(event.token_ids))
+                elif isinstance(event, Finished):
+                    yield _end(event)
+
+
+def _end(event: Finished) -> End:
+    if event.reason in ("stop", "length"):
+        return End(event.reason, event.stats)
+    # Without stats the request was refused; the user must change it, unless the node failed.
+    failed = bool(event.stats) or event.code in ("busy", "internal")
+    text = event.detail or f"the answer was {event.reason}"
+    raise ClusterError(text) if failed else UserError(text)
+
+
+class HttpTalker:
+    """Talks to a service of the OpenAI interface at ``url``. ``async with``."""
+
+    def __init__(self, url: str, key: str = "", model: str = "") -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.name = model
+
+    async def __aenter__(self) -> HttpTalker:
+        """Raises ``UserError`` or ``ClusterError`` where the service cannot be used."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=IDLE_SECONDS)
+        self._http = aiohttp.ClientSession(
+            headers=self._headers, timeout=timeout, read_bufsize=MAX_LINE
+        )
+        try:
+            served = [model["id"] for model in (await self._get("/v1/models"))["data"]]
+            if self.name and self.name not in served:
+                raise UserError(f"--model is {self.name}; there are {', '.join(served)}")
+            self.name = self.name or served[0]
+        except (KeyError, IndexError, TypeError):
+            await self._http.close()
+            raise UserError(
+                f"{self._url}/v1/models names no model; give the address of a service as --url"
+            ) from None
+        except BaseException:
+            await self._http.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._http.close()
+
+    async def _get(self, path: str) -> Any:
+        try:
+            async with self._http.get(self._url + path) as response:
+                await _check(response)
+                return msgspec.json.decode(await response.read())
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: Exception) -> ClusterError:
+        why = str(error) or "no answer in time"
+        return ClusterError(f"the service at {self._url} cannot be reached ({why}); check --url")
+
+    async def answer(
+        self, messages: Sequence[ChatText], settings: Settings
+    ) -> AsyncGenerator[Piece | End, None]:
+        names = {"max_new_tokens": "max_tokens"}
+        body = {
+            "model": self.name,
+            "messages": messages,
+            "stream": True,
+            "return_details": True,
+            **{names.get(name, name): value for name, value in settings.items()},
+        }
+        end: End | None = None
+        try:
+            async with self._http.post(
+                f"{self._url}/v1/chat/completions",
+                data=msgspec.json.encode(body),
+                headers={"Content-Type": "application/json"},
+            ) as response:
+                await _check(response)
+                async for event in _events(response):
+                    for choice in event.get("choices", ()):
+                        tokens = len(choice.get("token_ids") or ())
+                        text = choice["delta"].get("content") or ""
+                        if text or tokens:
+                            yield Piece(text, tokens)
+                        if choice.get("finish_reason"):
+                            end = End(choice["finish_reason"], choice.get("stats") or {})
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise self._lost(error) from None
+        if end is None:
+            raise ClusterError(f"the service at {self._url} is gone; ask again when it is back")
+        yield end
+
+
+async def _check(response: aiohttp.ClientResponse) -> None:
+    """Raises ``UserError`` for a request that the service refuses, ``ClusterError`` for others."""
+    if response.status < 400:
+        return
+    try:
+        text = msgspec.json.decode(await response.read())["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        text = f"status {response.status} ({response.reason}); check the address"
+    if response.status == 401:
+        text += "; give it as --api-key or in ASYNCSPEC_API_KEY"
+    kind = UserError if response.status < 500 and response.status != 429 else ClusterError
+    raise kind(str(text))
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The JSON of server-sent events, until the end of the stream."""
+    decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+    async for data in response.content.iter_any():
+        *lines, rest = (rest + decoder.decode(data)).split("\n")
+        for line in lines:
+            if not line.startswith("data:"):
+                continue
+            content = line.removeprefix("data:").strip()
+            if content == "[DONE]":
+                return
+            event = msgspec.json.decode(content, type=dict[str, Any])
+            if error := event.get("error"):
+                raise ClusterError(str(error.get("message", error)))
+            yield event

@@ -1,0 +1,178 @@
+"""``asyncspec chat``: commands, settings, what reaches the terminal, and both ways to a model."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from asyncspec.core.errors import ClusterError, UserError
+from asyncspec_nodes.cli import main
+from asyncspec_nodes.cli.chat import Chat
+from asyncspec_nodes.cli.chat_terminal import (
+    SETTABLE,
+    Command,
+    Screen,
+    edited_lines,
+    harmless,
+    read_setting,
+)
+from asyncspec_nodes.client.chat import ClusterTalker, End, HttpTalker, Piece, Settings, Talker
+from asyncspec_nodes.serving.requests import ChatText
+from toy_service import Toy
+
+
+@given(st.text())
+def test_no_text_commands_the_terminal(text: str) -> None:
+    shown = harmless(text)
+    assert len(shown) == len(text)
+    assert all(c.isprintable() or c in "\n\t" or ord(c) > 0x9F for c in shown)
+    assert harmless(shown) == shown
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_any_setting_is_taken_or_refused(name: str, value: str) -> None:
+    with contextlib.suppress(UserError):
+        assert read_setting(f"{name} {value}")[0] in SETTABLE
+    for known in SETTABLE:
+        with contextlib.suppress(UserError):
+            assert read_setting(f"{known} {value}")[0] == known
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("temperature 0.5", ("temperature", 0.5)),
+        ("top-k 3", ("top_k", 3)),
+        ("max-tokens=7", ("max_new_tokens", 7)),
+        ("seed -", ("seed", None)),
+    ],
+)
+def test_settings(text: str, read: tuple[str, float | None]) -> None:
+    assert read_setting(text) == read
+
+
+def test_commands_and_messages() -> None:
+    assert Command.of("/set seed 3") == Command("set", "seed 3")
+    assert Command.of("hello /set") is None
+    assert Command.of("//etc is a directory") is None
+
+
+class Scripted:
+    """Answers with its settings and what it heard; a message "fail" fails."""
+
+    name = "scripted"
+
+    async def answer(
+        self, messages: Sequence[ChatText], settings: Settings
+    ) -> AsyncGenerator[Piece | End, None]:
+        if messages[-1].content == "fail":
+            raise ClusterError("it failed")
+        yield Piece(json.dumps([one.content for one in messages]), 2)
+        yield Piece(f" {dict(settings)}", 1)
+        yield End("stop", {"tokens_per_second": 5.0})
+
+
+async def said(*lines: str) -> AsyncIterator[str]:
+    for line in lines:
+        yield line
+
+
+async def talk(*lines: str, talker: Talker | None = None) -> Chat:
+    chat = Chat(talker or Scripted(), Screen(plain=True), "", {})
+    await chat.work(said(*lines))
+    return chat
+
+
+@pytest.mark.asyncio
+async def test_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = await talk(
+        "/system be brief", "/set seed 3", "one", "/retry", "fail", "//two", "/bye", "three"
+    )
+    told = capsys.readouterr()
+    answers = told.out.splitlines()
+    assert answers[0] == answers[1] == '["be brief", "one"] {\'seed\': 3}'
+    assert answers[2].startswith('["be brief", "one", ')
+    assert answers[2].endswith(', "/two"] ' + "{'seed': 3}")
+    assert told.err == "asyncspec: it failed\n"
+    assert [message.role for message in chat.messages] == ["user", "assistant"] * 2
+
+
+@pytest.mark.asyncio
+async def test_mistakes_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = await talk("/retry", "/nothing", "/set heat 3", "/set seed x", "/set temperature -1")
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[0] == "asyncspec: nothing was asked yet; ask something"
+    assert errors[1] == "asyncspec: there is no command /nothing; give /help for a list"
+    assert errors[2].startswith("asyncspec: there is no setting 'heat'; there are temperature, ")
+    assert errors[3] == "asyncspec: seed is 'x'; it must be 0 or more and below 2**63"
+    assert errors[4] == "asyncspec: temperature is '-1'; it must be 0 (greedy) or more"
+    assert (chat.messages, chat.settings) == ([], {})
+    assert (await talk("one", "/reset")).messages == []
+
+
+@pytest.mark.asyncio
+async def test_both_ways_lead_to_the_same_answer() -> None:
+    """By HTTP and by the link of a draft node, pass by pass."""
+    messages = [ChatText("system", "s"), ChatText("user", "é <b>")]
+    settings: Settings = {"temperature": 0.7, "seed": 5, "max_new_tokens": 30}
+    async with Toy("link", keys=("secret",)) as toy:
+        client = toy.engine._connected_client()  # type: ignore[union-attr]
+        heard: list[str] = []
+        ends: list[End] = []
+        async with HttpTalker(f"{toy.url}/v1/", "secret") as http:
+            assert http.name == "toy"
+            for talker in (http, ClusterTalker(client, "toy")):
+                events = [event async for event in talker.answer(messages, settings)]
+                pieces = [event for event in events if isinstance(event, Piece)]
+                assert sum(piece.tokens for piece in pieces) <= 30
+                heard.append("".join(piece.text for piece in pieces))
+                ends += [event for event in events if isinstance(event, End)]
+                with pytest.raises(UserError):
+                    async for _ in talker.answer([ChatText("assistant", "x")], {}):
+                        pass
+        assert heard[0] == heard[1] != ""
+        assert [end.reason for end in ends] == [ends[0].reason] * 2
+        with pytest.raises(UserError, match="give it as --api-key"):
+            await HttpTalker(toy.url).__aenter__()
+        with pytest.raises(UserError, match="--model is x; there are toy"):
+            await HttpTalker(toy.url, "secret", "x").__aenter__()
+
+
+@pytest.mark.asyncio
+async def test_the_line_editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alt+Enter is a new line, Enter sends, Ctrl-C clears, Ctrl-D ends; lines are kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    notes: list[str] = []
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("one\x1b\rtwo\rwrong\x03\r\x04")
+        lines = [line async for line in edited_lines(notes.append)]
+    assert lines == ["one\ntwo"]
+    assert notes == ["Ctrl-D or /bye leaves."]
+    kept = tmp_path / "asyncspec/chat_history"
+    assert "+one\n+two\n" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--api-key", "x"], "--api-key goes with --url; leave it out or add --url URL"),
+        (["--url", "localhost:8000"], "--url is localhost:8000; it must be http://HOST:PORT"),
+        (["--url", "http://x", "--stages", "2"], "--stages is the running service's choice"),
+        (["--top-p", "3"], "--top-p is '3'; it must be above 0 and at most 1"),
+        (["--url", "http://127.0.0.1:9"], "the service at http://127.0.0.1:9 cannot be reached"),
+        (["--connect", "h:1", "--target", "x"], "--target is the running cluster's choice"),
+    ],
+)
+def test_mistakes(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["chat", *argv]) in (1, 2)
+    assert says in capsys.readouterr().err
