@@ -1,0 +1,87 @@
+"""A target for machines that have none: sparse copies with the bytes of a stage."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from asyncspec.backend.base import FilePart
+from asyncspec.backend.registry import backend_of
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.join.parts import Part, PartsSource, merged, routes
+
+SPANS = ((0, 1), (2, 4))
+
+
+async def fetched(target: Path, span: tuple[int, int], folder: Path, refuse: str = "") -> Path:
+    """The copy that a machine fetches."""
+    app = web.Application()
+    app.add_routes(routes(str(target), lambda request: refuse not in ("secret",)))
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    await asyncio.to_thread(folder.mkdir, exist_ok=True)
+    try:
+        async with aiohttp.ClientSession() as session:
+            # Plain HTTP: the certificate is the connection's business.
+            base = f"http://127.0.0.1:{port}"
+            source = PartsSource(session, base, aiohttp.Fingerprint(bytes(32)))
+            found = await source.fetch(span, folder, lambda line: None)
+            for name in ("../secret", "secret"):
+                async with session.get(f"{base}/files/{name}") as response:
+                    assert response.status == 404
+            return found
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.torch
+@pytest.mark.asyncio
+@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("kind", ["hf", "gguf"])
+async def test_a_copy_has_the_fingerprint_and_the_bytes_of_its_layers(
+    tmp_path: Path, kind: str, span: tuple[int, int]
+) -> None:
+    target = BUNDLED_TARGET
+    if kind == "gguf":
+        pytest.importorskip("gguf")
+        from backend.gguf_models import save_random
+
+        target = save_random(tmp_path / "model.gguf", layers=4)
+        (tmp_path / "secret").write_text("not the model's")
+    backend = backend_of(str(target))
+    copy = await fetched(target, span, tmp_path / "copy")
+    ours, theirs = backend.open(str(target), tokenizer=False), backend.open(str(copy))
+    assert theirs.fingerprint == ours.fingerprint
+    for part in backend.stage_files(str(target), span):
+        there = copy if kind == "gguf" else copy / part.file.name
+        assert _bytes(FilePart(there, part.offset, part.length)) == _bytes(part)
+    # Another stage on the same machine adds its own.
+    await fetched(target, (0, 4), tmp_path / "copy")
+    assert backend.open(str(copy)).fingerprint == ours.fingerprint
+
+
+def _bytes(part: FilePart) -> bytes:
+    with part.file.open("rb") as stream:
+        stream.seek(part.offset)
+        return stream.read(part.length)
+
+
+@pytest.mark.asyncio
+async def test_without_the_secret_nothing_is_sent(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give --target DIR"):
+        await fetched(BUNDLED_TARGET, (0, 1), tmp_path / "copy", refuse="secret")
+
+
+def test_parts_close_together_are_one(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(bytes(1 << 20))
+    parts = [FilePart(file, at, length) for at, length in ((900_000, 200_000), (0, 10), (40, 5))]
+    assert merged(parts) == [Part("f", 1 << 20, 0, 45), Part("f", 1 << 20, 900_000, 148_576)]
