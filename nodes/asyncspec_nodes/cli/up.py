@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import StageOptions
 from asyncspec.backend.registry import backend_of, backend_of_source
+from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.placement.model import TargetCost
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
@@ -24,6 +25,7 @@ from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
 from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.node.resources import cores, threads_are_set
 
 REJOIN_SECONDS = 120.0
 """Requests wait for so long for the layers of a machine that has left, before they fail."""
@@ -52,6 +54,9 @@ def run(arguments: argparse.Namespace) -> int:
     for name in cluster_options.LOCAL:
         setattr(arguments, name, None)
     join.check_advertise(arguments.advertise)
+    if not (arguments.no_stage or arguments.threads or threads_are_set()):
+        # The draft node and the stage here share the cores.
+        set_thread_count(max(1, cores() // 2))
     stages, arguments.stages = arguments.stages, 1
     options = serve.read_arguments(arguments)
     assert isinstance(options.where, Config)

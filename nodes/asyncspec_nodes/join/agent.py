@@ -27,6 +27,7 @@ from asyncspec_nodes.join.messages import (
     HEARTBEAT_SECONDS,
     MAX_BYTES,
     Admitted,
+    Ended,
     Failed,
     FromMember,
     Leaving,
@@ -113,8 +114,8 @@ class Agent:
         self._base = ""
 
     async def run(self) -> None:
-        """Until cancelled. Raises ``UserError`` where it cannot take part, and ``ClusterError``
-        where the cluster is gone for ``RETRY_SECONDS``."""
+        """Until cancelled, or the cluster ends. Raises ``UserError`` where it cannot take part,
+        and ``ClusterError`` where the cluster is gone for ``RETRY_SECONDS``."""
         giving_up: asyncio.Task[None] | None = None
         lost: float | None = None
         try:
@@ -128,7 +129,9 @@ class Agent:
                         if giving_up is not None:
                             giving_up.cancel()
                         lost = None
-                        await self._serve(channel)
+                        if await self._serve(channel):
+                            self._say("the cluster has ended")
+                            return
                 except _NobodyThere as error:
                     if not self._joined:
                         raise
@@ -240,8 +243,9 @@ class Agent:
             request=self._identity.request,
         )
 
-    async def _serve(self, channel: aiohttp.ClientWebSocketResponse) -> None:
-        """Until the connection ends. Raises ``UserError`` where the cluster refuses."""
+    async def _serve(self, channel: aiohttp.ClientWebSocketResponse) -> bool:
+        """Until the connection ends; whether the cluster does. Raises ``UserError`` where it
+        refuses."""
         self._channel = channel
         async for raw in channel:
             if raw.type is not aiohttp.WSMsgType.TEXT:
@@ -250,6 +254,8 @@ class Agent:
             match message:
                 case Refused(text):
                     raise UserError(text)
+                case Ended():
+                    return True
                 case Admitted(authority, certificate):
                     self._identity.receive(authority, certificate)
                     self._joined = True
@@ -258,6 +264,7 @@ class Agent:
                         await self._tell(served)
                 case Orders():
                     await self._follow(message)
+        return False
 
     async def _follow(self, orders: Orders) -> None:
         """Start and stop stages; what stays only learns the others' addresses."""

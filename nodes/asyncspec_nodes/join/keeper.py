@@ -28,6 +28,7 @@ from asyncspec_nodes.join.members import Member, Members
 from asyncspec_nodes.join.messages import (
     GRACE_SECONDS,
     PORTS,
+    Ended,
     Failed,
     FromMember,
     Leaving,
@@ -147,6 +148,8 @@ class Keeper:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        for member in self._members.by_id.values():
+            member.send(Ended())
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

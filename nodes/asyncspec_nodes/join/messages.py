@@ -62,6 +62,10 @@ class Refused(Struct, frozen=True, tag="refused"):
     text: Line
 
 
+class Ended(Struct, frozen=True, tag="ended"):
+    """The cluster stops: members need not look for it."""
+
+
 class Orders(Struct, frozen=True, tag="orders"):
     """What the member is to run from now on: everything else it stops."""
 
@@ -104,7 +108,7 @@ class Leaving(Struct, frozen=True, tag="leaving"):
 
 
 FromMember = Offer | Step | Serving | Failed | Leaving
-ToMember = Admitted | Refused | Orders
+ToMember = Admitted | Refused | Ended | Orders
 
 M = TypeVar("M")
 

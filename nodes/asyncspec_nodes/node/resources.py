@@ -49,12 +49,17 @@ def stage_share(config: Config, rank: int) -> float:
 
 def set_threads(config: Config, rank: int, host: str, wanted: int | None = None) -> None:
     """Before torch is imported: ``wanted``, the environment's, or the node's share of threads."""
-    if wanted is None and not any(name in os.environ for name in COUNT_VARIABLES):
+    if wanted is None and not threads_are_set():
         wanted = thread_share(config, rank, host)
     if wanted is None:
         set_thread_defaults()
     else:
         set_thread_count(wanted)
+
+
+def threads_are_set() -> bool:
+    """Whether the environment says how many threads share a product."""
+    return any(name in os.environ for name in COUNT_VARIABLES)
 
 
 def set_local_threads(config: Config) -> None:
