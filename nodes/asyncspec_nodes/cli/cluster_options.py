@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend import base
 from asyncspec.backend.base import EngineOptions, Repack
-from asyncspec.backend.registry import backend_of, with_backend
+from asyncspec.backend.registry import LLAMA, backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
@@ -165,12 +165,13 @@ def read_address(arguments: argparse.Namespace) -> ClusterAddress:
 
 
 def read_arguments(
-    arguments: argparse.Namespace, *, sessions: int, traced: bool = False
+    arguments: argparse.Namespace, *, sessions: int, traced: bool = False, local: bool = True
 ) -> Config | ClusterAddress:
     """The cluster file of the cluster to start, for which the environment gets ``--threads``; or
-    the running cluster's address. Raises ``UserError``."""
+    the running cluster's address. ``local``: its nodes are on this machine, and a target of the Hub
+    is downloaded as a whole. Raises ``UserError``."""
     if not connects(arguments):
-        return _local_config(arguments, sessions, traced=traced)
+        return _local_config(arguments, sessions, traced=traced, local=local)
     for name in given(arguments, CLUSTERS_CHOICE):
         raise UserError(f"{option(name)} is the running cluster's choice; leave it out")
     for key in given(arguments, PASSES + tables.DRAFTING):
@@ -179,7 +180,15 @@ def read_arguments(
     return read_address(arguments)
 
 
-def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool) -> Config:
+def is_local(target: str) -> bool:
+    """Whether a target's name is a path of this machine."""
+    path = target.removeprefix(f"{LLAMA}:")
+    return Path(path).expanduser().exists()
+
+
+def _local_config(
+    arguments: argparse.Namespace, sessions: int, *, traced: bool, local: bool
+) -> Config:
     if arguments.cluster is not None:
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
     bundled = arguments.target is None
@@ -190,16 +199,16 @@ def _local_config(arguments: argparse.Namespace, sessions: int, *, traced: bool)
     if problem := policy_problem(policy, drafts=drafts):
         raise UserError(problem)
     stages = arguments.stages or DEFAULT_STAGES
-    target = str(checkpoints.BUNDLED_TARGET)
-    if not bundled:
-        target = with_backend(arguments.target, backend_name)
-        backend = backend_of(target)
-        # Before weights are downloaded.
-        check_stages(stages, backend.inspect(target).layers)
-        target = backend.locate(target)
-    target = with_backend(target, backend_name)
-    options = read_engine_options(arguments, target)
-    checkpoints.check_target(target, stages)
+    target = with_backend(arguments.target or str(checkpoints.BUNDLED_TARGET), backend_name)
+    backend = backend_of(target)
+    # Before weights are downloaded.
+    check_stages(stages, backend.inspect(target).layers)
+    if not (local or is_local(target)):
+        options = read_engine_options(arguments, target)
+    else:
+        target = with_backend(backend.locate(target), backend_name)
+        options = read_engine_options(arguments, target)
+        checkpoints.check_target(target, stages)
     uses_draft = POLICIES[policy].uses_draft
     # A draft that the policy does not use need not be loaded.
     draft = DraftTable(source=NONE, policy=policy)

@@ -73,7 +73,8 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
     cluster_options.add_arguments(parser, local=local)
 
 
-def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
+def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> ServeOptions:
+    """``local``: as in ``cluster_options``."""
     if not 0 <= arguments.port < 65536:
         raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
     http = http_options.read_arguments(arguments, arguments.host)
@@ -81,7 +82,7 @@ def read_arguments(arguments: argparse.Namespace) -> ServeOptions:
         host=arguments.host,
         port=arguments.port,
         http=replace(http, model=http.model or _hub_name(arguments.target)),
-        where=_where(arguments),
+        where=_where(arguments, local=local),
         logs=cluster_options.log_directory(arguments),
         log=log.read_arguments(arguments, LogTable()),
     )
@@ -94,8 +95,8 @@ def _hub_name(target: str | None) -> str | None:
     return backend_of(target).model_name(target)
 
 
-def _where(arguments: argparse.Namespace) -> Config | ClusterAddress:
-    where = cluster_options.read_arguments(arguments, sessions=arguments.sessions)
+def _where(arguments: argparse.Namespace, *, local: bool) -> Config | ClusterAddress:
+    where = cluster_options.read_arguments(arguments, sessions=arguments.sessions, local=local)
     if isinstance(where, ClusterAddress):
         if arguments.policy is not None:
             raise UserError("--policy is the running cluster's choice; leave it out")

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         # The draft node and the stage here share the cores.
         set_thread_count(max(1, cores() // 2))
     stages, arguments.stages = arguments.stages, 1
-    options = serve.read_arguments(arguments)
+    options = serve.read_arguments(arguments, local=False)
     assert isinstance(options.where, Config)
     config = _config(options.where, arguments.name)
     target = _target_cost(config, arguments.context)
