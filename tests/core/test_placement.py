@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.placement.model import (
     Connection,
+    Constraints,
     Device,
     LayerCost,
     Network,
@@ -19,13 +20,8 @@ from asyncspec.core.placement.model import (
     TargetCost,
     evaluate,
 )
-from asyncspec.core.placement.search import (
-    MAX_STATES,
-    Constraints,
-    place,
-    plain_rate,
-    throughput_rate,
-)
+from asyncspec.core.placement.rate import plain_rate, throughput_rate
+from asyncspec.core.placement.search import MAX_STATES, place
 
 
 def mixed_rate(slowest: float, whole: float) -> float:

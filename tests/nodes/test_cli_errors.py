@@ -337,7 +337,10 @@ def test_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--role", "draft", "--rank", "-1"], "--rank is -1; draft nodes are 0 to 1023"),
         (["--role", "draft", "--rank", "7", "--listen", "7700"], "--listen 7700 is not HOST:PORT"),
         (["--role", "draft", "--rank", "7", "--listen", "10.0.0.9:7"], "add a [security] table"),
-        (["--role", "verify", "--rank", "1", "--listen", "h:1"], "h (--listen) cannot be resolved"),
+        (
+            ["--role", "verify", "--rank", "1", "--listen", "h:1"],
+            "h (--listen) is not a loopback",
+        ),
         (["--role", "verify", "--rank", "1", "--source", "none"], "--source is for draft nodes"),
         (["--role", "verify", "--rank", "2"], "has ranks 0 to 1, not 2"),
         (["--role", "serve", "--rank", "1"], "invalid choice: 'serve'"),

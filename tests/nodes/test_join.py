@@ -23,7 +23,7 @@ from asyncspec_nodes.cluster.placement import target_cost
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.join import messages, token
 from asyncspec_nodes.join.agent import Agent, AgentOptions
-from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits
+from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits, relieved
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity
 from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
 from asyncspec_nodes.join.messages import Offer
@@ -133,6 +133,22 @@ def test_a_spare_takes_the_place_and_else_layers_are_split_anew() -> None:
     assert {one.member for one in found} == {"a", "c"}
     assert {one.layers for one in found} != {one.layers for one in three}
     assert after_loss(target, [replace(a, memory=45), replace(c, memory=30)], three, 4) is None
+
+
+def test_a_spare_relieves_a_machine_that_runs_two_stages() -> None:
+    target = layered(8)
+    a, b, c = (Device(name, 46, 1.0) for name in "abc")
+    three = (Assigned("a", 0, (0, 4)), Assigned("b", 1, (4, 6)), Assigned("b", 0, (6, 8)))
+    assert relieved(target, [a, b], three) is None
+    # Nothing is gained as long as the other machine is as slow.
+    assert relieved(target, [a, b, c], three) is None
+    fast = replace(a, speed=2.0)
+    assert relieved(target, [fast, b, c], three) == (
+        three[0],
+        Assigned("c", 0, (4, 6)),
+        three[2],
+    )
+    assert relieved(target, [fast, b, replace(c, memory=20)], three) is None
 
 
 class Joined:

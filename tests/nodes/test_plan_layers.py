@@ -20,7 +20,7 @@ from asyncspec_protocol.messages import Role, Status
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "nodes" / "examples" / "plans" / "layers.toml"
 TOY = "toy:layers=8"
-TARGET = ("--target", TOY, "--context", "64")
+TARGET = ("--target", TOY, "--context", "64", "--policy", "autoregressive")
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -41,17 +41,17 @@ def spans(found: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 def test_layers_go_by_speed_and_the_rest_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     two = (*machine("slow", "layer_ms=30"), *machine("fast"))
-    goal = ("--policy", "autoregressive")
-    found = answer(capsys, *TARGET, *two, *goal)
+    found = answer(capsys, *TARGET, *two)
     assert spans(found) == {"slow": (0, 2), "fast": (2, 8)}
     assert sorted(round(stage["pass_ms"]) for stage in found["stages"]) == [60, 60]
     speeds = found["tokens_per_second"]
     assert speeds["plain"] == pytest.approx(1 / 0.12, rel=1e-6)
     # The same without speculation on the virtual clock.
     assert speeds["autoregressive"] == pytest.approx(speeds["plain"], rel=0.05)
-    assert cli.main(["plan", "layers", *TARGET, *two, *goal]) == 0
+    assert cli.main(["plan", "layers", *TARGET, *two, "--policy", "flow"]) == 0
     text = capsys.readouterr().out
     assert "predicted: 8.3 tokens/s plain" in text
+    assert "with flow" in text
     found = answer(capsys, *TARGET, *two, "--best-for", "plain")
     assert spans(found) == {"fast": (0, 8)}
     assert found["left_out"] == ["slow"]

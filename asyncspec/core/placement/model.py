@@ -133,6 +133,18 @@ class Placement(Struct, frozen=True):
         return max(0.0, self.whole - sum(stage.seconds for stage in self.stages))
 
 
+class Constraints(Struct, frozen=True):
+    """What is asked of a placement."""
+
+    # Number of stages; None: as many as are best.
+    stages: int | None = None
+    # Devices keep their order.
+    ordered: bool = False
+
+
+FREE = Constraints()
+
+
 def evaluate(
     target: TargetCost, network: Network, chosen: Sequence[tuple[Device, Span]]
 ) -> Placement:

@@ -1,15 +1,16 @@
-"""What a placement is worth to one answer with speculation, by the model of rounds.
-
-Searched placements are compared by it; the simulator predicts the chosen one's speed.
-"""
+"""What placements are compared by; the simulator predicts the chosen one's speed."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from msgspec import Struct
 
 from asyncspec.core.cost_model.acceptance import Acceptance
 from asyncspec.core.cost_model.rounds import RoundCosts, best_shape
-from asyncspec.core.placement.search import Rate
+
+Rate = Callable[[float, float], float]
+"""What (seconds of the slowest stage, seconds of the whole way) are worth; never rises."""
 
 
 class PassShape(Struct, frozen=True):
@@ -28,8 +29,20 @@ class PassShape(Struct, frozen=True):
 DEFAULT_SHAPE = PassShape()
 
 
+def plain_rate(slowest: float, whole: float) -> float:
+    """Tokens a second of one answer without speculation."""
+    return 1.0 / whole
+
+
+def throughput_rate(sessions: int) -> Rate:
+    """Tokens a second of so many answers at a time without speculation: the slowest stage bounds
+    them, or the way that each token goes. Among equals, the shortest way."""
+    return lambda slowest, whole: 1.0 / (max(slowest, whole / sessions) + 1e-6 * whole)
+
+
 def speculative_rate(level_seconds: float, shape: PassShape = DEFAULT_SHAPE) -> Rate:
-    """Tokens a second of one answer with a middling draft. ``level_seconds``: a draft level."""
+    """Tokens a second of one answer with a middling draft, by the model of rounds.
+    ``level_seconds``: a draft level."""
     profile = Acceptance().profile
 
     def rate(slowest: float, whole: float) -> float:

@@ -10,15 +10,16 @@ layers placed). Equal devices are told apart by nothing, so only how many are in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from asyncspec.core.placement.model import (
+    FREE,
     Connection,
+    Constraints,
     Device,
     Network,
     Placement,
@@ -26,9 +27,7 @@ from asyncspec.core.placement.model import (
     TargetCost,
     evaluate,
 )
-
-Rate = Callable[[float, float], float]
-"""What (seconds of the slowest stage, seconds of the whole way) are worth; never rises."""
+from asyncspec.core.placement.rate import Rate
 
 Vector = NDArray[np.float64]
 State = tuple[tuple[int, ...], int]
@@ -36,29 +35,6 @@ State = tuple[tuple[int, ...], int]
 
 MAX_STATES = 6000
 """Of which all orders are searched, within seconds; beyond, devices keep their given order."""
-
-
-class Constraints(Struct, frozen=True):
-    """What is asked of a placement."""
-
-    # Number of stages; None: as many as are best.
-    stages: int | None = None
-    # Devices keep their order.
-    ordered: bool = False
-
-
-FREE = Constraints()
-
-
-def plain_rate(slowest: float, whole: float) -> float:
-    """Tokens a second of one answer without speculation."""
-    return 1.0 / whole
-
-
-def throughput_rate(sessions: int) -> Rate:
-    """Tokens a second of so many answers at a time without speculation: the slowest stage bounds
-    them, or the way that each token goes. Among equals, the shortest way."""
-    return lambda slowest, whole: 1.0 / (max(slowest, whole / sessions) + 1e-6 * whole)
 
 
 def place(

@@ -12,9 +12,15 @@ from msgspec import Struct
 from asyncspec.backend.base import StageOptions
 from asyncspec.backend.registry import with_backend
 from asyncspec.core.errors import UserError
-from asyncspec.core.placement.model import Placement, TargetCost
-from asyncspec.core.placement.rate import DEFAULT_SHAPE, PassShape, speculative_rate
-from asyncspec.core.placement.search import Constraints, Rate, plain_rate, throughput_rate
+from asyncspec.core.placement.model import Constraints, Placement, TargetCost
+from asyncspec.core.placement.rate import (
+    DEFAULT_SHAPE,
+    PassShape,
+    Rate,
+    plain_rate,
+    speculative_rate,
+    throughput_rate,
+)
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import cluster_options, plan_devices

@@ -9,8 +9,16 @@ from msgspec.structs import replace
 from asyncspec.backend.base import DType, ModelInfo, StageOptions
 from asyncspec.backend.registry import LLAMA, backend_name, backend_of
 from asyncspec.core.errors import UserError
-from asyncspec.core.placement.model import Device, LayerCost, Network, Placement, TargetCost
-from asyncspec.core.placement.search import FREE, Constraints, Rate, place, throughput_rate
+from asyncspec.core.placement.model import (
+    FREE,
+    Constraints,
+    Device,
+    LayerCost,
+    Network,
+    Placement,
+    TargetCost,
+)
+from asyncspec.core.placement.rate import Rate, throughput_rate
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable
 
 GIB = 1 << 30
@@ -68,6 +76,9 @@ def best_placement(
     constraints: Constraints = FREE,
 ) -> Placement:
     """Raises ``UserError`` where there is none."""
+    # It imports numpy, which most commands and nodes can do without.
+    from asyncspec.core.placement.search import place
+
     found = place(target, devices, network, rate, constraints)
     if found is None:
         raise UserError(why_not(target, devices, constraints))

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from asyncspec.core.placement.model import Device, Network, Span, TargetCost
-from asyncspec.core.placement.search import Constraints, place, throughput_rate
+from asyncspec.core.placement.model import Constraints, Device, Network, Span, TargetCost
+from asyncspec.core.placement.rate import throughput_rate
+from asyncspec.core.placement.search import place
 from asyncspec_nodes.join.messages import PORTS
 
 WORTH = 1.5
@@ -61,6 +62,27 @@ def after_loss(
         return kept or fresh
     faster = slowest(target, by_name, kept) > WORTH * slowest(target, by_name, fresh)
     return fresh if faster else kept
+
+
+def relieved(target: TargetCost, devices: Sequence[Device], old: Assignment) -> Assignment | None:
+    """One of the stages of a machine that runs several on one that runs none; None where that is
+    not worth loading it again."""
+    by_name = {device.name: device for device in devices}
+    counts = _stages(old)
+    idle = [device for device in devices if not counts[device.name]]
+    options = []
+    for rank, one in enumerate(old):
+        if counts[one.member] < 2:
+            continue
+        for device in idle:
+            placed = [(other.member, other.layers) for other in old]
+            placed[rank] = (device.name, one.layers)
+            moved = _keeping_ports(old, placed)
+            if fits(target, by_name, moved):
+                options.append((slowest(target, by_name, moved), rank, device.name, moved))
+    if not options or slowest(target, by_name, old) <= WORTH * min(options)[0]:
+        return None
+    return min(options)[3]
 
 
 def slowest(target: TargetCost, devices: Mapping[str, Device], assignment: Assignment) -> float:

@@ -14,8 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec.core.placement.model import TargetCost
-from asyncspec.core.placement.search import FREE, Constraints
+from asyncspec.core.placement.model import FREE, Constraints, TargetCost
 from asyncspec_nodes.cluster.config import Config, SecurityTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.cluster.placement import why_not
@@ -342,6 +341,9 @@ class Keeper:
         self._forget_lost()
         members = self._members
         if not members.incomplete:
+            if (better := members.relieved()) is not None:
+                self._assign(better)
+                self._write()
             return
         assignment = members.repaired()
         if assignment is None:

@@ -11,7 +11,12 @@ from msgspec.structs import replace
 from asyncspec.core.placement.model import Device, TargetCost
 from asyncspec_nodes.cluster.config import Config, NodeTable
 from asyncspec_nodes.cluster.file import to_toml
-from asyncspec_nodes.join.assignment import Assignment, after_loss, first_assignment
+from asyncspec_nodes.join.assignment import (
+    Assignment,
+    after_loss,
+    first_assignment,
+    relieved,
+)
 from asyncspec_nodes.join.messages import Offer, Orders, ToMember
 
 
@@ -81,6 +86,13 @@ class Members:
     def repaired(self) -> Assignment | None:
         """An assignment without those who have left; None where the target does not fit."""
         return after_loss(self._target, self.devices, self.assignment, self._sessions)
+
+    def relieved(self) -> Assignment | None:
+        """An assignment in which a machine with several stages gives one to a spare; None where
+        that is not worth it."""
+        if not self.ready or not self.spares:
+            return None
+        return relieved(self._target, self.devices, self.assignment)
 
     def assign(self, assignment: Assignment) -> None:
         """From now on it is so: everyone is told."""
