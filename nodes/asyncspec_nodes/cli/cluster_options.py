@@ -191,7 +191,6 @@ def _local_config(
 ) -> Config:
     if arguments.cluster is not None:
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
-    bundled = arguments.target is None
     backend_name = arguments.backend or "auto"
     source = arguments.draft or AUTO
     drafts = source != NONE

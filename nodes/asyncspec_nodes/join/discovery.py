@@ -31,7 +31,7 @@ def own_addresses() -> list[str]:
 @asynccontextmanager
 async def announced(cluster: str, hosts: Sequence[str], port: int) -> AsyncIterator[None]:
     """Inside, the cluster is announced; without an effect where there is no network to do so."""
-    from zeroconf import ServiceInfo
+    from zeroconf import Error, ServiceInfo
     from zeroconf.asyncio import AsyncZeroconf
 
     numbers = [found.packed for host in hosts if (found := address(host)) is not None]
@@ -42,13 +42,13 @@ async def announced(cluster: str, hosts: Sequence[str], port: int) -> AsyncItera
     try:
         zeroconf = AsyncZeroconf()
         await zeroconf.async_register_service(info)
-    except (OSError, RuntimeError):
+    except (OSError, RuntimeError, Error):
         pass
     try:
         yield
     finally:
         if zeroconf is not None:
-            with contextlib.suppress(OSError, RuntimeError):
+            with contextlib.suppress(OSError, RuntimeError, Error):
                 await zeroconf.async_unregister_service(info)
             await zeroconf.async_close()
 

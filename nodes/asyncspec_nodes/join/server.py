@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import secrets
 import socket
@@ -137,9 +138,10 @@ class JoinServer:
             certificate = self._authority.issue(offer.request)
         except (AsyncSpecError, TimeoutError, TypeError) as error:
             text = str(error) or "no offer came"
-            await channel.send_str(messages.encode(Refused(text)))
             self._admission.say(f"a machine is refused: {text}")
-            await channel.close()
+            with contextlib.suppress(OSError, RuntimeError):  # it may be gone
+                await channel.send_str(messages.encode(Refused(text)))
+                await channel.close()
             return channel
         queue: asyncio.Queue[ToMember] = asyncio.Queue()
         queue.put_nowait(Admitted(self._authority.pem, certificate))
@@ -173,5 +175,6 @@ def _check(offer: Offer) -> None:
 
 
 async def _send(channel: web.WebSocketResponse, queue: asyncio.Queue[ToMember]) -> None:
-    while True:
-        await channel.send_str(messages.encode(await queue.get()))
+    with contextlib.suppress(OSError, RuntimeError):  # it is gone
+        while True:
+            await channel.send_str(messages.encode(await queue.get()))
