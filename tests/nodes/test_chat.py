@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from asyncspec_nodes.cli.chat_terminal import (
     Screen,
     edited_lines,
     harmless,
+    piped_lines,
     read_setting,
 )
 from asyncspec_nodes.client.chat import ClusterTalker, End, HttpTalker, Piece, Settings, Talker
@@ -145,6 +147,23 @@ async def test_both_ways_lead_to_the_same_answer() -> None:
             await HttpTalker(toy.url).__aenter__()
         with pytest.raises(UserError, match="--model is x; there are toy"):
             await HttpTalker(toy.url, "secret", "x").__aenter__()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+async def test_piped_lines(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "é\n\n two \nthree".encode()
+    if kind == "file":
+        (tmp_path / "lines").write_bytes(text)
+        stream = (tmp_path / "lines").open()
+    else:
+        end, start = os.pipe()
+        os.write(start, text)
+        os.close(start)
+        stream = os.fdopen(end)
+    with stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert [line async for line in piped_lines()] == ["é", " two ", "three"]
 
 
 @pytest.mark.asyncio

@@ -23,6 +23,7 @@ from asyncspec_nodes.cli.chat_terminal import (
     Screen,
     edited_lines,
     harmless,
+    interactive,
     piped_lines,
     read_setting,
 )
@@ -114,7 +115,7 @@ async def _chat(options: ChatOptions) -> int:
     async with AsyncExitStack() as stack:
         cluster = await _cluster(options, stack)
         talker = await _talker(options, cluster, stack)
-        plain = not (sys.stdin.isatty() and sys.stdout.isatty())
+        plain = not interactive()
         screen = Screen(plain=plain)
         screen.note(f"{harmless(talker.name)}. /help lists the commands.")
         lines = piped_lines() if plain else edited_lines(screen.note)
@@ -197,7 +198,7 @@ class Chat:
             except AsyncSpecError as error:
                 failed = True
                 self._screen.error(str(error))
-        return int(failed and not sys.stdin.isatty())
+        return int(failed and not interactive())
 
     def _command(self, command: Command) -> str:
         if command.name not in self.commands:
@@ -223,8 +224,8 @@ class Chat:
         system = [ChatText("system", self.system)] if self.system else []
         answering = asyncio.create_task(self._print([*system, *self.messages]))
         loop = asyncio.get_running_loop()
-        interactive = sys.stdin.isatty()
-        if interactive:
+        stoppable = interactive()
+        if stoppable:
             loop.add_signal_handler(signal.SIGINT, answering.cancel)
         try:
             await asyncio.wait((answering,))
@@ -233,7 +234,7 @@ class Chat:
             self.messages.pop()
             raise
         finally:
-            if interactive:
+            if stoppable:
                 loop.remove_signal_handler(signal.SIGINT)
             answering.cancel()
         if text:

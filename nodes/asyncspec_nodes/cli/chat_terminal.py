@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import codecs
 import os
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 from msgspec import Struct
@@ -129,20 +131,36 @@ class Screen:
         self.note(f"({', '.join(parts)})")
 
 
-class Lines(Protocol):
-    """Where messages come from."""
-
-    def __call__(self) -> AsyncIterator[str]:
-        """Whole messages; ends with the input."""
+def interactive() -> bool:
+    """Whether a person sits at both ends."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 async def piped_lines() -> AsyncIterator[str]:
     """Every line of standard input is a message."""
-    import asyncio
+    if sys.stdin is None:  # closed by the parent process
+        return
+    decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+    while data := await _read(sys.stdin.fileno()):
+        *lines, rest = (rest + decoder.decode(data)).split("\n")
+        for line in filter(str.strip, lines):
+            yield line
+    if rest.strip():
+        yield rest
 
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        if line.strip():
-            yield line.rstrip("\n")
+
+async def _read(fd: int) -> bytes:
+    """Some bytes. A thread that waits for a line could not be interrupted."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(fd, ready.set)
+    except PermissionError:  # a file, which is always ready
+        return os.read(fd, 65_536)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
+    return os.read(fd, 65_536)
 
 
 def history_path(environment: Mapping[str, str]) -> Path:
