@@ -92,6 +92,8 @@ class Screen:
         self.passes = False
         self._shown = 0
         self._tokens = 0
+        # The model's thoughts are what was printed last.
+        self._thinking = False
 
     def note(self, text: str) -> None:
         """A line about the conversation."""
@@ -104,6 +106,7 @@ class Screen:
 
     def begin(self) -> None:
         self._shown = self._tokens = 0
+        self._thinking = False
 
     def show(self, piece: Piece) -> None:
         self._shown += 1
@@ -112,6 +115,10 @@ class Screen:
         if self._plain:
             sys.stdout.write(text)
         else:
+            if self._thinking and text:
+                self._console.print("\n")
+            self._thinking = bool(piece.thought) or (self._thinking and not text)
+            self._console.print(Text(harmless(piece.thought), style="dim italic"), end="")
             tinted = self.passes and piece.tokens > 1
             style = TINTS[self._shown % 2] if tinted else ""
             self._console.print(Text(text, style=style), end="")

@@ -39,6 +39,8 @@ class Piece(Struct, frozen=True):
 
     text: str
     tokens: int
+    # What the model thinks before it answers, where the service tells them apart.
+    thought: str = ""
 
 
 class End(Struct, frozen=True):
@@ -166,8 +168,9 @@ class HttpTalker:
                     for choice in event.get("choices", ()):
                         tokens = len(choice.get("token_ids") or ())
                         text = choice["delta"].get("content") or ""
-                        if text or tokens:
-                            yield Piece(text, tokens)
+                        thought = choice["delta"].get("reasoning_content") or ""
+                        if text or tokens or thought:
+                            yield Piece(text, tokens, thought)
                         if choice.get("finish_reason"):
                             end = End(choice["finish_reason"], choice.get("stats") or {})
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:

@@ -95,6 +95,7 @@ export class Chat {
       for (const choice of event.choices) {
         const tokens = choice.token_ids?.length ?? 0;
         message.content += choice.delta?.content ?? "";
+        if (choice.delta?.reasoning_content) message.thought = (message.thought ?? "") + choice.delta.reasoning_content;
         if (tokens) {
           message.passes.push([message.content.length, tokens, Math.round(performance.now() - begun)]);
           this.told.tokens(tokens);
@@ -158,11 +159,12 @@ export class Chat {
     const draw = () => {
       const { content } = message, known = message.passes ?? [];
       const found = THINKING.exec(content), skipped = found ? found[0].length : 0;
-      thought.hidden = !found?.[1].trim();
-      if (found) inner.show(found[1], []);
+      const thoughts = message.thought ?? found?.[1] ?? "";
+      thought.hidden = !thoughts.trim();
+      inner.show(thoughts);
       const shifted = skipped ? known.map(([end, ...rest]) => [end - skipped, ...rest]) : known;
       words.show(content.slice(skipped), shifted);
-      text.classList.toggle("waiting", last && this.busy && !content);
+      text.classList.toggle("waiting", last && this.busy && !content && !thoughts);
       passes.show(content, known, message.stats);
     };
     draw();

@@ -108,6 +108,6 @@ export class Passes {
     const words = this.source.slice(this.passes[from - 1]?.[0] ?? 0, this.passes[end - 1][0]).replace(/\s+/g, " ").trim();
     const which = end - from === 1 ? `Pass ${end}` : `Passes ${from + 1} to ${end}`;
     return `${which} of ${this.passes.length}, after ${(this.passes[from][2] / 1000).toFixed(2)} s: `
-      + `${count(tokens, "token")}${words ? ` “${words.length > 80 ? `${words.slice(0, 79)}…` : words}”` : ", no whole word yet"}`;
+      + `${count(tokens, "token")}${words ? ` “${words.length > 80 ? `${words.slice(0, 79)}…` : words}”` : ", no word of the answer"}`;
   }
 }
