@@ -219,3 +219,15 @@ async def test_inline_markup(tab: Browser) -> None:
         assert said == [wanted], source
     # No text takes more than its length asks for: the slowest takes some 0.1 s.
     assert len(found) == len(cases) + len(endless)
+
+
+async def test_thoughts_are_folded() -> None:
+    async with scripted("<think>\nhm <b>\n</think>\n\nWell, yes.") as tab:
+        await ask(tab, "so?")
+        thought = "document.querySelector('.thought')"
+        assert await tab.run(f"[{thought}.open, {thought}.hidden]") == [False, False]
+        assert await tab.run(f"{thought}.querySelector('.text').textContent") == "hm <b>"
+        text = ".message.assistant .body > .text"
+        assert await tab.run(f"document.querySelector('{text}').textContent") == "Well, yes."
+        last = f"[...document.querySelectorAll('{text} [data-pass]')].at(-1).dataset.pass"
+        assert await tab.run(last) == "4"
