@@ -49,6 +49,14 @@ def test_a_node_may_move_while_others_run(tmp_path: Path) -> None:
     assert PeerAddresses(parse(CLUSTER), None)[ONE] == ("127.0.0.1", 7701)
 
 
+def test_a_node_that_moves_while_others_load_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    write(file, CLUSTER, 10**9)
+    config = load(file)
+    write(file, CLUSTER.replace("7701", "7799"), 2 * 10**9)
+    assert PeerAddresses(config, file)[ONE] == ("127.0.0.1", 7799)
+
+
 def test_listening_elsewhere_than_others_dial() -> None:
     behind_nat = CLUSTER.replace("port = 7701", 'port = 7701\nlisten = "{}"')
     assert parse(behind_nat.format("127.0.0.1:9000")).at(1).listen == "127.0.0.1:9000"

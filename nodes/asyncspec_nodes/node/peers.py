@@ -19,17 +19,18 @@ class PeerAddresses(Mapping[Rank, Address]):
 
     def __init__(self, config: Config, file: Path | None) -> None:
         self._file = file
-        self._read_at = self._modified()
+        # Of the file when it was read here, in ns: it may have changed since ``config`` was.
+        self._read_at: int | None = None
         self._addresses = _addresses(config)
 
     def __getitem__(self, rank: Rank) -> Address:
-        modified = self._modified()
-        if modified != self._read_at:
-            self._read_at = modified
-            # A file that is wrong now changes nothing.
-            with suppress(AsyncSpecError):
-                assert self._file is not None
-                self._addresses |= _addresses(load(self._file))
+        if self._file is not None:
+            # A file that is wrong now, or gone, changes nothing.
+            with suppress(AsyncSpecError, OSError):
+                modified = self._file.stat().st_mtime_ns
+                if modified != self._read_at:
+                    self._read_at = modified
+                    self._addresses |= _addresses(load(self._file))
         return self._addresses[rank]
 
     def __iter__(self) -> Iterator[Rank]:
@@ -37,12 +38,6 @@ class PeerAddresses(Mapping[Rank, Address]):
 
     def __len__(self) -> int:
         return len(self._addresses)
-
-    def _modified(self) -> int:
-        with suppress(OSError):
-            if self._file is not None:
-                return self._file.stat().st_mtime_ns
-        return 0
 
 
 def _addresses(config: Config) -> dict[Rank, Address]:
