@@ -203,3 +203,17 @@ def test_what_follows_a_prompt_before_the_first_token_times_nothing() -> None:
     _, _, first, *_ = sent(effects, Segment)
     driven.feed(verdict(1, {64: 10}), verdict(first.segment, {65: 12}))
     assert driven.state.costs.round_trip == 0
+
+
+@given(tables, line, st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=20))
+def test_congested_round_trips_bound_the_overhead_from_above(
+    times: dict[Rank, PassTimes], back: float, waits: list[tuple[int, float]]
+) -> None:
+    """They bound no rows, as they say nothing of the uncongested path."""
+    known = costs = PipelineCosts(times, back)
+    for rows, wait in waits:
+        way = rows * sum(known.link_row_seconds) + sum(stage(rows) for stage in known.stages)
+        costs = costs.with_congested_round_trip(rows, way + wait)
+    assert costs.overhead is not None
+    assert abs(costs.overhead - min(wait for _, wait in waits)) < 1e-6
+    assert (costs.max_rows, costs.round_trip) == (known.max_rows, known.round_trip)

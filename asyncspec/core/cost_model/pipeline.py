@@ -21,12 +21,16 @@ from asyncspec_protocol.messages import PassTimes
 
 
 class RoundTripProbe(Struct, frozen=True):
-    """The first segment of a round: nothing live precedes it, so its round trip samples the
-    uncongested path."""
+    """A segment whose round trip is measured."""
 
     segment: SegmentId
     sent_at: float
     rows: int
+    # It is the first one of a round: nothing live precedes it, so it samples the uncongested path.
+    # Others bound the overhead from above.
+    uncongested: bool = False
+    # Seconds that the slowest stage needs for what was sent before it since ``sent_at``.
+    wait: float = 0.0
 
 
 class PipelineCosts(Struct, frozen=True):
@@ -40,8 +44,8 @@ class PipelineCosts(Struct, frozen=True):
     # still on the way make it longer and nothing makes it shorter, so a shorter one counts at once
     # and a longer one little by little.
     round_trip: float = 0.0
-    # Seconds of it that are no passes: latencies and handling.
-    overhead: float = 0.0
+    # Seconds of it that are no passes: latencies and handling; None: not known.
+    overhead: float | None = None
     # Rows that a segment should have at most, and one of a session that is alone.
     max_rows: int = PARAMETERS.max_rows
     max_lone_rows: int = PARAMETERS.max_rows
@@ -60,10 +64,23 @@ class PipelineCosts(Struct, frozen=True):
     def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
         """A probe of so many ``rows`` has come back after so many ``seconds``."""
         found = max(0.0, seconds - rows * sum(self.link_row_seconds))
-        overhead = max(0.0, found - sum([stage(rows) for stage in self.stages]))
         if self.round_trip:
-            found, overhead = _shorter(self.round_trip, found), _shorter(self.overhead, overhead)
+            found = _shorter(self.round_trip, found)
+        known, overhead = self.overhead, self._overhead(rows, seconds)
+        if known is not None:
+            overhead = _shorter(known, overhead)
         return replace(self, round_trip=found, overhead=overhead)._bounded()
+
+    def with_congested_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
+        """A segment of which so many ``rows`` came through, maybe behind others."""
+        known, found = self.overhead, self._overhead(rows, seconds)
+        if known is not None and found >= known:
+            return self
+        return replace(self, overhead=found)
+
+    def _overhead(self, rows: int, seconds: float) -> float:
+        transfers = rows * sum(self.link_row_seconds)
+        return max(0.0, seconds - transfers - sum([stage(rows) for stage in self.stages]))
 
     def _bounded(self) -> PipelineCosts:
         return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())

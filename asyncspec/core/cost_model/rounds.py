@@ -111,7 +111,7 @@ class RoundCosts(NamedTuple):
         @cache
         def whole(rows: int) -> float:
             passes = sum([seconds(rows) for seconds in stages])
-            return max(_TINY, passes + all_links * rows + costs.overhead)
+            return max(_TINY, passes + all_links * rows + (costs.overhead or 0.0))
 
         return RoundCosts(slowest, whole, level_seconds, sessions)
 
@@ -197,12 +197,23 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         share = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
         hit = min(PARAMETERS.max_level_hits, share)
         more = by_level[-1] * hit / (1.0 - hit)
-        levels = max(1.0, (deepest - shape.first) / (count - 1))
+        levels = _levels_a_segment(tree, by_level, count)
         tokens += more
         seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
     depth = shape.first + (count + 1) * shape.levels
     seconds *= costs.load(shape.rows, shape.levels, spacing)
     return RoundRate(tokens / seconds, min(tree.chances), depth, spacing)
+
+
+def _levels_a_segment(tree: MeanTree, by_level: Sequence[float], count: int) -> float:
+    """Levels that a segment adds in the later half of a round's first ``count`` segments, given
+    that the path has come that far."""
+    later = [
+        chance / by_level[level]
+        for chance, level, segment in zip(tree.chances, tree.levels, tree.segments, strict=True)
+        if 2 * segment >= count
+    ]
+    return max(_TINY, sum(later) / (count - (count + 1) // 2))
 
 
 class MeanTree:

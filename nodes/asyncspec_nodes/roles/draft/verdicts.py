@@ -31,7 +31,12 @@ def verdict_received(
         if probe is not None and probe.segment <= message.segment:
             session = replace(session, probe=None)
             if probe.segment == message.segment:
-                costs = costs.with_round_trip(probe.rows, now - probe.sent_at)
+                seconds = now - probe.sent_at
+                if probe.uncongested:
+                    costs = costs.with_round_trip(probe.rows, seconds)
+                else:
+                    rows = len(message.ids) if session.decoding else probe.rows
+                    costs = costs.with_congested_round_trip(rows, seconds - probe.wait)
         if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=event.peer)
         state = planning.count_links(state, message, now)
