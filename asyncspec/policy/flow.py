@@ -216,7 +216,7 @@ class Flow(Policy, frozen=True):
             return root
         if root and not shape.first:
             return root
-        if root and len(view.tree) == 1 and not view.trees_received:
+        if root and len(view.tree) == 1 and not view.no_growth:
             return ()  # with its first levels
         unsent = frozenset(view.drafted)
         if not unsent:

@@ -26,7 +26,7 @@ from asyncspec.core.cost_model.rounds import (
 from asyncspec.core.tree import new_tree
 from asyncspec.policy.base import Committed, Drafted
 from asyncspec.policy.flow import Flow, FlowMemory, describe
-from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, StageCost
+from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
 from asyncspec.sim.language import Synthetic, tabled
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import NodeId, Rank
@@ -171,6 +171,22 @@ def test_measured_speeds_replace_expected_ones_until_they_are_old(
     assert known.mean(10.0) == pytest.approx(10 * share, rel=0.2)
     assert known.doubt < 0.1 < 0.99 < known.fade(100_000).doubt
     assert known.fade(100_000).mean(10.0) == pytest.approx(10, rel=0.01)
+
+
+@pytest.mark.parametrize("latency", [0.0, 4.0])
+def test_a_draft_that_is_always_right_fills_the_pipeline(latency: float) -> None:
+    """No round ever begins, so nothing but its segments tells of the links."""
+    cost = replace(SLOW_DRAFT, wire=LinkCost(latency))
+    times = run(1.0, cost, "flow", stages=5).times[0]
+    levels = (times[-1] - times[64]) / cost.draft.level_seconds
+    assert len(times) - 65 >= 0.95 * levels
+
+
+def test_what_is_added_to_a_tree_of_many_siblings_is_a_part_of_a_level() -> None:
+    """One row a segment, two likely siblings at each node: levels two deep have four nodes."""
+    cost = RoundCosts(lambda rows: 1.0, lambda rows: 5.0, 0.7)
+    narrow, wide = (round_rate([0.45, 0.38], RoundShape(0, 1, rows), cost) for rows in (1, 8))
+    assert narrow.tokens_per_second < 0.8 * wide.tokens_per_second
 
 
 @given(costs)
