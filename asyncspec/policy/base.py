@@ -97,8 +97,10 @@ class Growth(Struct, frozen=True):
 class Drafted(Struct, frozen=True):
     """A draft request was answered."""
 
+    # Seconds of a level of the call it was part of, which drafted for so many ``sessions``.
     level_seconds: float
     costs: PipelineCosts
+    sessions: int = 1
 
 
 class Committed(Struct, frozen=True):

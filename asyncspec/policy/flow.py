@@ -13,6 +13,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.rounds import (
     PLAIN,
     STARTS,
+    LevelCost,
     MeasuredSpeed,
     RoundCosts,
     RoundRate,
@@ -29,8 +30,8 @@ class FlowMemory(Struct, frozen=True):
     """What was learned, and the shape of rounds that follows from it."""
 
     acceptance: Acceptance = Acceptance()
-    # Seconds of a draft level; None: none was measured.
-    level_seconds: float | None = None
+    # Of a draft level; None: none was measured.
+    level: LevelCost | None = None
     shape: RoundShape = RoundShape(4, 4, 4)
     rate: RoundRate = RoundRate(0.0, 0.0, 8)
     # Tokens committed in all, those until a shape is chosen anew, and the sessions there were.
@@ -51,7 +52,7 @@ class FlowMemory(Struct, frozen=True):
     @property
     def draft_seconds(self) -> float:
         """Of the levels of a segment; 0 where none was measured."""
-        return self.shape.levels * (self.level_seconds or 0.0)
+        return self.shape.levels * self.level.at(self.sessions) if self.level else 0.0
 
     @property
     def probe_interval(self) -> int:
@@ -148,18 +149,17 @@ class Flow(Policy, frozen=True):
     def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
         known = _known(memory)
         if isinstance(event, Drafted):
-            before, found = known.level_seconds, event.level_seconds
-            if before is not None:
-                found = before + PARAMETERS.level_weight * (found - before)
-            known = replace(known, level_seconds=found)
+            level = known.level or LevelCost()
+            known = replace(known, level=level.observe(event.level_seconds, event.sessions))
         else:
             known = known.committing(event)
-        if known.level_seconds is None or not event.costs.times:
+        if known.level is None or not event.costs.times:
             return known
         sessions = event.sessions if isinstance(event, Committed) else known.sessions
         if known.committed < known.due and sessions == known.sessions:
             return known
-        return known.choosing(RoundCosts.of(event.costs, known.level_seconds, sessions))
+        level = known.level.at(max(1, sessions))
+        return known.choosing(RoundCosts.of(event.costs, level, sessions))
 
     def stats(self, memory: object) -> Mapping[str, float]:
         known = _known(memory)

@@ -86,6 +86,36 @@ class MeasuredSpeed(Struct, frozen=True):
         return MeasuredSpeed(keep * self.tokens, keep * self.time)
 
 
+class LevelCost(Struct, frozen=True):
+    """Seconds of a draft level by the sessions that are drafted for together: exponentially
+    weighted moments, and the line through them."""
+
+    sessions: float = 0.0
+    seconds: float = 0.0
+    spread: float = 0.0
+    joint: float = 0.0
+
+    def observe(self, seconds: float, sessions: int) -> LevelCost:
+        """With one of the ``sessions`` answers that a call brought."""
+        if not self.sessions:
+            return LevelCost(float(sessions), seconds)
+        weight = PARAMETERS.level_weight / sessions
+        more, longer = sessions - self.sessions, seconds - self.seconds
+        return LevelCost(
+            self.sessions + weight * more,
+            self.seconds + weight * longer,
+            (1.0 - weight) * (self.spread + weight * more * more),
+            (1.0 - weight) * (self.joint + weight * more * longer),
+        )
+
+    def at(self, sessions: int) -> float:
+        """Expected seconds. Until calls for different numbers were measured a further session
+        costs nothing; it never costs more than a call of its own."""
+        slope = self.joint / self.spread if self.spread > _TINY else 0.0
+        slope = min(max(0.0, slope), self.seconds / max(1.0, self.sessions))
+        return self.seconds + slope * (sessions - self.sessions)
+
+
 class RoundCosts(NamedTuple):
     """Seconds that the segments of a round take."""
 
@@ -93,7 +123,7 @@ class RoundCosts(NamedTuple):
     slowest: PassSeconds
     # From the draft node through all stages and back.
     whole: PassSeconds
-    # A draft level.
+    # A draft level, for all sessions.
     level: float
     # Sessions alike that share passes and the draft node.
     sessions: int = 1
@@ -118,7 +148,7 @@ class RoundCosts(NamedTuple):
     def load(self, rows: int, levels: int, spacing: float) -> float:
         """Share of its time that the busiest part works where every session sends so many rows and
         drafts so many levels every ``spacing`` seconds; at least 1."""
-        work = max(self.slowest(self.sessions * rows), self.sessions * levels * self.level)
+        work = max(self.slowest(self.sessions * rows), levels * self.level)
         return max(1.0, work / spacing) if self.sessions > 1 else 1.0
 
 

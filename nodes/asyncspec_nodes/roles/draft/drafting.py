@@ -156,7 +156,7 @@ def drafted(state: DraftState, batch: DraftResults, seconds: float) -> DraftStat
     """The source of this device is free again. A batch's time counts in equal parts."""
     state = planning.count_draft(replace(state, source_busy=False), batch, seconds)
     for _, answer in batch:
-        state = _merged(state, answer, seconds / len(batch))
+        state = _merged(state, answer, seconds / len(batch), len(batch))
     return state
 
 
@@ -169,17 +169,20 @@ def expanded_received(state: DraftState, answer: Expanded, peer: Rank) -> DraftS
         if max(answer.tokens, default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
         state = planning.count_draft(state, ((request.job, answer),), answer.seconds)
-    return _merged(state, answer, answer.seconds)
+    # Requests that are under way together are most likely answered together.
+    together = sum([one.draft_request is not None for one in state.sessions.values()])
+    return _merged(state, answer, answer.seconds, max(1, together))
 
 
-def _merged(state: DraftState, answer: Expanded, seconds: float) -> DraftState:
+def _merged(state: DraftState, answer: Expanded, seconds: float, together: int) -> DraftState:
+    """``seconds``: its part of a call for so many requests ``together``."""
     session = state.sessions.get(answer.session)
     if session is None:
         return state  # the session is over
     request = session.draft_request
     if request is not None and request.growth is not None and not request.abandoned:
-        level = seconds / max(1, request.job.depth)
-        state = state.learn(session, Drafted(level, state.costs))
+        level = together * seconds / max(1, request.job.depth)
+        state = state.learn(session, Drafted(level, state.costs, together))
     return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
 
 
