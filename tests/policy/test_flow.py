@@ -150,14 +150,14 @@ def test_no_start_promises_more_than_the_shape_that_is_chosen(
 def test_sessions_share_what_the_slowest_part_brings(
     profile: list[float], cost: RoundCosts, shape: RoundShape, sessions: int
 ) -> None:
-    lone = round_rate(profile, shape, cost)
+    """All of them send no more rows a second than it computes in the passes they share."""
     shared = round_rate(profile, shape, cost._replace(sessions=sessions))
-    assert shared.tokens_per_second <= lone.tokens_per_second
-    busiest = cost.slowest(sessions * max(1, shape.rows))
-    pieces = cost.whole(1) if not shape.rows else lone.spacing
-    assert (
-        shared.tokens_per_second * busiest <= lone.tokens_per_second * max(busiest, pieces) + 1e-9
-    )
+    rows, lone = max(1, shape.rows), round_rate(profile, shape, cost).spacing
+    spacing = lone if shape.rows else cost.whole(1)
+    together = math.ceil(cost._replace(sessions=sessions).sharing(rows, spacing) * rows)
+    every = shared.spacing if shape.rows else 1.0 / shared.tokens_per_second
+    assert every >= spacing * (1 - 1e-9)
+    assert sessions * rows / every <= together / cost.slowest(together) * (1 + 1e-9)
 
 
 @given(st.floats(0.2, 1.5), st.integers(1, 8))

@@ -145,11 +145,10 @@ class RoundCosts(NamedTuple):
 
         return RoundCosts(slowest, whole, level_seconds, sessions)
 
-    def load(self, rows: int, levels: int, spacing: float) -> float:
-        """Share of its time that the busiest part works where every session sends so many rows and
-        drafts so many levels every ``spacing`` seconds; at least 1."""
-        work = max(self.slowest(self.sessions * rows), levels * self.level)
-        return max(1.0, work / spacing) if self.sessions > 1 else 1.0
+    def sharing(self, rows: int, spacing: float) -> float:
+        """Sessions whose segments of so many rows share a pass, if each sends one every
+        ``spacing`` seconds; at least 1."""
+        return max(1.0, self.sessions * min(1.0, self.slowest(rows) / spacing))
 
 
 def best_shape(
@@ -204,18 +203,29 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     verdict are laid out one by one; later levels are hit with the mean chance of these.
     """
     if not shape.rows:
-        seconds = costs.whole(1)
-        seconds *= costs.load(1, 0, seconds)
-        return RoundRate(1.0 / seconds, spacing=costs.slowest(1))
-    spacing = max(costs.slowest(shape.rows), shape.levels * costs.level)
-    count = 2 + int(costs.whole(shape.rows) / spacing)
+        seconds, alone = costs.whole(1), costs.slowest(1)
+        shared = math.ceil(costs.sharing(1, seconds))
+        seconds = max(costs.whole(shared), seconds * (costs.slowest(shared) / alone))
+        return RoundRate(1.0 / seconds, spacing=alone)
+    alone = costs.slowest(shape.rows)
+    spacing = max(alone, shape.levels * costs.level)
+    share = costs.sharing(shape.rows, spacing)
+
+    def slowest(rows: int) -> float:
+        return costs.slowest(math.ceil(share * rows))
+
+    def whole(rows: int) -> float:
+        return costs.whole(math.ceil(share * rows))
+
+    spacing *= slowest(shape.rows) / alone
+    count = 2 + int(whole(shape.rows) / spacing)
     count = min(PARAMETERS.max_planned_segments, count)
     tree = _mean_tree(tuple(profile), shape, count)
     sent = [shape.first * costs.level]
     for i, rows in enumerate(tree.rows[:-1], 1):
         drafted = (shape.first + i * shape.levels) * costs.level
-        sent.append(max(drafted, sent[-1] + costs.slowest(rows)))
-    back = [at + costs.whole(max(1, rows)) for at, rows in zip(sent, tree.rows, strict=True)]
+        sent.append(max(drafted, sent[-1] + slowest(rows)))
+    back = [at + whole(max(1, rows)) for at, rows in zip(sent, tree.rows, strict=True)]
     seconds = sum(
         [end * back[segment] for end, segment in zip(tree.ends, tree.segments, strict=True)]
     )
@@ -231,7 +241,6 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         tokens += more
         seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
     depth = shape.first + (count + 1) * shape.levels
-    seconds *= costs.load(shape.rows, shape.levels, spacing)
     return RoundRate(tokens / seconds, min(tree.chances), depth, spacing)
 
 
