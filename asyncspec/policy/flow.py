@@ -149,8 +149,8 @@ class Flow(Policy, frozen=True):
     def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
         known = _known(memory)
         if isinstance(event, Drafted):
-            level = known.level or LevelCost()
-            known = replace(known, level=level.observe(event.level_seconds, event.sessions))
+            before = known.level or LevelCost()
+            known = replace(known, level=before.observe(event.level_seconds, event.sessions))
         else:
             known = known.committing(event)
         if known.level is None or not event.costs.times:
@@ -158,8 +158,8 @@ class Flow(Policy, frozen=True):
         sessions = event.sessions if isinstance(event, Committed) else known.sessions
         if known.committed < known.due and sessions == known.sessions:
             return known
-        level = known.level.at(max(1, sessions))
-        return known.choosing(RoundCosts.of(event.costs, level, sessions))
+        seconds = known.level.at(max(1, sessions))
+        return known.choosing(RoundCosts.of(event.costs, seconds, sessions))
 
     def stats(self, memory: object) -> Mapping[str, float]:
         known = _known(memory)

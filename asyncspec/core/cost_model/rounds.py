@@ -237,7 +237,9 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         share = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
         hit = min(PARAMETERS.max_level_hits, share)
         more = by_level[-1] * hit / (1.0 - hit)
-        levels = _levels_a_segment(tree, by_level, count)
+        # A segment that is not full has all that was drafted for it.
+        full = tree.rows[-1] == shape.rows
+        levels = _levels_a_segment(tree, by_level, count) if full else shape.levels
         tokens += more
         seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
     depth = shape.first + (count + 1) * shape.levels
@@ -252,7 +254,7 @@ def _levels_a_segment(tree: MeanTree, by_level: Sequence[float], count: int) -> 
         for chance, level, segment in zip(tree.chances, tree.levels, tree.segments, strict=True)
         if 2 * segment >= count
     ]
-    return max(_TINY, sum(later) / (count - (count + 1) // 2))
+    return sum(later) / (count - (count + 1) // 2)
 
 
 class MeanTree:
