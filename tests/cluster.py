@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
+from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
@@ -26,6 +28,7 @@ from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.simulation.cluster import connect, recorder
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session, is_draft
+from languages import GRAMMARS, allowed
 
 LIFE = 1000
 """Sessions a draft node opens at most before it is started again."""
@@ -118,9 +121,10 @@ class Cluster:
     def source_device(self, rank: Rank) -> tuple[Any, Any]:
         """A fresh token source: what runs its jobs, and its ``Tensors``."""
         if not self.features:
-            return ToySource(self.model, top=self.top).run, None
+            source = ToySource(self.model, top=self.top)
+            return ConstrainedSource(source, lambda: GRAMMARS).run, None
         eagle = self.eagles[rank] = ToyEagle(self.model, self.features, top=self.top)
-        return eagle.run, eagle
+        return ConstrainedSource(eagle, lambda: GRAMMARS).run, eagle
 
     def draft_config(self, rank: Rank) -> DraftConfig:
         """How a fresh draft node works; its session ids are above those of its lives before."""
@@ -146,6 +150,7 @@ class Cluster:
         layers, stages = self.model.layers, self.stages
         first, end = layers * (rank - 1) // stages, layers * rank // stages
         backend = ToyStage(self.model, first, end)
+        backend.constrain(GRAMMARS)
         self.backends[rank] = backend
         config = VerifyConfig(
             rank,
@@ -196,11 +201,15 @@ class Cluster:
     def expected(self, request: Request) -> tuple[int, ...]:
         """What the sequential reference decoder writes."""
         return decode(
-            lambda tokens: self.model.next_token(tokens, request.sampling, len(request.prompt)),
+            lambda tokens: self._next_token(tokens, request),
             request.prompt,
             request.max_new_tokens,
             request.stop_tokens,
         )
+
+    def _next_token(self, tokens: Sequence[int], request: Request) -> int:
+        start, how = len(request.prompt), request.sampling
+        return self.model.next_token(tokens, how, start, allowed(tokens, start, how))
 
     def state(self, rank: int) -> Any:
         """A machine's state."""

@@ -28,7 +28,9 @@ from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, first_session, is_draft, owner
 from asyncspec_protocol.messages import FINAL, Message, Open, PruneIndices
+from asyncspec_protocol.sampling import Constraint
 from cluster import Cluster, ask
+from languages import EOS, LANGUAGES
 
 # Trees small enough that a thousand of them are soon grown, with the same rules as the real ones.
 SMALL: dict[str, Policy] = {
@@ -107,9 +109,22 @@ settings_of_draws = st.one_of(
         seed=st.integers(0, 2**64 - 1),
     ),
 )
+constraints = st.builds(
+    Constraint,
+    grammar=st.sampled_from(["", *(language.grammar for language in LANGUAGES)]),
+    logit_bias=st.sampled_from([(), ((2, 3.5), (5, -100.0))]),
+    min_tokens=st.sampled_from([0, 0, 5]),
+    stop_tokens=st.just((3, EOS)),
+)
 samplings = st.one_of(
     settings_of_draws,
     st.builds(lambda how, extra: replace(how, **extra), settings_of_draws, penalties),
+    st.builds(
+        lambda how, extra, constraint: replace(how, **extra, constraint=constraint),
+        settings_of_draws,
+        st.one_of(st.just({}), penalties),
+        constraints,
+    ),
 )
 
 
@@ -126,8 +141,14 @@ def requests(count: int) -> st.SearchStrategy[list[Request]]:
         }
     )
     return st.lists(one, min_size=1, max_size=count).map(
-        lambda items: [ask(i, **item) for i, item in enumerate(items)]
+        lambda items: [_ended(ask(i, **item)) for i, item in enumerate(items)]
     )
+
+
+def _ended(request: Request) -> Request:
+    """A grammar's answer ends with its end-of-text token."""
+    grammar = request.sampling.constraint.grammar
+    return replace(request, stop_tokens=frozenset({EOS})) if grammar else request
 
 
 @st.composite

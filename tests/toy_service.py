@@ -17,6 +17,7 @@ from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.actor.routing import Host
 from asyncspec.backend.sampling import draw
 from asyncspec.backend.toy.model import ToyModel
+from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client, ReconnectingEngine
 from asyncspec_nodes.http.access import AllowedOrigins, ApiKeys, ServiceOptions
@@ -59,7 +60,14 @@ class ToyTokenizer(Pieces):
 
 
 CODEC = ToyTokenizer()
-RULES = ServingConfig(context_length=2 * ENDLESS, eos=frozenset({END}), policy="flowspec", vocab=16)
+GRAMMARS = Grammars(lambda: Vocabulary(PIECES, {END}, (END,)))
+RULES = ServingConfig(
+    context_length=2 * ENDLESS,
+    eos=frozenset({END}),
+    policy="flowspec",
+    vocab=16,
+    grammar_problem=GRAMMARS.problem,
+)
 MODEL = ToyModel(attention="parent")
 
 
@@ -78,6 +86,8 @@ class ServingCluster(LocalCluster):
 
     def start(self, rank: int) -> None:
         super().start(rank)
+        if rank == self.stages:
+            self.backends[rank].constrain(GRAMMARS)
         self.inspectors[rank] = Inspector(
             self.nodes[rank],
             hello(rank, self.stages),

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct
 
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import StageJob, TensorRows
 from asyncspec.source.base import TokenSource
+
+if TYPE_CHECKING:
+    from asyncspec.constraint.grammar import Grammars
 
 DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
 """What to compute in; "auto" is the checkpoint's own type."""
@@ -100,6 +103,9 @@ class StageBackend(Tensors, Protocol):
     def abandon(self, job: StageJob) -> None:
         """The result of a running or queued job is not needed: end it early, with any result.
         The only method called from another thread while a job runs."""
+
+    def constrain(self, grammars: Grammars) -> None:
+        """Of the last stage, before the first job: how it reads the grammars of sessions."""
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the cache violates its invariants (tests, idle time)."""

@@ -1,8 +1,8 @@
 """Drawing the next token from a row of logits, as a function of the row, the request's settings
 and the position alone.
 
-Penalties, temperature, top-k, top-p and min-p mean what they mean in transformers and vLLM, and
-apply in their order (docs/reference/sampling.md). Then Gumbel-max over what is kept, with noise
+Biases, penalties, temperature, top-k, top-p and min-p mean what they mean in transformers and vLLM,
+and apply in their order (docs/reference/sampling.md). Then Gumbel-max over what is kept, with noise
 hashed from (seed, position, token): no cumulative sum whose rounding or order could move the
 result, and the draft can share the noise.
 """
@@ -42,20 +42,34 @@ def draw(
     sampling: Sampling,
     committed: Seen = NOTHING,
     own: Iterable[Seen] = (),
+    allowed: Sequence[Tokens | None] = (),
 ) -> tuple[int, ...]:
     """One token for each row of ``logits`` [n, vocab], for position ``positions[i]``; of equals the
     lowest id. For penalties ``committed`` is what every row has before it, ``own`` what counts
-    instead for the tokens of each row's own path."""
-    if sampling.greedy and not sampling.penalises:
+    instead for the tokens of each row's own path. ``allowed``: the tokens, ascending, that may be
+    drawn from each row, None: all; empty: from every row all."""
+    bias = sampling.constraint.logit_bias
+    if sampling.greedy and not (sampling.penalises or bias or any(x is not None for x in allowed)):
         return tuple(logits.argmax(-1).tolist())
+    rows: npt.NDArray[np.floating] = logits  # of each row only what is allowed is converted
+    if sampling.penalises or bias:
+        rows = changed = _finite(logits)
+        for token, value in bias:
+            changed[:, token] += value
+        if sampling.penalises:
+            rows = penalised(changed, committed, own, sampling)
+    return tuple(
+        draw_row(row, position, sampling, among)
+        for row, position, among in zip(rows, positions, allowed or [None] * len(rows), strict=True)
+    )
+
+
+def _finite(logits: npt.NDArray[np.floating]) -> Floats:
+    """As double precision, with numbers in place of what is none."""
     rows = logits.astype(np.float64)
     if not np.isfinite(rows).all():
         rows = np.nan_to_num(rows, nan=-_MOST, posinf=_MOST, neginf=-_MOST)
-    if sampling.penalises:
-        rows = penalised(rows, committed, own, sampling)
-    return tuple(
-        draw_row(row, position, sampling) for row, position in zip(rows, positions, strict=True)
-    )
+    return rows
 
 
 def penalised(rows: Floats, committed: Seen, own: Iterable[Seen], sampling: Sampling) -> Floats:
@@ -78,14 +92,23 @@ def _columns(seen: Seen) -> tuple[Tokens, Floats]:
     return tokens, np.fromiter(seen.values(), np.float64, count)
 
 
-def draw_row(logits: Floats, position: int, sampling: Sampling) -> int:
-    """Draw from one row [vocab] after penalties."""
+def draw_row(
+    logits: npt.NDArray[np.floating],
+    position: int,
+    sampling: Sampling,
+    allowed: Tokens | None = None,
+) -> int:
+    """Draw from one row [vocab] after penalties, of the tokens ``allowed``, ascending."""
+    row = _finite(logits if allowed is None else logits[allowed])
     if sampling.greedy:
-        return int(logits.argmax())
-    tokens, scores = kept(logits, sampling)
+        best = int(row.argmax())
+        return best if allowed is None else int(allowed[best])
+    tokens, scores = kept(row, sampling)
+    if allowed is not None:
+        tokens = allowed[tokens]
     scores = scores + gumbels(sampling.seed, position, tokens)
-    best = tokens[scores == scores.max()]
-    return int(best.min())
+    most = tokens[scores == scores.max()]
+    return int(most.min())
 
 
 def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:

@@ -11,13 +11,16 @@ from functools import partial
 from timeit import Timer
 from typing import Generic, Protocol, Self, TypeVar
 
+import numpy as np
+
 from asyncspec.backend import sampling
 from asyncspec.backend.base import Guarantee, ModelInfo, WireTensor
 from asyncspec.backend.reference import SESSION, chain
+from asyncspec.constraint.grammar import Grammars, PathMatcher, Tokens
 from asyncspec.core import jobs
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Admit, Batch, Forward, Release, Row, SamplerOutput, StageJob
-from asyncspec.core.sampling import Sampling
+from asyncspec.core.sampling import Sampling, seen
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import ITEM_BYTES, MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL
@@ -50,33 +53,46 @@ C = TypeVar("C", bound=Cache)
 
 
 class SlotTokens:
-    """The tokens in a session's cache, by slot, which penalties depend on. ``counts``: how often
-    every committed token occurs in the answer; a row adds its few uncommitted ones."""
+    """The tokens in a session's cache, by slot, which draws depend on. ``counts``: how often
+    every committed token occurs in the answer; a row adds its few uncommitted ones. ``matcher``:
+    the grammar of the answer. ``shared``: the first tokens, of the prompt, that are not read."""
 
-    def __init__(self, prompt_length: int) -> None:
+    def __init__(
+        self, prompt_length: int, matcher: PathMatcher | None = None, shared: int = 0
+    ) -> None:
         # Of the user's prompt; what comes after it is answer, also where a later session of the
         # same request has read it as part of its prompt.
         self._prompt = prompt_length
-        self._tokens: list[int] = []
-        self._committed = 0
+        self._tokens = [-1] * shared
+        self._committed = shared
+        self._matcher = matcher
+        # Slots whose tokens the matcher has read.
+        self._matched = shared
         self.counts: dict[int, int] = {}
 
     def write(self, committed: int, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         """Record a pass: slots below ``committed`` are committed now, ``rows`` take theirs."""
+        self.commit(committed)
+        for row, token in zip(rows, tokens, strict=True):
+            self._tokens += [-1] * (row.slot + 1 - len(self._tokens))
+            self._tokens[row.slot] = token
+
+    def commit(self, committed: int) -> None:
+        """Slots below ``committed`` are the committed ones. They may be fewer again: all passes of
+        a batch are written before the first of them draws."""
+        if committed < self._committed:
+            self.counts = dict(seen(self._tokens[:committed], self._prompt))
         for slot in range(self._committed, committed):
             token = self._tokens[slot]
             self.counts[token] = self.counts.get(token, 0) + (slot >= self._prompt)
         self._committed = committed
-        for row, token in zip(rows, tokens, strict=True):
-            self._tokens += [-1] * (row.slot + 1 - len(self._tokens))
-            self._tokens[row.slot] = token
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         self._tokens[start:] = [self._tokens[slot] for slot in keep]
 
     def own(self, row: Row) -> dict[int, int]:
         """Tokens of a row's uncommitted ancestors and itself: how often each occurs in the answer,
-        the committed part included. Call it between the row's pass and the next."""
+        the committed part included. Call it after ``commit`` for the row's pass."""
         counts: dict[int, int] = {}
         # Visible slots are one path, so their positions go on from the committed ones.
         for position, slot in enumerate(row.visible, start=self._committed):
@@ -85,6 +101,18 @@ class SlotTokens:
             counts[token] = known + (position >= self._prompt)
         return counts
 
+    def allowed(self, row: Row) -> Tokens | None:
+        """The tokens that the grammar allows after a row; None: all, or the row itself is not
+        allowed, and what it draws never counts. Call it as ``own``."""
+        if self._matcher is None:
+            return None
+        start = max(self._matched, self._prompt)
+        if start < self._committed:
+            self._matcher.commit(self._tokens[start : self._committed])
+            self._matched = self._committed
+        path = [self._tokens[slot] for slot in row.visible]
+        return self._matcher.allowed(path[max(0, self._prompt - self._committed) :])
+
 
 @dataclass(slots=True)
 class Session(Generic[C]):
@@ -92,7 +120,7 @@ class Session(Generic[C]):
 
     admit: Admit
     cache: C
-    # On the last stage, for penalties.
+    # On the last stage, for penalties and grammars.
     tokens: SlotTokens | None
     # Those of ``Admit.features`` that this stage computes.
     depths: tuple[int, ...]
@@ -107,11 +135,15 @@ class Session(Generic[C]):
         if not rows:
             return () if features is None else SamplerOutput((), features)
         admit, positions = self.admit, [row.position + 1 for row in rows]
-        if (seen := self.tokens) is None:
-            tokens = sampling.draw(logits, positions, admit.sampling)
+        if (known := self.tokens) is None:
+            allowed = self._not_ending(positions, [None] * len(rows), logits.shape[-1])
+            tokens = sampling.draw(logits, positions, admit.sampling, allowed=allowed)
         else:
-            own = map(seen.own, rows)
-            tokens = sampling.draw(logits, positions, admit.sampling, seen.counts, own)
+            known.commit(job.committed)
+            own = map(known.own, rows)
+            allowed = [known.allowed(row) for row in rows]
+            allowed = self._not_ending(positions, allowed, logits.shape[-1])
+            tokens = sampling.draw(logits, positions, admit.sampling, known.counts, own, allowed)
         if features is None and not admit.top_logprobs and not admit.log_probs:
             return tokens
         top = sampling.best_successors(logits, admit.top_logprobs) if admit.top_logprobs else []
@@ -123,6 +155,23 @@ class Session(Generic[C]):
             token_log_probs=_finite(log_probs),
         )
 
+    def _not_ending(
+        self, positions: Sequence[int], allowed: list[Tokens | None], vocab: int
+    ) -> list[Tokens | None]:
+        """``allowed`` without the tokens that would end an answer before its minimal length, if
+        there are others."""
+        constraint, start = self.admit.sampling.constraint, self.admit.prompt_length
+        if not constraint.min_tokens:
+            return allowed
+        found: list[Tokens | None] = []
+        for position, tokens in zip(positions, allowed, strict=True):
+            if position - start < constraint.min_tokens:
+                among = np.arange(vocab) if tokens is None else tokens
+                others = among[~np.isin(among, constraint.stop_tokens)]
+                tokens = others if len(others) else tokens
+            found.append(tokens)
+        return found
+
 
 class TreeStage(ABC, Generic[C]):
     """Layers [first, end) of a model, as a ``StageBackend``. Not thread-safe."""
@@ -133,6 +182,7 @@ class TreeStage(ABC, Generic[C]):
         self.has_head = layers[1] == info.layers
         self._sessions: dict[SessionId, Session[C]] = {}
         self._abandoned: StageJob | None = None
+        self._grammars: Grammars | None = None
 
     @abstractmethod
     def new_cache(self, capacity: int) -> C:
@@ -171,6 +221,10 @@ class TreeStage(ABC, Generic[C]):
                     results = ((),) * len(passes)
                 return results if isinstance(job, Batch) else results[0]
         return None
+
+    def constrain(self, grammars: Grammars) -> None:
+        """See ``StageBackend``."""
+        self._grammars = grammars
 
     def abandon(self, job: StageJob) -> None:
         self._abandoned = job
@@ -226,14 +280,18 @@ class TreeStage(ABC, Generic[C]):
     def _admit(self, job: Admit) -> None:
         if job.session in self._sessions:
             raise ValueError(f"session {job.session} is admitted already")
-        if job.common_prefix and job.sampling.penalises:
-            raise ValueError("a session that penalises tokens must read them all")
+        if job.common_prefix > job.sampling.shareable(job.prompt_length, job.common_prefix):
+            raise ValueError("a session whose draws depend on tokens must read them all")
         parent = self._session(job.parent_session) if job.common_prefix else None
         cache = self.new_cache(job.capacity)
         if parent is not None:
             cache.copy_prefix(parent.cache, job.common_prefix)
-        penalises = self.has_head and job.sampling.penalises
-        tokens = SlotTokens(job.prompt_length) if penalises else None
+        tokens, grammar = None, job.sampling.constraint.grammar
+        if self.has_head and job.sampling.reads_path:
+            if grammar and self._grammars is None:
+                raise ValueError("a grammar for a stage without a tokenizer")
+            matcher = self._grammars.matcher(grammar) if grammar and self._grammars else None
+            tokens = SlotTokens(job.prompt_length, matcher, job.common_prefix)
         depths = tuple(filter(self._computes, job.features))
         self._sessions[job.session] = Session(job, cache, tokens, depths)
 

@@ -9,6 +9,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
+from asyncspec_protocol.sampling import UNCONSTRAINED, Constraint
+
 MIN_TEMPERATURE = 1e-5
 """What is below is greedy, as in vLLM: next to 0 the scaled logits are beyond all numbers."""
 
@@ -29,6 +31,7 @@ class Sampling(Struct, frozen=True):
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    constraint: Constraint = UNCONSTRAINED
 
     @classmethod
     def of(cls, bearer: object) -> Sampling:
@@ -42,8 +45,20 @@ class Sampling(Struct, frozen=True):
 
     @property
     def penalises(self) -> bool:
-        """True where what is drawn depends on the tokens before it."""
+        """True where the tokens of prompt and answer change what is drawn."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def reads_path(self) -> bool:
+        """True where what is drawn depends on the tokens before it: with a grammar on those of the
+        answer."""
+        return self.penalises or bool(self.constraint.grammar)
+
+    def shareable(self, prompt_length: int, length: int) -> int:
+        """Tokens of a path of ``length``, prompt and answer, that the last stage need not read."""
+        if self.penalises:
+            return 0
+        return prompt_length if self.constraint.grammar else length
 
 
 class Defaults(Struct, frozen=True):

@@ -133,6 +133,9 @@ def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
 
 
 def _decode(task: Task) -> list[Comparison]:
+    # The parent, which asks, imports no arrays.
+    from asyncspec_nodes.node.loading import grammars
+
     config, target = with_layers(task.config), task.config.target
     backend = backend_of(target.path)
     model = backend.open(target.path)
@@ -142,6 +145,7 @@ def _decode(task: Task) -> list[Comparison]:
         _stage(config, rank, span)
         for rank, span in enumerate(layout(config, model.info.layers), start=1)
     ]
+    stages[-1].constrain(grammars(backend, model, tokenizer))
     rules = ServingConfig(
         context_length=model.info.context_length,
         eos=frozenset(model.info.eos_token_ids),

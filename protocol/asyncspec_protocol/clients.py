@@ -10,6 +10,7 @@ from .base import TensorSpec, WireMessage, require
 from .ids import Rank
 from .limits import Count, Finite, LogProb, NonNegative, OptionalSeconds, Seconds, Token
 from .links import Role
+from .sampling import UNCONSTRAINED, Constraint
 
 
 class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
@@ -53,6 +54,8 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     tenant: str = ""
     # The client's name for the request: it stands in the draft node's log, nowhere else.
     id: Annotated[str, Meta(max_length=64)] = ""
+    # As in ``Open``; the draft node adds the tokens that end an answer.
+    constraint: Constraint = UNCONSTRAINED
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
+
+from .limits import Token
 
 MAX_INT = 2**31 - 1
 REQUESTED_TOP_LOGPROBS = 20
@@ -27,6 +29,31 @@ Penalty = Annotated[float, Meta(ge=-2, le=2, description="-2 to 2")]
 TopLogprobs = Annotated[
     int, Meta(ge=0, le=REQUESTED_TOP_LOGPROBS, description=f"0 to {REQUESTED_TOP_LOGPROBS}")
 ]
+
+
+MAX_GRAMMAR = 1 << 20
+"""Characters of a grammar."""
+
+MAX_BIASES = 1024
+"""Tokens whose logits a request may change."""
+
+Bias = Annotated[float, Meta(ge=-100, le=100, description="-100 to 100")]
+
+
+class Constraint(Struct, array_like=True, frozen=True):
+    """What an answer may contain, beside the settings of its draws."""
+
+    # In Lark, as llguidance reads it; empty: any text.
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR)] = ""
+    # Added to the logits of these tokens before penalties and temperature.
+    logit_bias: Annotated[tuple[tuple[Token, Bias], ...], Meta(max_length=MAX_BIASES)] = ()
+    # None of ``stop_tokens`` is drawn before the answer has so many tokens, if a grammar allows
+    # others.
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
+    stop_tokens: Annotated[tuple[Token, ...], Meta(max_length=1024)] = ()
+
+
+UNCONSTRAINED = Constraint()
 
 RANGES: Mapping[str, Any] = {
     "max_new_tokens": NewTokens,

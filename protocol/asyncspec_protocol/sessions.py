@@ -22,7 +22,16 @@ from .limits import (
     Seconds,
     Token,
 )
-from .sampling import MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
+from .sampling import (
+    UNCONSTRAINED,
+    Constraint,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+)
 
 SegmentNodes = Annotated[tuple[NodeId, ...], Meta(max_length=MAX_NODES)]
 TreeSize = Annotated[int, Meta(ge=0, le=MAX_NODES)]
@@ -71,6 +80,8 @@ class Open(WireMessage, array_like=True, frozen=True, tag="open"):
     coalesce: bool = False
     # Nodes of its tree at most: its cache may come to ``capacity`` and these. -1: not known.
     max_tree_nodes: Annotated[int, Meta(ge=-1, le=MAX_TREE_NODES)] = -1
+    # With a grammar segments bear tokens everywhere, as with penalties.
+    constraint: Constraint = UNCONSTRAINED
 
     def check(self) -> None:
         length, parent = self.prompt_length, self.parent_session
@@ -285,6 +296,8 @@ class Expand(WireMessage, array_like=True, frozen=True, tag="expand", gc=False):
     # tenant profit from it), and how many of its tokens are the user's prompt.
     tenant: str = ""
     prompt_length: Count = 0
+    # With ``base`` 0: what the answer behind ``prompt_length`` tokens must match; as in ``Open``.
+    grammar: str = ""
 
     def check(self) -> None:
         require(len(self.widths) in (0, self.depth), "every level has its width, or none")

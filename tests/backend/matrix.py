@@ -18,6 +18,8 @@ from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.dflash.source import DFlashSource
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.reference import decode
+from asyncspec.constraint.grammar import Grammars, Vocabulary
+from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.jobs import Batch, Forward, Job, Release, draft_jobs
 from asyncspec.core.machine import Abandon, Effect, Input, Received
 from asyncspec.core.rng import stream
@@ -27,6 +29,7 @@ from asyncspec.source.hybrid import HybridSource
 from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Message, PruneIndices
+from asyncspec_protocol.sampling import Constraint
 from backend.predictable_models import VOCAB
 from backend.probe import Everything
 from backend.stage_cluster import LoadedTarget, StageCluster
@@ -44,6 +47,17 @@ PENALISED = {
     "T=0.7 top-p=0.9 penalties": replace(NUCLEUS, **PENALTIES),
 }
 STAGES = (1, 2, 4, 5)
+
+GRAMMAR = "start: /([\u0100-\u013f][\u0140-\U0010ffff]{1,3})+/"
+"""Of tokens that are a letter each: one of the first 64, one to three others, and so on."""
+GRAMMARS = Grammars(
+    lambda: Vocabulary([*(chr(0x100 + i).encode() for i in range(VOCAB - 1)), b"<end>"], (), (2,))
+)
+FORM = Constraint(GRAMMAR, ((70, 2.0), (80, -3.0)), min_tokens=4, stop_tokens=(2,))
+CONSTRAINED = {
+    "greedy grammar": Sampling(constraint=FORM),
+    "T=0.7 top-p=0.9 grammar penalties": replace(NUCLEUS, **PENALTIES, constraint=FORM),
+}
 
 NEW = 16
 """Tokens of an answer."""
@@ -73,13 +87,13 @@ class Cell(Struct, frozen=True):
 
     @property
     def sampling(self) -> Sampling:
-        how = (DRAWS | PENALISED)[self.draws]
+        how = (DRAWS | PENALISED | CONSTRAINED)[self.draws]
         return how if how.greedy else replace(how, seed=self.seed % TEXTS)
 
 
 def cells() -> list[Cell]:
     """Every combination, of which ``make check`` has two numbers of stages each; and a smaller
-    matrix of penalties and further heads."""
+    matrix of penalties, further heads and grammars."""
     whole = (
         (*one, stages)
         for i, one in enumerate(product(LOSSLESS, SOURCES, DRAWS))
@@ -92,7 +106,11 @@ def cells() -> list[Cell]:
             (*product(LOSSLESS, SOURCES, PENALISED), *product(LOSSLESS, HEADS, DRAWS))
         )
     )
-    return [Cell(*one) for one in (*whole, *some)]
+    forms = (
+        (policy, SOURCES[i % len(SOURCES)], draws, STAGES[i % len(STAGES)])
+        for i, (policy, draws) in enumerate(product(LOSSLESS, CONSTRAINED))
+    )
+    return [Cell(*one) for one in (*whole, *some, *forms)]
 
 
 def reading(
@@ -138,7 +156,12 @@ class Matrix:
 
     def __init__(self, loaded: LoadedTarget[Any], sources: dict[str, LoadedSource]) -> None:
         self.loaded = loaded
-        self.sources = sources
+        self.sources = {
+            name: replace(one, source=ConstrainedSource(one.source, lambda: GRAMMARS))
+            for name, one in sources.items()
+        }
+        for stages in STAGES:
+            loaded.cut(stages)[-1].constrain(GRAMMARS)
         # By ("source", its name), ("policy", its name) and so on: hits, misses, ...
         self.happened: Counter[tuple[str, str]] = Counter()
         self.passed: set[Cell] = set()

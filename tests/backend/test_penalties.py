@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.reference import decode
+from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.backend.tree_stage import SlotTokens
-from asyncspec.core.jobs import Row
+from asyncspec.constraint.grammar import Grammars, Vocabulary
+from asyncspec.core.jobs import Admit, Batch, Release, Row
 from asyncspec.core.sampling import Sampling, seen
+from asyncspec_protocol.sampling import Constraint
 from backend.probe import Probe, cut
 from sampling_reference import choose
 
@@ -91,3 +94,32 @@ def test_a_token_counts_as_answer_from_the_end_of_the_users_prompt_on() -> None:
     tokens.compact(4, (5,))
     tokens.write(5, [Row(5, 5, (5,))], [9])
     assert tokens.counts == seen([*path, 5], 2)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Sampling(repetition_penalty=1.7, presence_penalty=1.0, frequency_penalty=0.8),
+        Sampling(constraint=Constraint("start: /([\u0100-\u013f][\u0140-\U0010ffff])+/")),
+    ],
+)
+def test_passes_of_a_batch_draw_as_one_after_the_other(
+    how: Sampling, tiny: Callable[..., Path]
+) -> None:
+    """Also where the second commits what the first computes: its tokens are written first."""
+    (stage,) = cut(open_checkpoint(tiny("llama")), 1)
+    spelled = [*(chr(0x100 + i).encode() for i in range(stage.info.vocab_size - 1)), b"<end>"]
+    stage.constrain(Grammars(lambda: Vocabulary(spelled, (), (2,))))
+    prompt, path = PROMPT[:5], [9, 80, 11, 90, 13]
+    passes = [chain(SESSION, 0, prompt, None, (4,))]
+    passes += [chain(SESSION, 5 + i, [token], None, (0,)) for i, token in enumerate(path)]
+
+    def drawn(*jobs: Any) -> list[Any]:
+        stage.run(Admit(SESSION, 20, how, len(prompt)))
+        try:
+            results = [stage.run(job) for job in jobs]
+        finally:
+            stage.run(Release(SESSION))
+        return [one for result in results for one in cast("tuple[Any, ...]", result)]
+
+    assert drawn(Batch(tuple(passes))) == [(token,) for token in drawn(*passes)]

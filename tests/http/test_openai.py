@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
@@ -198,9 +199,32 @@ ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 0}, "n", "invalid_value"),
     ({"seed": 2**70}, "seed", "invalid_value"),
     ({"stop": [""]}, "stop", ""),
-    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", ""),
+    ({"logit_bias": {"99": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"5": 101}}, "logit_bias[...]", "invalid_value"),
+    ({"extra_body": {"min_tokens": 31}}, "min_tokens", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "unsupported_value"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "missing_required_parameter",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+        "response_format",
+        "invalid_grammar",
+    ),
+    ({"extra_body": {"guided_regex": "["}}, "guided_regex", "invalid_grammar"),
+    ({"extra_body": {"guided_choice": []}}, "guided_choice", "invalid_value"),
+    ({"extra_body": {"structured_outputs": {"json": "{"}}}, "structured_outputs", "invalid_value"),
+    (
+        {"extra_body": {"guided_regex": "a", "policy": "lossy-top-p"}},
+        "guided_regex",
+        "invalid_grammar",
+    ),
+    ({"extra_body": {"guided_regex": "a", "grammar": "x"}}, "grammar", ""),
+    ({"extra_body": {"best_of": 2}}, "best_of", ""),
     ({"top_logprobs": 2}, "top_logprobs", ""),
     ({"extra_body": {"best": 1}}, "best", "unknown_parameter"),
     ({"extra_body": {"policy": "best"}}, "policy", ""),
@@ -312,3 +336,71 @@ async def test_the_client_without_asyncio() -> None:
     async with Toy() as toy:
         (submit,) = chat_submits({**ASK, "temperature": 0})
         assert await asyncio.to_thread(ask, toy.url) == reference(submit)[1]
+
+
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "regex", "regex": "( the| a)( x|b)+\\."}}, r"( the| a)( x|b)+\."),
+    ({"structured_outputs": {"choice": [" a x", " thebb"]}}, " a x| thebb"),
+    ({"guided_choice": ["b.b", "bb"]}, r"b\.b|bb"),
+    ({"grammar": 'root ::= "b" [.]* " x"'}, r"b\.* x"),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"enum": ["b", "yb"]}},
+            }
+        },
+        ' ?"y?b"',
+    ),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("form", "pattern"), FORMS)
+async def test_the_form_of_an_answer(
+    form: dict[str, Any], pattern: str, temperature: float
+) -> None:
+    """With and without speculation it is one text, and what was asked for."""
+    texts = set()
+    async with Toy() as toy, client(toy) as ai:
+        for policy in ("flowspec", "autoregressive", "pipedec"):
+            ask = {**ASK, "max_tokens": 300, "temperature": temperature}
+            whole = await ai.chat.completions.create(
+                model="toy", **ask, extra_body={"policy": policy, **form}
+            )
+            texts.add((whole.choices[0].message.content or "").removesuffix("<end>"))
+            assert whole.choices[0].finish_reason == "stop"
+    (found,) = texts
+    assert re.fullmatch(pattern, found)
+
+
+async def test_biases_and_minimal_lengths() -> None:
+    async with Toy() as toy, client(toy) as ai:
+        ask = {"model": "toy", **ASK, "temperature": 1}
+        only = await ai.chat.completions.create(**ask, logit_bias={"2": 100})
+        assert only.choices[0].message.content == "b" * 30
+        ends = await ai.chat.completions.create(**ask, logit_bias={"0": 100})
+        assert ends.choices[0].message.content == "<end>"
+        late = await ai.chat.completions.create(
+            **ask, logit_bias={"0": 100}, extra_body={"min_tokens": 7}
+        )
+        assert late.usage is not None
+        assert late.usage.completion_tokens == 8
+        assert late.choices[0].finish_reason == "stop"
+
+
+async def test_echo(toy: Toy) -> None:
+    ask = {"prompt": ["hello", "b"], "max_tokens": 5, "seed": 1}
+    async with client(toy) as ai:
+        plain = await ai.completions.create(model="toy", **ask)
+        whole = await ai.completions.create(model="toy", echo=True, best_of=1, **ask)
+        want = [p + c.text for p, c in zip(ask["prompt"], plain.choices, strict=True)]  # type: ignore[call-overload]
+        assert [choice.text for choice in whole.choices] == want
+        streamed = [""] * 2
+        async for chunk in await ai.completions.create(model="toy", echo=True, stream=True, **ask):
+            for choice in chunk.choices:
+                streamed[choice.index] += choice.text
+        assert streamed == want
+        for wrong in ({"logprobs": 1}, {"prompt": [1]}):
+            with pytest.raises(openai.BadRequestError, match="echo is"):
+                await ai.completions.create(model="toy", echo=True, **{**ask, **wrong})

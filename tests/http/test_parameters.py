@@ -211,7 +211,7 @@ def test_whole_numbers_may_be_written_as_fractions(kind: type[Any]) -> None:
     if kind is ChatRequest:
         ask |= {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
     else:
-        ask |= {"prompt": "x", "best_of": 1.0}
+        ask |= {"prompt": "x", "min_tokens": 1.0}
     for name in INTEGERS[kind]:
         found = parse(json.dumps({**ask, name: 5.0}).encode(), kind)
         assert getattr(found, name) == 5

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.core.sampling import Sampling
+from asyncspec_nodes.http.api.answers import RequestContext
+from asyncspec_nodes.http.api.completions import Completion, CompletionRequest
 from asyncspec_nodes.http.streaming import error_of
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import SHORT, TextService
@@ -233,6 +235,11 @@ def test_what_was_held_back_comes_at_the_end() -> None:
     ]
 
 
+def _call() -> Completion:
+    """Whose errors name the parameter ``prompt``."""
+    return CompletionRequest(prompt="x").call(RequestContext())
+
+
 @pytest.mark.parametrize(
     ("code", "status", "retried"), [(BREAKS, 422, False), ("", 503, True), ("busy", 429, True)]
 )
@@ -250,7 +257,7 @@ def test_a_request_that_breaks_the_pipeline_is_not_to_be_sent_again(
     )
     (finished,) = world.inbox.got
     assert isinstance(finished, Finished)
-    error = error_of(finished, "prompt")
+    error = error_of(finished, _call())
     assert error is not None
     assert (error.status, error.message) == (status, "why")
     assert ("Retry-After" in error.headers) == retried

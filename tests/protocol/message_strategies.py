@@ -28,6 +28,7 @@ from asyncspec_protocol.messages import (
     Status,
     Verdict,
 )
+from asyncspec_protocol.sampling import Constraint
 
 KINDS: tuple[type[Any], ...] = typing.get_args(Message)
 count = st.integers(0, 2**31 - 1)
@@ -93,6 +94,12 @@ depths = st.one_of(
     st.just((FINAL,)),
     st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple),
 )
+
+
+def constraints() -> st.SearchStrategy[Constraint]:
+    biases = st.lists(st.tuples(count, st.floats(-100, 100)), max_size=3).map(tuple)
+    some = st.lists(count, max_size=3).map(tuple)
+    return st.builds(Constraint, st.text(max_size=12), biases, st.integers(0, 2**31 - 1), some)
 
 
 def openings() -> st.SearchStrategy[Open]:
@@ -192,6 +199,8 @@ def plain(annotation: Any) -> st.SearchStrategy[Any]:
         least, above = meta.ge if meta.gt is None else meta.gt, meta.gt is not None
         most, below = meta.le if meta.lt is None else meta.lt, meta.lt is not None
         return st.floats(least, most, exclude_min=above, exclude_max=below, allow_nan=False)
+    if annotation is Constraint:
+        return constraints()
     most = meta.le if meta.lt is None else meta.lt - 1
     return {
         int: st.integers(-1 if meta.ge is None else meta.ge, 2**31 - 1 if most is None else most),

@@ -18,6 +18,7 @@ from asyncspec_protocol import messages as m
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import FrameReader, write_frame
 from asyncspec_protocol.messages import Message
+from asyncspec_protocol.sampling import Constraint
 from tools.bench.limits.codec import feed
 
 FOLDER = Path(__file__).resolve().parents[2] / "protocol" / "vectors"
@@ -52,6 +53,18 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         m.Expand(
             7, 4, 30, (600,), 1, 8, 64, 64, True, (8,), (-1, 0), (8, 9), (-0.25, -1.5), (1, 0)
         ),
+    ),
+    "open-constraint": (
+        m.Open(
+            *(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05),
+            constraint=Constraint('start: "a"', ((5, -1.5), (600, 100.0)), 8, (2,)),
+        ),
+    ),
+    "expand-grammar": (
+        m.Expand(7, 4, 0, (5, 600), 0, 0, 0, prompt_length=31, grammar='start: "a"'),
+    ),
+    "submit-constraint": (
+        m.Submit(7, "", 8, 5, 0.7, 0, 0.9, constraint=Constraint('start: "a"', ((5, -1.5),), 8)),
     ),
     "expand-tenant": (m.Expand(7, 4, 0, (5, 600), 0, 0, 0, tenant="5fe0", prompt_length=31),),
     "features": (m.Features(7, 29, 2), *HIDDEN),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,10 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTES = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 """The byte of each letter of byte-level vocabularies (GPT-2's table): printable Latin-1 characters
 stand for themselves, the characters from 256 on for the other bytes, in order."""
+
+
+_REMEMBER = 1 << 14
+"""Tokens looked up again and again; grammars look once at the whole vocabulary."""
 
 
 class HFTokenizer:
@@ -39,9 +43,10 @@ class HFTokenizer:
             and type(getattr(backend, "model", None)).__name__ != "BPE"
         )
         # A detokenizer looks up the same few tokens again and again.
-        self.spell = cache(self._spell)
-        self.is_special = cache(self._is_special)
-        self.is_byte = cache(self._is_byte)
+        remembered = lru_cache(_REMEMBER)
+        self.spell = remembered(self._spell)
+        self.is_special = remembered(self._is_special)
+        self.is_byte = remembered(self._is_byte)
         # transformers finishes its setup with the first text, and not in two threads at a time.
         self.encode("a")
 

@@ -109,11 +109,18 @@ class ToyModel(Struct, frozen=True):
             state = self.extend(state, token)
         return state
 
-    def next_token(self, tokens: Sequence[int], settings: Sampling, prompt_length: int = 0) -> int:
-        """The sequential reference: what comes after ``tokens``, which begin with the prompt."""
+    def next_token(
+        self,
+        tokens: Sequence[int],
+        settings: Sampling,
+        prompt_length: int = 0,
+        allowed: sampling.Tokens | None = None,
+    ) -> int:
+        """The sequential reference: what comes after ``tokens``, which begin with the prompt, of
+        the tokens ``allowed``."""
         logits = self.logits([self.read(tokens).hidden])
         own = [seen(tokens, prompt_length)]
-        return sampling.draw(logits, [len(tokens)], settings, own=own)[0]
+        return sampling.draw(logits, [len(tokens)], settings, own=own, allowed=[allowed])[0]
 
 
 class ToyCache:

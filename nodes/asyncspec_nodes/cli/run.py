@@ -9,9 +9,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from asyncspec.constraint import text as text_of_grammar
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
@@ -30,6 +32,7 @@ from asyncspec_nodes.local.cluster import RESTART_STAGES, LoadingSteps, LocalClu
 from asyncspec_nodes.reference import Comparison, Question, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.sampling import Constraint
 
 SAMPLING = {
     "temperature": ("T", "0, the default, is greedy"),
@@ -88,9 +91,16 @@ def add_arguments(parser: Parser) -> None:
     cluster_options.add_arguments(parser)
     add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
     for name, default in asdict(Sampling()).items():
+        if name not in SAMPLING:
+            continue
         metavar, text_of = SAMPLING[name]
         add(option(name), type=type(default), default=default, metavar=metavar, help=text_of)
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--json-schema", type=Path, metavar="FILE", help="answers are JSON that it describes"
+    )
+    form.add_argument("--regex", metavar="PATTERN", help="answers match it as a whole")
     add("--include-stop", action="store_true", help="show the stop string that ends the answer")
     add("--ignore-eos", action="store_true", help="go on after an end-of-text token")
     add("--check", action="store_true", help="decode once more, sequentially, and compare")
@@ -99,7 +109,21 @@ def add_arguments(parser: Parser) -> None:
     add("--trace", type=Path, metavar="FILE", help="record what every node does there")
 
 
+def _grammar(arguments: argparse.Namespace) -> str:
+    """Of ``--json-schema`` or ``--regex``. Raises ``UserError``."""
+    if arguments.regex is not None:
+        return text_of_grammar.of_regex(arguments.regex)
+    if (file := arguments.json_schema) is None:
+        return ""
+    try:
+        schema = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError) as error:
+        raise UserError(f"--json-schema: {file} is no JSON schema: {error}") from None
+    return text_of_grammar.of_schema(schema)
+
+
 def read_arguments(arguments: argparse.Namespace) -> RunOptions:
+    arguments.constraint = Constraint(_grammar(arguments))
     sampling = Sampling.of(arguments)
     if problem := settings_problem(arguments.max_new_tokens, sampling):
         raise UserError(f"--{problem}")

@@ -16,6 +16,7 @@ from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
 from asyncspec_nodes.http.middleware import api_error, json_response
+from asyncspec_nodes.serving.requests import BAD_GRAMMAR
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.messages import Finished, Status, Submit
 
@@ -36,9 +37,10 @@ class EngineClient(Protocol):
         """Status of every reachable node, by rank. Raises ``ClusterError``."""
 
 
-def error_of(end: Finished, prompt_name: str) -> ApiError | None:
-    """The error of an answer's end; None where it ended normally. ``prompt_name``: the parameter
-    blamed for errors that only the draft node can detect."""
+def error_of(end: Finished, call: Completion) -> ApiError | None:
+    """The error of an answer's end; None where it ended normally. ``call``: knows the parameters
+    that are blamed for errors that only the draft node can detect."""
+    prompt_name = call.prompt_name
     if end.reason in ("stop", "length"):
         return None
     if end.code == "busy":
@@ -50,6 +52,11 @@ def error_of(end: Finished, prompt_name: str) -> ApiError | None:
         return ApiError(422, end.detail, param=prompt_name, code=BREAKS)
     if end.reason == "error" and not end.stats:
         # Without stats nothing was computed: the request was refused.
+        if end.code == BAD_GRAMMAR:
+            text = f"{call.form_name}: {end.detail}"
+            return ApiError(400, text, param=call.form_name, code="invalid_grammar")
+        if end.code in ("min_tokens", "logit_bias"):
+            return ApiError(400, end.detail, param=end.code, code="invalid_value")
         return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")
     return unavailable(end.detail or f"the request was {end.reason}")
 
@@ -170,7 +177,7 @@ class Responder:
         except TimeoutError:
             return None
         if isinstance(event, Finished):
-            event = error_of(event, self._call.prompt_name) or event
+            event = error_of(event, self._call) or event
         if isinstance(event, ApiError):
             raise event
         self._answers[index].add(event)

@@ -26,6 +26,8 @@ from asyncspec.backend.base import (
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.row_compression import packing_seconds
+from asyncspec.constraint.grammar import Grammars, Vocabulary
+from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
@@ -153,15 +155,35 @@ def _packing_seconds(config: Config, me: Hello) -> float:
     return packing_seconds() if me.dtype == "bfloat16" else NEVER_PACK
 
 
+def grammars(backend: Backend, model: OpenModel, tokenizer: Tokenizer | None = None) -> Grammars:
+    """Those over a target's vocabulary, which is read when the first of them comes."""
+
+    def read() -> Vocabulary:
+        known = tokenizer or backend.load_tokenizer(model)
+        tokens, eos = range(model.info.vocab_size), model.info.eos_token_ids
+        special = {*filter(known.is_special, tokens), *eos}
+        return Vocabulary([*map(known.spell, tokens)], special, eos)
+
+    return Grammars(read)
+
+
+def _constrained(source: LoadedSource, found: Grammars) -> LoadedSource:
+    """A source that proposes what a session's grammar allows."""
+    return replace(source, source=ConstrainedSource(source.source, lambda: found))
+
+
 def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
-    target = config.target
-    model = backend.open(config.target_of(rank), tokenizer=False)
+    target, last = config.target, rank == config.stages
+    # Only the last stage draws, and then within a grammar over the tokenizer's vocabulary.
+    model = backend.open(config.target_of(rank), tokenizer=last)
     layers = model.info.layers
     span = layout(config, layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {layers}")
     engine = config.engine_of(rank)
     options = StageOptions(target.dtype, target.mode, target.quantize, engine)
     stage = backend.load(StageSpec(model, span, options))
+    if last:
+        stage.constrain(grammars(backend, model))
     pass_seconds = stage.pass_seconds()
     if pace := config.pace.get(rank):
         cost = StageCost(pace.seconds, pace.plateau, pace.row_seconds)
@@ -200,8 +222,9 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
+    found = grammars(backend, target, tokenizer)
     if config.source is None:
-        source = _report_and_load(config, rank, target, reporter)
+        source = _constrained(_report_and_load(config, rank, target, reporter), found)
     else:
         source = _passing_on(config, target, backend)
     # ``PLAIN`` serves chats of targets that were not made for them.
@@ -236,6 +259,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
             drafts=parts(config.draft.source) != (NONE,),
             vocab=target.info.vocab_size,
             defaults=defaults,
+            grammar_problem=found.problem,
         ),
     )
 
@@ -248,10 +272,9 @@ def _passing_on(config: Config, target: OpenModel, backend: Backend) -> LoadedSo
 
 
 def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
-    # A draft model's tokenizer is compared with the target's.
-    compares = any(part not in WITHOUT_MODEL for part in parts(config.draft.source))
-    target = backend.open(config.target.path, tokenizer=compares)
+    target = backend.open(config.target.path)
     source = _report_and_load(config, rank, target, reporter)
+    source = _constrained(source, grammars(backend, target))
     return Loaded(
         me=_hello(config, rank, target),
         machine=SourceMachine(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from asyncspec.backend.base import Tokenizer
 from asyncspec.backend.registry import backend_of
@@ -20,7 +20,7 @@ from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import GenerationConfig
 from asyncspec_protocol.messages import Submit
-from asyncspec_protocol.sampling import range_problem
+from asyncspec_protocol.sampling import RANGES, range_problem
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 # Every emitted token is compared with each stop string.
@@ -66,6 +66,12 @@ class ServingConfig(Struct, frozen=True):
     vocab: int = 2**31
     # Sampling settings for requests that leave them out.
     defaults: Defaults = Defaults()
+    # Why a grammar cannot be compiled, which may take seconds; None where it can.
+    grammar_problem: Callable[[str], str | None] = lambda _: None
+
+
+BAD_GRAMMAR = "grammar"
+"""In ``Refusal.code``: the grammar is at fault, not the prompt."""
 
 
 class Refusal(Struct, frozen=True):
@@ -79,7 +85,30 @@ class Refusal(Struct, frozen=True):
 
 def settings_problem(max_new_tokens: int, sampling: Sampling) -> str | None:
     """The first number out of its range (``asyncspec_protocol.sampling``)."""
-    return range_problem({"max_new_tokens": max_new_tokens, **asdict(sampling)})
+    numbers = {name: value for name, value in asdict(sampling).items() if name in RANGES}
+    return range_problem({"max_new_tokens": max_new_tokens, **numbers})
+
+
+def _constraint_refusal(submit: Submit, policy: str, config: ServingConfig) -> Refusal | None:
+    """Of a grammar that cannot be compiled or kept, and of tokens that do not exist."""
+    constraint = submit.constraint
+    if constraint.grammar:
+        if submit.ignore_eos:
+            text = "ignore-eos is given with a grammar, which decides where the answer ends"
+            return Refusal(text, BAD_GRAMMAR)
+        if POLICIES[policy].top_logprobs:
+            text = f"policy {policy} is lossy: it cannot keep to a grammar; take another one"
+            return Refusal(text, BAD_GRAMMAR)
+        if (problem := config.grammar_problem(constraint.grammar)) is not None:
+            return Refusal(f"it cannot be compiled: {problem}", BAD_GRAMMAR)
+    if constraint.min_tokens > submit.max_new_tokens:
+        least, most = constraint.min_tokens, submit.max_new_tokens
+        return Refusal(f"min-tokens is {least}, but only {most} are asked for", "min_tokens")
+    token = max((token for token, _ in constraint.logit_bias), default=0)
+    if token >= config.vocab:
+        text = f"token {token} of logit-bias is not in the vocabulary of {config.vocab}"
+        return Refusal(text, "logit_bias")
+    return None
 
 
 def stop_problem(stop: Sequence[str]) -> str | None:
@@ -142,6 +171,8 @@ def prepare(
         problem = problem or "top-log-probs is given without log-probs"
     if problem is not None:
         return Refusal(problem)
+    if (refusal := _constraint_refusal(submit, policy, config)) is not None:
+        return refusal
     prompt = _prompt_tokens(submit, config, tokenize)
     if isinstance(prompt, Refusal):
         return prompt
@@ -159,12 +190,16 @@ def prepare(
             "for fewer, or shorten the prompt",
             "context_length_exceeded",
         )
+    stops = frozenset() if submit.ignore_eos else config.eos
+    if sampling.constraint.min_tokens:
+        constraint = replace(sampling.constraint, stop_tokens=tuple(sorted(config.eos)))
+        sampling = replace(sampling, constraint=constraint)
     return Request(
         request=number,
         prompt=prompt,
         max_new_tokens=min(submit.max_new_tokens, room),
         sampling=sampling,
-        stop_tokens=frozenset() if submit.ignore_eos else config.eos,
+        stop_tokens=stops,
         policy=policy,
         log_probs=submit.log_probs,
         top_logprobs=submit.top_logprobs,

@@ -186,7 +186,8 @@ class TextService:
         """Tokenize a request's prompt: on the thread if it is long, or follows one that is."""
         number, client, submit = pending
         length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
-        if length <= SHORT and all(one.client is not client for one in self._pending.values()):
+        short = length <= SHORT and not submit.constraint.grammar
+        if short and all(one.client is not client for one in self._pending.values()):
             self._tokenized(pending, prepare(submit, number, self._config, self._on_loop))
             return
         self._pending[number] = pending

@@ -115,8 +115,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-where-penalties-count",
-        "if one.tenant != prompt.tenant or prompt.penalised:",
-        "if one.tenant != prompt.tenant:",
+        "length = min(length, prompt.shareable)",
+        "length = min(length, prompt.shareable or length)",
         "test_penalties_read_the_whole_prompt",
     ),
     Mutant(

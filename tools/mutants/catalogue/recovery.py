@@ -217,8 +217,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "owner-of-tenants-prompt-not-checked",
-        "if one.tenant != prompt.tenant or prompt.penalised:",
-        "if (one.tenant and not prompt.tenant) or prompt.penalised:",
+        "if one.tenant != prompt.tenant:",
+        "if one.tenant and not prompt.tenant:",
         "test_a_tenant_reuses_its_own_prompts_only",
     ),
     Mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 from itertools import accumulate
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -52,6 +52,8 @@ class Completion:
             for choice in range(self._choices)
         )
         self.stream = bool(request.stream)
+        # The parameter blamed in errors of the answer's grammar.
+        _, self.form_name = request.form()
         self._logprobs = submits[0].log_probs
         self._details = bool(request.return_details)
         options = request.stream_options
@@ -264,6 +266,15 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
     # Text, token ids, or a list of either.
     prompt: object
     logprobs: TopLogprobs | None = None
+    # Answers begin with their prompts.
+    echo: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.logprobs is not None:
+            raise invalid("echo is not served with logprobs; leave one out", "echo")
+        if self.echo and not all(isinstance(one, str) for one in _prompts(self.prompt)):
+            raise invalid("echo is served for prompts of text, not of tokens", "echo")
 
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
@@ -306,6 +317,29 @@ class TextCompletion(Completion):
     id_prefix = "cmpl-"
     prompt_name = "prompt"
     last_choice: ClassVar[Json] = {"text": "", "logprobs": None}
+
+    def __init__(
+        self, request: CompletionRequest, submits: Sequence[Submit], context: RequestContext
+    ) -> None:
+        super().__init__(request, submits, context)
+        self._echo = bool(request.echo)
+
+    def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        """See ``Completion``; with ``echo`` texts begin with their prompts."""
+        body = super().body(answers)
+        if self._echo:
+            for choice, submit in zip(
+                cast("list[Json]", body["choices"]), self.submits, strict=True
+            ):
+                choice["text"] = f"{submit.prompt}{choice['text']}"
+        return body
+
+    def begin(self) -> bytes:
+        """See ``Completion``."""
+        if not self._echo:
+            return b""
+        prompts: list[Json] = [{"text": one.prompt, "logprobs": None} for one in self.submits]
+        return b"".join(self._chunk(i, prompt) for i, prompt in enumerate(prompts))
 
     def content(
         self, text: str, logprobs: list[PositionLogprobs], offset: int | None = None

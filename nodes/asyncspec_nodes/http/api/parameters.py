@@ -19,9 +19,27 @@ from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.http.api.errors import invalid
+from asyncspec_nodes.http.api.structure import (
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    grammar_of,
+)
 from asyncspec_nodes.serving.requests import stop_problem
+from asyncspec_protocol.limits import MAX_TOKEN
 from asyncspec_protocol.messages import Submit
-from asyncspec_protocol.sampling import MinP, NewTokens, Penalty, RepetitionPenalty, TopK
+from asyncspec_protocol.sampling import (
+    MAX_BIASES,
+    MAX_GRAMMAR,
+    MAX_INT,
+    Bias,
+    Constraint,
+    MinP,
+    NewTokens,
+    Penalty,
+    RepetitionPenalty,
+    TopK,
+)
 
 _MASK = (1 << 63) - 1
 
@@ -39,17 +57,13 @@ IGNORED = frozenset(
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
@@ -79,6 +93,16 @@ def _supported(fields: Mapping[str, object]) -> dict[str, object]:
         if name not in IGNORED and name not in NEUTRAL
     }
 
+
+_FORMS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "grammar": "grammar",
+}
+"""Parameters with one form each."""
 
 MAX_CHOICES = 128
 
@@ -114,6 +138,19 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    logit_bias: dict[str, Bias] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
+    # As many answers as ``n``: more are not compared.
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    # The form of an answer: the API's, and those of vLLM and llama.cpp.
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | bool | None = None
+    grammar: str | None = None
     policy: str | None = None
     # Token ids with every piece and the counters of docs/reference/metrics.md at the end.
     return_details: bool | None = None
@@ -134,6 +171,10 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise invalid("stream_options is only for stream: true", "stream_options")
         if (problem := stop_problem(self.stops)) is not None:
             raise invalid(problem, "stop")
+        if self.best_of not in (None, self.choices):
+            raise invalid(
+                f"best_of is {self.best_of}, n {self.choices}; only as many are served", "best_of"
+            )
         if self.policy is not None and (problem := POLICIES.problem(self.policy)) is not None:
             raise invalid(problem, "policy")
 
@@ -141,9 +182,35 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
+    def form(self) -> tuple[str, str]:
+        """The answer's grammar, and the parameter that asks for it. Raises ``ApiError``."""
+        given: dict[str, dict[str, object]] = {}
+        for name in ("response_format", "structured_outputs"):
+            if (parts := getattr(self, name)) is not None:
+                given[name] = parts.parts()
+        for name, form in _FORMS.items():
+            if (value := getattr(self, name)) is not None:
+                given[name] = {form: value}
+        return grammar_of(given)
+
+    def constraint(self) -> Constraint:
+        """What the answer may contain. Raises ``ApiError``."""
+        grammar, name = self.form()
+        if len(grammar) > MAX_GRAMMAR:
+            raise invalid(f"{name} has more than {MAX_GRAMMAR} characters", name)
+        biases = self.logit_bias or {}
+        if len(biases) > MAX_BIASES:
+            raise invalid(f"logit_bias has more than {MAX_BIASES} tokens", "logit_bias")
+        for token in biases:
+            if not (token.isascii() and token.isdigit() and int(token) <= MAX_TOKEN):
+                raise invalid(f"logit_bias: {token!r} is no token", "logit_bias")
+        bias = tuple((int(token), value) for token, value in biases.items())
+        return Constraint(grammar, bias, self.min_tokens or 0)
+
     def submit(self, max_new_tokens: int, tenant: str) -> Submit:
         """The request for an answer, without prompt and seed."""
-        values = ((name, getattr(self, name)) for name in Sampling.__struct_fields__)
+        names = (name for name in Sampling.__struct_fields__ if name != "constraint")
+        values = ((name, getattr(self, name)) for name in names)
         sampling = {name: value for name, value in values if value is not None}
         if self.top_p == 0:  # the smallest nucleus is the likeliest token
             sampling |= {"top_k": 1, "top_p": 1.0}
@@ -158,7 +225,7 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
             must_fit=self.limit is not None,
             unset=tuple(name for name in Defaults.__struct_fields__ if name not in sampling),
             tenant=tenant,
-            **asdict(Sampling(**{"temperature": 1.0, **sampling})),
+            **asdict(Sampling(**{"temperature": 1.0, **sampling, "constraint": self.constraint()})),
         )
 
 

@@ -72,9 +72,11 @@ def _draft_request(state: DraftState, session: DraftSession) -> DraftRequest | N
     if length < session.source_limit:
         growth = None  # it reads first, in chunks between which others' drafts are grown
     job = _expand(session, growth, length)
-    if state.config.source_remembers and job.base == 0:
-        request = session.request
-        job = replace(job, tenant=request.tenant, prompt_length=len(request.prompt))
+    request = session.request
+    grammar = request.sampling.constraint.grammar
+    if (state.config.source_remembers or grammar) and job.base == 0:
+        prompt = len(request.prompt)
+        job = replace(job, tenant=request.tenant, prompt_length=prompt, grammar=grammar)
     slot = session.clock.source_free()
     return DraftRequest(job, growth, session.version, session.round, slot, length)
 

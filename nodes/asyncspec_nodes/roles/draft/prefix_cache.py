@@ -34,8 +34,8 @@ class PromptKey(Struct, frozen=True):
     tenant: str
     # Its token source reads features of the target.
     featured: bool
-    # Penalties count tokens of the prompt on the last stage, which therefore has to read them all.
-    penalised: bool
+    # Its first tokens that the last stage need not read, as its draws do not depend on them.
+    shareable: int
 
 
 class PrefixMatch(Struct, frozen=True):
@@ -51,7 +51,8 @@ def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
     request, config = queued.request, state.config
     featured = bool(state.features and config.policies[request.policy].uses_draft)
     prefix = request.prompt + queued.given
-    return PromptKey(prefix, request.tenant, featured, request.sampling.penalises)
+    shareable = request.sampling.shareable(len(request.prompt), len(prefix))
+    return PromptKey(prefix, request.tenant, featured, shareable)
 
 
 def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
@@ -92,13 +93,14 @@ def prefix_in_progress(state: DraftState, prompt: PromptKey) -> SessionId | None
 def _match_length(state: DraftState, one: CachedPrompt, prompt: PromptKey) -> int:
     """Tokens of a prompt to take over from a cached one; 0 where it is not worth it. The last token
     of either is not shared: one is to be verified, the other's feature came with its verdict."""
-    if one.tenant != prompt.tenant or prompt.penalised:
+    if one.tenant != prompt.tenant:
         return 0
     least = state.config.min_common_prefix
     # Most prompts differ in their first tokens, and are long.
     if (prompt.featured and one.features is None) or one.prefix[:least] != prompt.prefix[:least]:
         return 0
     length = common_prefix_length(one.prefix[:-1], prompt.prefix[:-1])
+    length = min(length, prompt.shareable)
     return length if length >= least else 0
 
 

@@ -48,15 +48,16 @@ def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyS
             f"features of depth {max(message.features)} of {config.layers} layers", peer=peer
         )
     sampling = Sampling.of(message)
-    if message.common_prefix and sampling.penalises:
-        # Penalties count the tokens of a prompt, and those of a shared one never come here.
-        raise RemoteProtocolError(f"session {name} shares a prompt and penalises tokens", peer=peer)
+    prompt = message.prompt_length - message.resumed_tokens
+    if message.common_prefix > sampling.shareable(prompt, message.prompt_length):
+        # Draws depend on tokens that never come here.
+        raise RemoteProtocolError(f"session {name} shares tokens that its draws need", peer=peer)
     onward: Effects = () if config.last else (Send(config.next_rank, message),)
     session = StageSession(
         message,
         Liveness(prompt_length=message.prompt_length),
         SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),
-        tokens_travel=sampling.penalises,
+        tokens_travel=sampling.reads_path,
     )
     if early:
         return state, (*onward, report(session))
@@ -64,7 +65,7 @@ def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyS
         name,
         message.capacity + max(0, message.max_tree_nodes),
         sampling,
-        message.prompt_length - message.resumed_tokens,
+        prompt,
         features=message.features,
         top_logprobs=message.top_logprobs,
         log_probs=message.log_probs,

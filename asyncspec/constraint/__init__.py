@@ -1,0 +1,1 @@
+"""Constrained decoding: which tokens may follow a path (docs/reference/sampling.md)."""

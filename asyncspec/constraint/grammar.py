@@ -1,0 +1,166 @@
+"""Grammars over a tokenizer's vocabulary, and the tokens that they allow along a path.
+
+llguidance computes the masks: an Earley parser over a lazy regex lexer, compiled in milliseconds,
+whose states roll back. So a tree of drafts needs one matcher a session, which is moved from path
+to path; what is allowed after a node is a function of the tokens on its own path alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from msgspec import Struct
+
+Tokens = npt.NDArray[np.int64]
+
+MAX_COMPILED = 64
+"""Compiled grammars that are kept, the last ones used."""
+
+
+_LONGEST = 400
+"""Characters of a reason."""
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled; the message says why."""
+
+
+class Vocabulary(Struct, frozen=True):
+    """What a tokenizer's tokens mean."""
+
+    # The bytes of token i; empty: never allowed.
+    spelled: Sequence[bytes]
+    # Those that are no text, by the names that grammars use, such as ``<|end|>``.
+    special: Collection[int]
+    # Any of them ends an answer.
+    eos: Collection[int]
+
+
+_EXACT = '%llguidance {"no_forcing": true}\n'
+"""Without it text that a grammar forces is allowed in one tokenization only, the tokenizer's."""
+
+
+class _Engine:
+    """A vocabulary as llguidance reads it. It asks for tokens of text only where it forces them
+    (``_EXACT``): never."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = min(vocabulary.eos)
+        self.tokens = list(vocabulary.spelled)
+        self.special_token_ids = sorted(vocabulary.special)
+
+    def __call__(self, text: object) -> list[int]:
+        return []
+
+
+class PathMatcher:
+    """One session's grammar, at some path below its committed tokens."""
+
+    def __init__(self, matcher: Any, vocab: int, eos: Tokens) -> None:
+        self._matcher = matcher
+        self._vocab = vocab
+        self._eos = eos
+        # Below the committed tokens.
+        self._path: list[int] = []
+
+    def commit(self, tokens: Sequence[int]) -> bool:
+        """Tokens of the answer that are certain now. False where the grammar does not allow
+        them."""
+        fits = self._move(tokens)
+        del self._path[: len(tokens)]
+        return fits
+
+    def allowed(self, path: Sequence[int]) -> Tokens | None:
+        """The tokens, ascending, that may follow the committed ones and ``path``; None where the
+        grammar does not allow the path itself. Never empty: where nothing else may follow, the
+        end-of-text tokens do, also where the grammar has outgrown the parser's limits."""
+        if not self._move(path):
+            return None
+        if self._matcher.is_error():
+            return self._eos
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        found = np.flatnonzero(np.unpackbits(bits, count=self._vocab, bitorder="little"))
+        return found if len(found) else self._eos
+
+    @property
+    def complete(self) -> bool:
+        """Whether an answer may end with the tokens committed."""
+        self._move(())
+        return bool(self._matcher.is_accepting())
+
+    def _move(self, path: Sequence[int]) -> bool:
+        common = 0
+        for one, other in zip(self._path, path, strict=False):
+            if one != other:
+                break
+            common += 1
+        if back := len(self._path) - common:
+            self._matcher.rollback(back)
+        fresh = list(path[common:])
+        count = self._matcher.try_consume_tokens(fresh) if fresh else 0
+        self._path[common:] = fresh[:count]
+        return count == len(fresh)
+
+
+class Grammars:
+    """The grammars of one vocabulary, each compiled once. ``read``: called for the vocabulary when
+    it is first needed. Thread-safe; a ``PathMatcher`` is not."""
+
+    def __init__(self, read: Callable[[], Vocabulary]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._tokenizer: Any = None
+        self._vocab = 0
+        self._eos: Tokens = np.empty(0, np.int64)
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+
+    def matcher(self, grammar: str) -> PathMatcher:
+        """At the start of an answer. Raises ``GrammarError``."""
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = self._compile(grammar)
+                if len(self._compiled) > MAX_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return PathMatcher(self._compiled[grammar].deep_copy(), self._vocab, self._eos)
+
+    def problem(self, grammar: str) -> str | None:
+        """Why a grammar cannot be compiled; None if it can."""
+        try:
+            self.matcher(grammar)
+        except GrammarError as error:
+            return str(error)
+        return None
+
+    def _compile(self, grammar: str) -> Any:
+        if self._tokenizer is None:
+            vocabulary = self._read()
+            if not vocabulary.eos:
+                raise GrammarError("the target has no end-of-text token to end the answer with")
+            self._vocab = len(vocabulary.spelled)
+            self._eos = np.array(sorted(vocabulary.eos), np.int64)
+            self._tokenizer = LLTokenizer(
+                TokenizerWrapper(_Engine(vocabulary)), eos_token=self._eos.tolist()
+            )
+        if "%llguidance" in grammar:
+            raise GrammarError("%llguidance is not for users; leave the line out")
+        matcher = LLMatcher(self._tokenizer, _EXACT + grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds what can never match
+        if matcher.is_error():
+            raise GrammarError(_reason(matcher.get_error()))
+        return matcher
+
+
+def _reason(error: str) -> str:
+    """In one line; what is behind an empty one is llguidance's own state."""
+    text = " ".join(error.strip().partition("\n\n")[0].split())
+    return text[:_LONGEST] if text else "llguidance does not say why"

@@ -1,0 +1,51 @@
+"""What users ask an answer to be, as a grammar (``Constraint.grammar``, in llguidance's Lark)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+WHITESPACE = r"[ ]?|\n[ \t]{0,64}"
+"""Between the tokens of JSON: indented or in one line, and never a loop of blanks."""
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+def of_schema(schema: Mapping[str, Any] | bool) -> str:
+    """JSON that a schema describes."""
+    return "start: " + of_json(schema)
+
+
+def of_json(schema: Mapping[str, Any] | bool) -> str:
+    """JSON that a schema describes, as an expression."""
+    whole = {"allOf": [schema]} if isinstance(schema, bool) else schema
+    own = whole.get("x-guidance")
+    options = {"whitespace_pattern": WHITESPACE, **(own if isinstance(own, Mapping) else {})}
+    return "%json " + msgspec.json.encode({**whole, "x-guidance": options}).decode()
+
+
+def of_regex(pattern: str) -> str:
+    """Text that a regular expression matches as a whole."""
+    return f"start: /{regex_to_lark(pattern, use_ascii='')}/"
+
+
+def of_choice(texts: Sequence[str]) -> str:
+    """One of some texts."""
+    return "start: " + " | ".join(map(quoted, texts))
+
+
+def of_grammar(source: str) -> str:
+    """A grammar in the syntax of Lark, or in llama.cpp's (GBNF). Raises ``ValueError``."""
+    try:
+        return str(any_to_lark(source)).removeprefix("%llguidance {}")
+    except Exception as error:  # its parser raises whatever comes
+        raise ValueError(f"the grammar is neither Lark nor GBNF: {error}") from None
+
+
+def quoted(text: str) -> str:
+    """A literal, as an expression."""
+    return msgspec.json.encode(text).decode()

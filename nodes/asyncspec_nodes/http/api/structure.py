@@ -1,0 +1,115 @@
+"""What an answer must look like: the parameters of several interfaces, as one grammar. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.constraint import text
+from asyncspec_nodes.http.api.errors import invalid
+
+Schema = dict[str, Any]
+
+
+class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True):
+    """``response_format.json_schema``; only the schema changes an answer."""
+
+    schema: Schema | bool | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    """``response_format``"""
+
+    type: str
+    json_schema: NamedSchema | None = None
+    # Of llama.cpp, for either JSON type.
+    schema: Schema | bool | None = None
+    regex: str | None = None
+    pattern: str | None = None
+    grammar: str | None = None
+
+    def parts(self) -> dict[str, object]:
+        """As of ``StructuredOutputs``. Raises ``ApiError``."""
+        found: dict[str, dict[str, object]] = {
+            "text": {},
+            "json_object": {"json": text.ANY_OBJECT if self.schema is None else self.schema},
+            "json_schema": {"json": self._schema()},
+            "regex": {"regex": self.pattern if self.regex is None else self.regex},
+            "grammar": {"grammar": self.grammar},
+        }
+        if self.type not in found:
+            kinds = ", ".join(found)
+            raise invalid(
+                f"response_format.type is {self.type!r}; it must be one of {kinds}",
+                "response_format.type",
+                "unsupported_value",
+            )
+        for name, value in found[self.type].items():
+            if value is None:
+                where = "json_schema.schema" if name == "json" else name
+                raise invalid(
+                    f"response_format.{where} is missing",
+                    f"response_format.{where}",
+                    "missing_required_parameter",
+                )
+        return found[self.type]
+
+    def _schema(self) -> Schema | bool | None:
+        return self.schema if self.json_schema is None else self.json_schema.schema
+
+
+class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True):
+    """``structured_outputs`` of vLLM."""
+
+    json: Schema | bool | str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def parts(self) -> dict[str, object]:
+        """What is given."""
+        values = {name: getattr(self, name) for name in ("json", "regex", "choice", "grammar")}
+        if self.json_object:
+            values["json"] = self.json if self.json is not None else text.ANY_OBJECT
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _schema(value: Any) -> str:
+    return text.of_schema(msgspec.json.decode(value) if isinstance(value, str) else value)
+
+
+def _choice(value: Any) -> str:
+    if not value:
+        raise ValueError("there is nothing to choose from")
+    return text.of_choice(value)
+
+
+_FORMS: Mapping[str, Callable[[Any], str]] = {
+    "json": _schema,
+    "regex": text.of_regex,
+    "choice": _choice,
+    "grammar": text.of_grammar,
+}
+
+
+def grammar_of(given: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
+    """The grammar of what is given by parameter and form, and the parameter; both empty without
+    one. Raises ``ApiError`` for several, or one that is malformed."""
+    found = [(name, form, value) for name, parts in given.items() for form, value in parts.items()]
+    if not found:
+        return "", ""
+    if len(found) > 1:
+        both = f"{found[0][0]} and {found[1][0]}"
+        raise invalid(f"{both}: an answer has one form; leave one out", found[1][0])
+    name, form, value = found[0]
+    try:
+        return _FORMS[form](value), name
+    except (ValueError, TypeError) as error:
+        raise invalid(f"{name}: {error}", name, "invalid_value") from None
