@@ -6,6 +6,7 @@ state of a device may be bound to a thread.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -221,6 +222,14 @@ class LoadedSource(Struct, frozen=True):
     tensors: Tensors | None = None
 
 
+def conversation(chat: str) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
+    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template."""
+    given = json.loads(chat)
+    if isinstance(given, list):
+        return given, None, {}
+    return given["messages"], given["tools"] or None, given["options"]
+
+
 class Tokenizer(Protocol):
     """A target's tokenizer."""
 
@@ -235,8 +244,15 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt, without chat template."""
 
+    @property
+    def template(self) -> str:
+        """The chat template, Jinja; empty where there is none."""
+
     def render(self, chat: str) -> tuple[int, ...]:
-        """Tokens of a JSON list of messages. Raises ``ValueError`` with a sentence for users."""
+        """Tokens of a ``conversation``. Raises ``ValueError`` with a sentence for users."""
+
+    def prompt(self, chat: str) -> str:
+        """The text that ``render`` reads."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

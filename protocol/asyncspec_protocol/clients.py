@@ -188,6 +188,12 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     pass_seconds: tuple[Seconds, ...] = ()
     # Draft node only: what drafts, and why where the node chose it, for people.
     draft: str = ""
+    # Draft node only, of its chat template: how calls of tools are written, whether it takes tools,
+    # how reasoning is marked, and which of its arguments switch that.
+    tool_syntax: str = ""
+    takes_tools: bool = False
+    reasoning: str = ""
+    template_options: tuple[str, ...] = ()
 
     def check(self) -> None:
         links = {len(self.peers), len(self.round_trips), len(self.sent)}

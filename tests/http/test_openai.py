@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from asyncspec.backend import sampling
 from asyncspec_nodes.http.api.answers import RequestContext
-from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
+from asyncspec_nodes.http.api.chat import ChatRequest
+from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.api.parameters import seed_of_choice
 from asyncspec_nodes.serving.text import find
 from asyncspec_protocol.messages import Submit
@@ -203,7 +204,9 @@ ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"99": 1}}, "logit_bias", "invalid_value"),
     ({"logit_bias": {"5": 101}}, "logit_bias[...]", "invalid_value"),
     ({"extra_body": {"min_tokens": 31}}, "min_tokens", "invalid_value"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", ""),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_value"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "unsupported_value"),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
@@ -230,7 +233,7 @@ ERRORS: list[tuple[dict[str, Any], str, str]] = [
     ({"extra_body": {"policy": "best"}}, "policy", ""),
     ({"messages": []}, "messages", ""),
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "chat_template"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "unsupported_value"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "unsupported_value"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0]",

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec_nodes.http.api.answers import RequestContext
-from asyncspec_nodes.http.api.completions import ChatRequest, CompletionRequest
+from asyncspec_nodes.http.api.chat import ChatRequest
+from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, frame
 from asyncspec_nodes.http.api.parameters import (
     IGNORED,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from asyncspec.backend.base import conversation
 from asyncspec.core.errors import CheckpointError, first_line
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -55,23 +55,36 @@ class HFTokenizer:
         return tuple(self._tokenizer(text)["input_ids"])
 
     def render(self, chat: str) -> tuple[int, ...]:
-        """Tokens of a JSON list of messages by the chat template. Raises ``ValueError``."""
+        """See ``Tokenizer``: by the chat template."""
+        return tuple(self._tokenizer(self.prompt(chat), add_special_tokens=False)["input_ids"])
+
+    def prompt(self, chat: str) -> str:
+        """See ``Tokenizer``."""
         if self._template is None:
             raise ValueError(
                 "the target's tokenizer has no chat template; ask for a plain completion (run "
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
         try:
-            text = self._tokenizer.apply_chat_template(
-                json.loads(chat),
+            messages, tools, options = conversation(chat)
+            text: str = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
                 chat_template=self._template,
-                add_generation_prompt=True,
-                tokenize=False,
+                **{"add_generation_prompt": True, "tokenize": False, **options},
             )
         except Exception as error:  # templates are programs and may fail in any way
             why = first_line(error)
             raise ValueError(f"the chat template refuses these messages: {why}") from error
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return text
+
+    @property
+    def template(self) -> str:
+        """See ``Tokenizer``."""
+        found = self._template
+        if isinstance(found, dict):  # several, by name
+            return "".join(map(str, found.values()))
+        return found or ""
 
     def decode(self, ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from asyncspec.backend.base import conversation
 from asyncspec.backend.llama.cut import VirtualFile
 from asyncspec.backend.llama.library import load_model
 from asyncspec.backend.llama.target import TOKENS, OpenTarget
@@ -54,7 +55,16 @@ class LlamaTokenizer:
             raise ValueError("the tokenizer cannot read this text")
         return tuple(found[:count])
 
+    @property
+    def template(self) -> str:
+        """See ``Tokenizer``."""
+        return self._template or ""
+
     def render(self, chat: str) -> tuple[int, ...]:
+        """See ``Tokenizer``."""
+        return self._encoded(self.prompt(chat), special=False)
+
+    def prompt(self, chat: str) -> str:
         """See ``Tokenizer``."""
         if self._template is None:
             raise ValueError(
@@ -62,11 +72,10 @@ class LlamaTokenizer:
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
         try:
-            text = _rendered(self._template, json.loads(chat), self._names)
+            return _rendered(self._template, chat, self._names)
         except Exception as error:  # a template is a program of somebody else's
             why = first_line(error)
             raise ValueError(f"the chat template refuses these messages: {why}") from error
-        return self._encoded(text, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See ``Tokenizer``."""
@@ -117,7 +126,7 @@ def _filled(put: Callable[[Any, int], int], size: int) -> bytes:
     return buffer.raw[:count]
 
 
-def _rendered(template: str, messages: Any, names: dict[str, str]) -> str:
+def _rendered(template: str, chat: str, names: dict[str, str]) -> str:
     """A conversation by a Jinja template, up to where the assistant speaks."""
     from jinja2.exceptions import TemplateError
     from jinja2.ext import loopcontrols
@@ -134,6 +143,6 @@ def _rendered(template: str, messages: Any, names: dict[str, str]) -> str:
     )
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template).render(
-        messages=messages, add_generation_prompt=True, **names
-    )
+    messages, tools, options = conversation(chat)
+    whole = {"messages": messages, "tools": tools, "add_generation_prompt": True, **names}
+    return environment.from_string(template).render({**whole, **options})

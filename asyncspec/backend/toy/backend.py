@@ -7,7 +7,6 @@ that reads the target's final hidden states, and ``twin`` the best one, however 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from asyncspec.backend.base import (
     StageOptions,
     StageSpec,
     Tensors,
+    conversation,
     twin_quantize,
 )
 from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
@@ -66,6 +66,7 @@ class ToyTokenizer:
     smaller vocabulary a token stands for several characters and is written as the first."""
 
     has_template = True
+    template = ""
     decodes_as_whole = False
 
     def __init__(self, vocab: int) -> None:
@@ -75,8 +76,12 @@ class ToyTokenizer:
         return tuple(self._token(character) for character in text)
 
     def render(self, chat: str) -> tuple[int, ...]:
+        return self.encode(self.prompt(chat))
+
+    def prompt(self, chat: str) -> str:
         """The messages' texts, line by line."""
-        return self.encode("".join(f"{message['content']}\n" for message in json.loads(chat)))
+        messages, _, _ = conversation(chat)
+        return "".join(f"{message['content']}\n" for message in messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join("\n" if token == 95 else chr(32 + token % 95) for token in ids)

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
@@ -13,14 +14,41 @@ from aiohttp import web
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.answers import RequestContext
-from asyncspec_nodes.http.api.completions import ChatRequest, Completion, CompletionRequest
+from asyncspec_nodes.http.api.chat import ChatRequest
+from asyncspec_nodes.http.api.completions import Completion, CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.http.api.parameters import parse
+from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
+from asyncspec_nodes.http.foreign.ollama import (
+    GenerateRequest,
+    OllamaChatRequest,
+    ShowRequest,
+    timestamp,
+)
+from asyncspec_nodes.http.foreign.responses import ResponsesRequest
 from asyncspec_nodes.http.limits import ConcurrencyLimit
-from asyncspec_nodes.http.middleware import REQUEST_ID, json_response, read_body
+from asyncspec_nodes.http.middleware import (
+    REQUEST_ID,
+    credentials,
+    json_response,
+    read_body,
+)
 from asyncspec_nodes.http.probes import Probes
 from asyncspec_nodes.http.streaming import EngineClient, Responder
+from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Status
+
+ENDPOINTS: dict[str, type[Any]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": GenerateRequest,
+}
+"""Routes that answer, and their bodies."""
+
+OLLAMA_VERSION = "0.12.0"
 
 
 class Service(Probes):
@@ -36,6 +64,7 @@ class Service(Probes):
         super().__init__(options, pending, log)
         self._engine: EngineClient | None = None
         self.model = ""
+        self._facts: ChatFacts | None = None
         self.concurrency = ConcurrencyLimit(options.limits.concurrent)
 
     @property
@@ -68,32 +97,80 @@ class Service(Probes):
         app.router.add_get("/state", self._state)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
-        app.router.add_post("/v1/chat/completions", partial(self._answer, ChatRequest))
-        app.router.add_post("/v1/completions", partial(self._answer, CompletionRequest))
+        for path, kind in ENDPOINTS.items():
+            app.router.add_post(path, partial(self._answer, kind))
+        for path, handler in (("version", self._ollama_version), ("tags", self._tags)):
+            app.router.add_get(f"/api/{path}", handler)
+        app.router.add_post("/api/show", self._show)
+        app.router.add_get("/version", self._version)
         site.add_routes(app)
         return app
 
-    async def _answer(
-        self, kind: type[ChatRequest | CompletionRequest], request: web.Request
-    ) -> web.StreamResponse:
+    async def _answer(self, kind: type[Any], request: web.Request) -> web.StreamResponse:
         with self.shutdown.track():
             engine, limits = self.engine, self.options.limits
             async with self.shutdown.interruptible():
                 body = await read_body(request, limits)
             fields = parse(body, kind)
-            self._model_object(fields.model or self.model)
+            # Ollama's clients add the tag of what they take for the newest.
+            self._model_object((fields.model or self.model).removesuffix(":latest"))
             context = RequestContext(
                 seed=secrets.randbits(53),  # fits any JSON number
-                tenant=self.options.keys.check(request.headers.get("Authorization")),
+                tenant=self.options.keys.check(credentials(request)),
                 model=self.model,
                 id=REQUEST_ID.get(),
                 created=int(time.time()),
+                facts=await self._chat_facts(),
             )
             call = fields.call(context)
             _check_prompts(call, limits.prompt_length)
             with self.concurrency.acquire(len(call.submits)):
                 responder = Responder(call, engine, self.shutdown, limits)
                 return await responder.respond(request)
+
+    async def _chat_facts(self) -> ChatFacts:
+        """Of the target's chat template, asked once. Raises ``ClusterError``."""
+        if self._facts is None:
+            draft = next((one for one in await self.statuses() if one.role == "draft"), None)
+            if draft is None:
+                return ChatFacts()
+            self._facts = ChatFacts(
+                draft.tool_syntax or "json",
+                draft.takes_tools,
+                draft.reasoning,
+                draft.template_options,
+            )
+        return self._facts
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return json_response({"version": version("asyncspec")})
+
+    async def _ollama_version(self, request: web.Request) -> web.Response:
+        """Of the interface, by which its clients decide what they may ask."""
+        return json_response({"version": OLLAMA_VERSION})
+
+    async def _tags(self, request: web.Request) -> web.Response:
+        _ = self.engine
+        return json_response({"models": [self._ollama_model()]})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        _ = self.engine
+        fields = parse(await read_body(request, self.options.limits), ShowRequest)
+        name = fields.model or fields.name or self.model
+        self._model_object(name.removesuffix(":latest"))
+        facts = await self._chat_facts()
+        able = ["completion", "tools", *(["thinking"] if facts.reasoning else [])]
+        return json_response({**self._ollama_model(), "model_info": {}, "capabilities": able})
+
+    def _ollama_model(self) -> dict[str, object]:
+        return {
+            "name": self.model,
+            "model": self.model,
+            "modified_at": timestamp(self._created),
+            "size": 0,
+            "digest": "",
+            "details": {"format": "", "family": "", "families": [], "parameter_size": ""},
+        }
 
     async def _state(self, request: web.Request) -> web.Response:
         nodes = await self.statuses()

@@ -55,7 +55,7 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
             if response is None:
                 options.origins.check(request)
                 if route not in public:
-                    options.keys.check(request.headers.get("Authorization"))
+                    options.keys.check(credentials(request))
                 response = await handler(request)
             status = response.status
             return response
@@ -80,6 +80,12 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
             )
 
     return middleware
+
+
+def credentials(request: web.Request) -> str | None:
+    """The key of a request, as ``Authorization`` has it; Anthropic's clients send it by itself."""
+    key = request.headers.get("x-api-key")
+    return request.headers.get("Authorization") or (f"Bearer {key}" if key else None)
 
 
 async def route_of(request: web.Request) -> str:

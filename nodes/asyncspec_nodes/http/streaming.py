@@ -10,7 +10,6 @@ from typing import Protocol
 from aiohttp import web
 
 from asyncspec.actor.inbox import Event
-from asyncspec_nodes.http.api import errors
 from asyncspec_nodes.http.api.answers import ChoiceBuffer
 from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
@@ -87,7 +86,7 @@ class Responder:
         return json_response(self._call.body(self._answers))
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers=errors.HEADERS)
+        response = web.StreamResponse(headers=self._call.headers)
         try:
             async with self._events() as events:
                 # Headers wait for the first event, so that a refusal has its own status.
@@ -99,7 +98,7 @@ class Responder:
         except ApiError as error:
             if not response.prepared:
                 raise
-            await self._write(request, response, errors.frame(error.body()))
+            await self._write(request, response, self._call.error_frame(error))
         return response
 
     async def _write_events(
@@ -111,7 +110,7 @@ class Responder:
             frame = b"" if index is None else self._call.write(index, self._answers[index])
             # Tokens without text write nothing, perhaps for long: send a comment instead.
             if not frame and clock() >= due:
-                frame = errors.ALIVE
+                frame = self._call.alive
             if frame:
                 await self._write(request, response, frame)
                 due = clock() + pause

@@ -56,6 +56,7 @@ from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
+from asyncspec_nodes.serving.templates import ChatFacts, facts_of
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, first_session
 from asyncspec_protocol.links import MIXED, role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
@@ -260,8 +261,18 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
             vocab=target.info.vocab_size,
             defaults=defaults,
             grammar_problem=found.problem,
+            chat=_chat_facts(tokenizer) if chats else ChatFacts(),
         ),
     )
+
+
+def _chat_facts(tokenizer: Tokenizer) -> ChatFacts:
+    """Of the target's chat template, and of a prompt by it."""
+    try:
+        prompt = tokenizer.prompt('[{"role": "user", "content": "Hello"}]')
+    except ValueError:
+        prompt = ""  # it takes no conversation as short as this
+    return facts_of(tokenizer.template, prompt)
 
 
 def _passing_on(config: Config, target: OpenModel, backend: Backend) -> LoadedSource:

@@ -19,6 +19,7 @@ from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import GenerationConfig
+from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Submit
 from asyncspec_protocol.sampling import RANGES, range_problem
 
@@ -36,9 +37,17 @@ class ChatText(Struct, frozen=True):
     content: str
 
 
-def encode_chat(messages: Sequence[ChatText]) -> str:
-    """``Submit.chat``: a JSON list of objects with role and content."""
-    return msgspec.json.encode(messages).decode()
+def encode_chat(
+    messages: Sequence[object],
+    tools: Sequence[object] = (),
+    options: Mapping[str, object] | None = None,
+) -> str:
+    """``Submit.chat``: a JSON list of messages (``ChatText`` or more), or an object with them, the
+    tools that they may call and arguments of the template."""
+    if not tools and not options:
+        return msgspec.json.encode(messages).decode()
+    whole = {"messages": messages, "tools": tools, "options": options or {}}
+    return msgspec.json.encode(whole).decode()
 
 
 Tokenize = Callable[[str, str, str], tuple[int, ...]]
@@ -67,6 +76,8 @@ class ServingConfig(Struct, frozen=True):
     # Sampling settings for requests that leave them out.
     defaults: Defaults = Defaults()
     # Why a grammar cannot be compiled, which may take seconds; None where it can.
+    # Of the target's chat template.
+    chat: ChatFacts = ChatFacts()
     grammar_problem: Callable[[str], str | None] = lambda _: None
 
 

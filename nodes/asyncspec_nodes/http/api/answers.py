@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Finished, Output
 
 
@@ -21,6 +22,8 @@ class RequestContext(Struct, frozen=True):
     # Of the response: a unique id, and seconds since the epoch.
     id: str = ""
     created: int = 0
+    # Of the target's chat template.
+    facts: ChatFacts = ChatFacts()
 
 
 class TokenLogprob(Struct, frozen=True):

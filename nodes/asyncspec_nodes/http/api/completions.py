@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, cast
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec_nodes.http.api.answers import (
     ChoiceBuffer,
     PositionLogprobs,
     RequestContext,
-    TokenLogprob,
 )
-from asyncspec_nodes.http.api.errors import DONE, frame, invalid
+from asyncspec_nodes.http.api.errors import ALIVE, DONE, HEADERS, ApiError, frame, invalid
 from asyncspec_nodes.http.api.parameters import MAX_CHOICES, CompletionParameters, seed_of_choice
-from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.limits import MAX_TOKEN
 from asyncspec_protocol.messages import Finished, Submit
-from asyncspec_protocol.sampling import MAX_INT, NewTokens, TopLogprobs
+from asyncspec_protocol.sampling import TopLogprobs
 
 FINGERPRINT = f"asyncspec-{version('asyncspec')}"
 
@@ -65,17 +62,30 @@ class Completion:
             "system_fingerprint": FINGERPRINT,
         }
 
-    def content(
-        self, text: str, logprobs: list[PositionLogprobs], offset: int | None = None
-    ) -> Json:
-        """Text and log-probabilities as an entry of ``choices``; in a chunk behind ``offset``
-        characters of earlier tokens, otherwise the whole answer."""
+    # Of a stream: its headers, and what is written where there is nothing to say.
+    headers: ClassVar[Mapping[str, str]] = HEADERS
+    alive: ClassVar[bytes] = ALIVE
+
+    def choice(self, index: int, answer: ChoiceBuffer) -> Json:
+        """A whole answer as an entry of ``choices``."""
         raise NotImplementedError
+
+    def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
+        """An answer's output since the last call, as entries of ``choices`` of chunks."""
+        raise NotImplementedError
+
+    def reason(self, index: int, end: Finished | None) -> str | None:
+        """Why an answer ended."""
+        return None if end is None else end.reason
+
+    def error_frame(self, error: ApiError) -> bytes:
+        """An error in a stream that has begun."""
+        return frame(error.body())
 
     def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """The JSON of a whole response."""
         choices = [
-            self._choice(i, self.content(one.text, one.logprobs), one.tokens, one.end)
+            self._choice(i, self.choice(i, one), one.tokens, one.end)
             for i, one in enumerate(answers)
         ]
         return {
@@ -92,9 +102,10 @@ class Completion:
 
     def write(self, index: int, answer: ChoiceBuffer) -> bytes:
         """Frames for an answer's output since the last call; may be empty."""
-        text, tokens, logprobs, frames = answer.text, answer.tokens, answer.logprobs, b""
-        if text or logprobs or (tokens and self._details):
-            frames = self._chunk(index, self.content(text, logprobs, answer.offset), tokens)
+        tokens, frames = answer.tokens, b""
+        for piece in self.pieces(index, answer):
+            frames += self._chunk(index, piece, tokens)
+            tokens = []
         if answer.end is not None:
             frames += self._chunk(index, self.last_choice, (), answer.end)
         answer.clear()
@@ -124,7 +135,7 @@ class Completion:
             details["token_ids"] = list(tokens)
             if end is not None:
                 details["stats"] = dict(end.stats)
-        reason = None if end is None else end.reason
+        reason = self.reason(index, end)
         return {"index": index, **choice, "finish_reason": reason, **details}
 
     def _usage(self, answers: Sequence[ChoiceBuffer]) -> Json:
@@ -142,118 +153,6 @@ class Completion:
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-class ContentPart(Struct, frozen=True):
-    """A part of a message's content; only text is supported."""
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(Struct, frozen=True):
-    """One message; ``refusal`` and ``annotations``, which cannot change the prompt, are ignored."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | tuple[ContentPart, ...] | None = None
-    name: str | None = None
-    tool_calls: object = None
-    function_call: object = None
-    audio: object = None
-
-
-def conversation(messages: tuple[ChatMessage, ...]) -> str:
-    """``Submit.chat``: JSON with roles and texts. Raises ``ApiError``."""
-    if not messages:
-        raise invalid("messages is empty; give at least one", "messages")
-    return encode_chat([_plain(message, f"messages[{i}]") for i, message in enumerate(messages)])
-
-
-def _plain(message: ChatMessage, where: str) -> ChatText:
-    if message.role in ("tool", "function"):
-        raise _unsupported(f"{where}.role", f"the role {message.role}")
-    for field in ("tool_calls", "function_call", "audio"):
-        if getattr(message, field):
-            raise _unsupported(f"{where}.{field}", field)
-    role = "system" if message.role == "developer" else message.role
-    return ChatText(role, _text(message.content, f"{where}.content"))
-
-
-def _text(content: str | tuple[ContentPart, ...] | None, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None:
-        raise invalid(f"{where} is missing; give some text", where)
-    texts = []
-    for i, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise _unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
-        texts.append(part.text)
-    return "".join(texts)
-
-
-def _unsupported(where: str, what: str) -> Exception:
-    return invalid(f"{what} is not supported by this service", where, "unsupported_value")
-
-
-class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
-    """The body of ``POST /v1/chat/completions``."""
-
-    messages: tuple[ChatMessage, ...]
-    max_completion_tokens: NewTokens | None = None
-    logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.top_logprobs and not self.logprobs:
-            raise invalid("top_logprobs is given without logprobs: true", "top_logprobs")
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
-            raise invalid("max_tokens and max_completion_tokens differ", "max_completion_tokens")
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
-
-    def call(self, context: RequestContext) -> Completion:
-        """The call that answers this request. Raises ``ApiError``."""
-        # Without a limit an answer may fill the context.
-        submit = replace(
-            self.submit(self.limit or MAX_INT, context.tenant),
-            chat=conversation(self.messages),
-            id=context.id,
-            log_probs=bool(self.logprobs),
-            top_logprobs=self.top_logprobs or 0,
-        )
-        return ChatCompletion(self, [submit], context)
-
-
-class ChatCompletion(Completion):
-    full_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    id_prefix = "chatcmpl-"
-    prompt_name = "messages"
-    first_choice: ClassVar[Json] = {
-        "delta": {"role": "assistant", "content": "", "refusal": None},
-        "logprobs": None,
-    }
-    last_choice: ClassVar[Json] = {"delta": {}, "logprobs": None}
-
-    def content(
-        self, text: str, logprobs: list[PositionLogprobs], offset: int | None = None
-    ) -> Json:
-        tokens = [
-            {**_entry(one.chosen), "top_logprobs": list(map(_entry, one.top))} for one in logprobs
-        ]
-        field: Json = {"logprobs": {"content": tokens, "refusal": None} if self._logprobs else None}
-        if offset is not None:
-            return {"delta": {"content": text}, **field}
-        return {"message": {"role": "assistant", "content": text, "refusal": None}, **field}
-
-
-def _entry(token: TokenLogprob) -> Json:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.spelled)}
 
 
 DEFAULT_TOKENS = 16
@@ -341,9 +240,17 @@ class TextCompletion(Completion):
         prompts: list[Json] = [{"text": one.prompt, "logprobs": None} for one in self.submits]
         return b"".join(self._chunk(i, prompt) for i, prompt in enumerate(prompts))
 
-    def content(
-        self, text: str, logprobs: list[PositionLogprobs], offset: int | None = None
-    ) -> Json:
+    def choice(self, index: int, answer: ChoiceBuffer) -> Json:
+        """See ``Completion``."""
+        return self._content(answer.text, answer.logprobs)
+
+    def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
+        """See ``Completion``."""
+        if answer.text or answer.logprobs or (answer.tokens and self._details):
+            yield self._content(answer.text, answer.logprobs, answer.offset)
+
+    def _content(self, text: str, logprobs: list[PositionLogprobs], offset: int = 0) -> Json:
+        """``offset``: characters of earlier tokens."""
         if not self._logprobs:
             return {"text": text, "logprobs": None}
         texts = [one.chosen.text for one in logprobs]
@@ -357,6 +264,6 @@ class TextCompletion(Completion):
                     {token.text: token.logprob for token in (*one.top, one.chosen)}
                     for one in logprobs
                 ],
-                "text_offset": list(accumulate(map(len, texts), initial=offset or 0))[:-1],
+                "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
             },
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -61,14 +61,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True, False),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -229,7 +225,14 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
-T = TypeVar("T", bound=CompletionParameters)
+class BodyOf(Protocol):
+    """What any endpoint asks of a body."""
+
+    def check(self) -> None:
+        """Rules between parameters. Raises ``ApiError``."""
+
+
+T = TypeVar("T", bound=BodyOf)
 
 _CODES = {
     "unknown": "unknown_parameter",
@@ -251,7 +254,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
     try:
-        request = msgspec.convert(_supported(fields), kind)
+        ours = issubclass(kind, CompletionParameters)
+        request = msgspec.convert(_supported(fields) if ours else fields, kind)
     except msgspec.ValidationError as error:
         problem = InputProblem.of(error)
         sentence = problem.sentence("parameter")

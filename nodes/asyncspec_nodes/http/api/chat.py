@@ -1,0 +1,377 @@
+"""The chat endpoint: its requests, and the JSON objects of its answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec_nodes.chat.calls import Call, Tool, after_reasoning, calls_grammar, described
+from asyncspec_nodes.chat.parser import AnswerParser, Part
+from asyncspec_nodes.http.api.answers import (
+    ChoiceBuffer,
+    PositionLogprobs,
+    RequestContext,
+    TokenLogprob,
+)
+from asyncspec_nodes.http.api.completions import Completion, Json
+from asyncspec_nodes.http.api.errors import invalid
+from asyncspec_nodes.http.api.parameters import CompletionParameters
+from asyncspec_nodes.serving.requests import encode_chat
+from asyncspec_nodes.serving.templates import ChatFacts
+from asyncspec_protocol.messages import Finished, Submit
+from asyncspec_protocol.sampling import MAX_INT, NewTokens, TopLogprobs
+
+
+class ContentPart(Struct, frozen=True):
+    """A part of a message's content; only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class CalledFunction(Struct, frozen=True):
+    """What was called; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class ToolCall(Struct, frozen=True):
+    """A call in a history."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Struct, frozen=True):
+    """One message; ``refusal`` and ``annotations``, which cannot change the prompt, are ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    function_call: object = None
+    audio: object = None
+
+
+class FunctionTool(Struct, frozen=True):
+    """``tools[...].function``"""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Struct, frozen=True):
+    """``tools[...]``"""
+
+    function: FunctionTool
+    type: Literal["function"] = "function"
+
+
+class NamedTool(Struct, frozen=True):
+    """``tool_choice.function``"""
+
+    name: str
+
+
+class ToolChoice(Struct, frozen=True):
+    """``tool_choice`` that names a function."""
+
+    function: NamedTool
+    type: Literal["function"] = "function"
+
+
+def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
+    """A message as chat templates read it. ``native``: the template knows calls. Raises
+    ``ApiError``."""
+    for field in ("function_call", "audio"):
+        if getattr(message, field):
+            raise _unsupported(f"{where}.{field}", field)
+    if message.role == "function":
+        raise _unsupported(f"{where}.role", "the role function")
+    calls = message.tool_calls or ()
+    if calls and message.role != "assistant":
+        raise invalid(f"{where}.tool_calls: only an assistant calls tools", f"{where}.tool_calls")
+    role = "system" if message.role == "developer" else message.role
+    found: Json = {"role": role, "content": _text(message, f"{where}.content")}
+    if calls and not native:
+        written = [
+            {"name": one.function.name, "arguments": _arguments(one, where)} for one in calls
+        ]
+        found["content"] = msgspec.json.encode(written).decode()
+    elif calls:
+        found["tool_calls"] = [
+            {
+                "id": one.id or "",
+                "type": "function",
+                "function": {"name": one.function.name, "arguments": _arguments(one, where)},
+            }
+            for one in calls
+        ]
+    if role == "tool" and not native:
+        return {"role": "user", "content": f"The call returned: {found['content']}"}
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        if (value := getattr(message, name)) is not None and native:
+            found[name] = value
+    return found
+
+
+def _arguments(call: ToolCall, where: str) -> object:
+    """As an object: templates write it as JSON themselves."""
+    given = call.function.arguments
+    try:
+        return msgspec.json.decode(given or "{}") if isinstance(given, str) else given
+    except msgspec.MsgspecError:
+        raise invalid(f"{where}.tool_calls: the arguments are not JSON", where) from None
+
+
+def _text(message: ChatMessage, where: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.tool_calls:
+            return ""
+        raise invalid(f"{where} is missing; give some text", where)
+    texts = []
+    for i, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise _unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+def _unsupported(where: str, what: str) -> Exception:
+    return invalid(f"{what} is not supported by this service", where, "unsupported_value")
+
+
+class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: tuple[ChatMessage, ...]
+    max_completion_tokens: NewTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: tuple[ToolSpec, ...] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs is given without logprobs: true", "top_logprobs")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise invalid("max_tokens and max_completion_tokens differ", "max_completion_tokens")
+        if not self.messages:
+            raise invalid("messages is empty; give at least one", "messages")
+        if self.forced and (form := super().form()[1]):
+            raise invalid("tool_choice forces a call, which has its own form", form)
+        if self.forced and not self.callable:
+            raise invalid("tool_choice asks for a call of a tool that is not given", "tool_choice")
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        if self.tool_choice == "none":
+            return ()
+        tools = self._tools()
+        if isinstance(self.tool_choice, ToolChoice):
+            return tuple(one for one in tools if one.name == self.tool_choice.function.name)
+        return tools
+
+    def _tools(self) -> tuple[Tool, ...]:
+        functions = [spec.function for spec in self.tools or ()]
+        return tuple(Tool(f.name, f.description or "", f.parameters or {}) for f in functions)
+
+    def options(self, facts: ChatFacts) -> dict[str, Any]:
+        """Arguments of the template. Raises ``ApiError``."""
+        options = dict(self.chat_template_kwargs or {})
+        effort = self.reasoning_effort
+        if effort is None:
+            return options
+        if "reasoning_effort" in facts.options:
+            return {"reasoning_effort": effort, **options}
+        switch = next(
+            (name for name in ("enable_thinking", "thinking") if name in facts.options), None
+        )
+        if switch is not None:
+            return {switch: effort != "none", **options}
+        if effort != "none" or facts.reasoning == "open":
+            raise invalid(
+                f"the target's chat template has no reasoning_effort {effort!r}; leave it out",
+                "reasoning_effort",
+                "unsupported_value",
+            )
+        return options
+
+    def call(self, context: RequestContext) -> Completion:
+        """The call that answers this request. Raises ``ApiError``."""
+        return ChatCompletion(self, [self.prepared(context)], context)
+
+    def prepared(self, context: RequestContext) -> Submit:
+        """The request for an answer. Raises ``ApiError``."""
+        facts = context.facts
+        options = self.options(facts)
+        messages = [
+            plain(message, f"messages[{i}]", native=facts.takes_tools)
+            for i, message in enumerate(self.messages)
+        ]
+        tools: list[Json] = []
+        if self.callable and facts.takes_tools:
+            tools = [msgspec.to_builtins(spec) for spec in self.tools or ()]
+            for tool in tools:
+                function: Any = tool["function"]
+                tool["function"] = {k: v for k, v in function.items() if v is not None}
+        elif self.callable:
+            messages = _told(messages, described(self.callable))
+        # Without a limit an answer may fill the context.
+        submit = replace(
+            self.submit(self.limit or MAX_INT, context.tenant),
+            chat=encode_chat(messages, tools, options),
+            log_probs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
+        )
+        constraint = submit.constraint
+        if self.forced:
+            parallel = self.parallel_tool_calls is not False and self.tool_choice == "required"
+            grammar = calls_grammar(self.callable, facts.syntax, parallel=parallel)
+            constraint = replace(constraint, grammar=grammar)
+        if constraint.grammar and _opened(facts, options):
+            constraint = replace(constraint, grammar=after_reasoning(constraint.grammar))
+        return replace(submit, constraint=constraint)
+
+    def form(self) -> tuple[str, str]:
+        """See ``CompletionParameters``; the parameter also of a forced call."""
+        grammar, name = super().form()
+        return grammar, name or ("tools" if self.forced else "")
+
+    def parser(self, facts: ChatFacts) -> AnswerParser:
+        """Of an answer to this request."""
+        parallel = self.parallel_tool_calls is not False
+        opened = _opened(facts, self.options(facts))
+        return AnswerParser(facts, self.callable, parallel=parallel, opened=opened)
+
+
+def _opened(facts: ChatFacts, options: Mapping[str, Any]) -> bool:
+    """Whether the prompt has begun the model's reasoning."""
+    off = False in (options.get("enable_thinking"), options.get("thinking"))
+    return facts.reasoning == "open" and not off
+
+
+def _told(messages: list[Json], what: str) -> list[Json]:
+    """A conversation with something more in its system message."""
+    if messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{what}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": what}, *messages]
+
+
+class ChatCompletion(Completion):
+    full_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    id_prefix = "chatcmpl-"
+    prompt_name = "messages"
+    first_choice: ClassVar[Json] = {
+        "delta": {"role": "assistant", "content": "", "refusal": None},
+        "logprobs": None,
+    }
+    last_choice: ClassVar[Json] = {"delta": {}, "logprobs": None}
+
+    def __init__(
+        self, request: ChatRequest, submits: Sequence[Submit], context: RequestContext
+    ) -> None:
+        super().__init__(request, submits, context)
+        self._id, self._facts = context.id, context.facts
+        self.parsers = [request.parser(context.facts) for _ in self.submits]
+        self._called = [0] * len(self.submits)
+
+    def parts(self, index: int, answer: ChoiceBuffer) -> list[Part | Call]:
+        """What has come of an answer since the last call."""
+        parser = self.parsers[index]
+        found = parser.feed(answer.text)
+        return found + parser.finish() if answer.end is not None else found
+
+    def choice(self, index: int, answer: ChoiceBuffer) -> Json:
+        """See ``Completion``."""
+        parts = self.parts(index, answer)
+        content = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "content")
+        thought = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "reasoning")
+        calls = [self.call_object(index, part) for part in parts if isinstance(part, Call)]
+        message: Json = {
+            "role": "assistant",
+            "content": content if content or not calls else None,
+            "refusal": None,
+        }
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message, **self._logprobs_of(answer.logprobs)}
+
+    def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
+        """See ``Completion``."""
+        deltas: list[Json] = []
+        for part in self.parts(index, answer):
+            if isinstance(part, Part):
+                name = "content" if part.kind == "content" else "reasoning_content"
+                deltas.append({name: part.text})
+            else:
+                number = self._called[index]
+                whole = self.call_object(index, part)
+                begun = {**whole, "function": {"name": part.name, "arguments": ""}}
+                deltas.append({"tool_calls": [{"index": number, **begun}]})
+                rest = {"index": number, "function": {"arguments": part.arguments}}
+                deltas.append({"tool_calls": [rest]})
+        logprobs = self._logprobs_of(answer.logprobs)
+        if not deltas and (answer.logprobs or (answer.tokens and self._details)):
+            deltas.append({"content": ""})
+        for delta in deltas:
+            yield {"delta": delta, **logprobs}
+            logprobs = {"logprobs": None}
+
+    def call_object(self, index: int, call: Call) -> Json:
+        """A call as an entry of ``tool_calls``, with the next id."""
+        number = self._called[index]
+        self._called[index] += 1
+        digest = blake2b(f"{self._id} {index} {number}".encode(), digest_size=12).hexdigest()
+        # Mistral's templates take no other ids.
+        name = digest[:9] if self._facts.syntax == "mistral" else f"call_{digest}"
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": name, "type": "function", "function": function}
+
+    def reason(self, index: int, end: Finished | None) -> str | None:
+        """See ``Completion``."""
+        reason = super().reason(index, end)
+        return "tool_calls" if reason == "stop" and self.parsers[index].calls else reason
+
+    def _logprobs_of(self, logprobs: list[PositionLogprobs]) -> Json:
+        tokens = [
+            {**_entry(one.chosen), "top_logprobs": list(map(_entry, one.top))} for one in logprobs
+        ]
+        return {"logprobs": {"content": tokens, "refusal": None} if self._logprobs else None}
+
+
+def _entry(token: TokenLogprob) -> Json:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.spelled)}

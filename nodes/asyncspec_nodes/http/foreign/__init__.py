@@ -1,0 +1,1 @@
+"""Interfaces of others over the same answers: Anthropic, Ollama, OpenAI's responses. Pure."""

@@ -1,0 +1,303 @@
+"""Anthropic's messages: ``POST /v1/messages``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncspec_nodes.chat.calls import Call
+from asyncspec_nodes.chat.parser import Part
+from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
+from asyncspec_nodes.http.api.chat import (
+    CalledFunction,
+    ChatCompletion,
+    ChatMessage,
+    ChatRequest,
+    FunctionTool,
+    NamedTool,
+    ToolCall,
+    ToolChoice,
+    ToolSpec,
+)
+from asyncspec_nodes.http.api.completions import Completion, Json
+from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_protocol.messages import Finished
+from asyncspec_protocol.sampling import NewTokens, TopK
+
+
+class Block(Struct, frozen=True):
+    """A block of content; ``cache_control`` and ``citations``, which change no answer, are
+    ignored."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    # Of a call, and of its result.
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str = ""
+    content: str | tuple[Block, ...] = ""
+    is_error: bool | None = None
+
+
+class Message(Struct, frozen=True):
+    """A turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | tuple[Block, ...]
+
+
+class ToolDefinition(Struct, frozen=True):
+    """``tools[...]``"""
+
+    name: str
+    input_schema: dict[str, Any] | None = None
+    description: str | None = None
+    type: Literal["custom"] | None = None
+
+
+class Choice(Struct, frozen=True, forbid_unknown_fields=True):
+    """``tool_choice``"""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, frozen=True):
+    """``thinking``; the target knows no budget."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
+class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/messages``, and with fewer fields of ``.../count_tokens``."""
+
+    model: str | None = None
+    messages: tuple[Message, ...]
+    max_tokens: NewTokens | None = None
+    system: str | tuple[Block, ...] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: TopK | None = None
+    stop_sequences: tuple[str, ...] | None = None
+    stream: bool | None = None
+    tools: tuple[ToolDefinition, ...] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    # These change no answer.
+    metadata: object = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    def check(self) -> None:
+        """Raises ``ApiError``."""
+        if self.max_tokens is None:
+            raise invalid("max_tokens is missing", "max_tokens", "missing_required_parameter")
+        self.chat().check()
+
+    def chat(self) -> ChatRequest:
+        """The same as a request of the chat endpoint. Raises ``ApiError``."""
+        messages: list[ChatMessage] = []
+        if self.system:
+            messages.append(ChatMessage("system", _texts(self.system, "system")))
+        for i, message in enumerate(self.messages):
+            messages += _turn(message, f"messages[{i}].content")
+        choice, parallel = self.tool_choice, None
+        named: Any = {None: None, "auto": "auto", "any": "required", "none": "none"}.get(
+            choice.type if choice else None
+        )
+        if choice is not None:
+            parallel = not choice.disable_parallel_tool_use
+            if choice.type == "tool":
+                named = ToolChoice(NamedTool(choice.name or ""))
+        thinks = None
+        if self.thinking is not None:
+            thinks = {"enable_thinking": self.thinking.type != "disabled"}
+        return ChatRequest(
+            model=self.model,
+            messages=tuple(messages),
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop_sequences,
+            stream=self.stream,
+            tools=tuple(
+                ToolSpec(FunctionTool(t.name, t.description, t.input_schema))
+                for t in self.tools or ()
+            ),
+            tool_choice=named,
+            parallel_tool_calls=parallel,
+            chat_template_kwargs=thinks,
+        )
+
+    def call(self, context: RequestContext) -> Completion:
+        """The call that answers this request. Raises ``ApiError``."""
+        chat = self.chat()
+        return AnthropicMessage(chat, [chat.prepared(context)], context)
+
+
+def _turn(message: Message, where: str) -> list[ChatMessage]:
+    """A turn as messages: results of tools are messages of their own, before what is said."""
+    if isinstance(message.content, str):
+        return [ChatMessage(message.role, message.content)]
+    found, texts, thoughts, calls = [], [], [], []
+    for i, block in enumerate(message.content):
+        match block.type:
+            case "text":
+                texts.append(block.text or "")
+            case "thinking":
+                thoughts.append(block.thinking or "")
+            case "redacted_thinking":
+                pass
+            case "tool_use" if message.role == "assistant":
+                function = CalledFunction(block.name, block.input)
+                calls.append(ToolCall(function, block.id))
+            case "tool_result" if message.role == "user":
+                content = _texts(block.content, f"{where}[{i}].content")
+                found.append(ChatMessage("tool", content, tool_call_id=block.tool_use_id))
+            case _:
+                raise invalid(
+                    f"content of type {block.type!r} is not supported by this service",
+                    f"{where}[{i}]",
+                    "unsupported_value",
+                )
+    if texts or calls or not found:
+        found.append(
+            ChatMessage(
+                message.role,
+                "".join(texts),
+                tool_calls=tuple(calls) or None,
+                reasoning_content="".join(thoughts) or None,
+            )
+        )
+    return found
+
+
+def _texts(content: str | tuple[Block, ...], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for i, block in enumerate(content):
+        if block.type != "text":
+            raise invalid(
+                f"content of type {block.type!r} is not supported by this service",
+                f"{where}[{i}]",
+                "unsupported_value",
+            )
+    return "".join(block.text or "" for block in content)
+
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class AnthropicMessage(ChatCompletion):
+    """Its answer, whole or as events."""
+
+    alive: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
+    _block: str = ""
+    _blocks = 0
+
+    def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        content: list[Json] = []
+        for part in self.parts(0, answers[0]):
+            if isinstance(part, Call):
+                content.append(self._tool_use(part, msgspec.json.decode(part.arguments)))
+            elif content and content[-1]["type"] == _kind(part):
+                content[-1][_field(part)] = f"{content[-1][_field(part)]}{part.text}"
+            else:
+                content.append(self._opened(part, part.text))
+        end = answers[0].end
+        return {**self._message(content), **self._ended(end), "usage": self._tokens(answers)}
+
+    def begin(self) -> bytes:
+        usage = {"input_tokens": 0, "output_tokens": 0}
+        started = {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return event("message_start", {"message": started})
+
+    def write(self, index: int, answer: ChoiceBuffer) -> bytes:
+        frames = b""
+        for part in self.parts(index, answer):
+            if isinstance(part, Call):
+                frames += self._close()
+                frames += self._open("tool_use", self._tool_use(part, {}))
+                frames += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+                frames += self._close()
+                continue
+            if self._block != _kind(part):
+                frames += self._close() + self._open(_kind(part), self._opened(part, ""))
+            frames += self._delta({"type": f"{_kind(part)}_delta", _field(part): part.text})
+        answer.clear()
+        return frames
+
+    def end(self, answers: Sequence[ChoiceBuffer]) -> bytes:
+        frames = self._close()
+        delta = self._ended(answers[0].end)
+        frames += event("message_delta", {"delta": delta, "usage": self._tokens(answers)})
+        return frames + event("message_stop", {})
+
+    def error_frame(self, error: ApiError) -> bytes:
+        said = {"type": error.body()["error"]["type"], "message": error.message}
+        return event("error", {"error": said})
+
+    def _message(self, content: list[Json]) -> Json:
+        return {
+            "id": f"msg_{self._head['id']}".replace("chatcmpl-", ""),
+            "type": "message",
+            "role": "assistant",
+            "model": self._head["model"],
+            "content": content,
+        }
+
+    def _ended(self, end: Finished | None) -> Json:
+        return {"stop_reason": _REASONS.get(self.reason(0, end) or ""), "stop_sequence": None}
+
+    def _tokens(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        usage: Any = self._usage(answers)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_read_input_tokens": cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": usage["completion_tokens"],
+        }
+
+    def _tool_use(self, call: Call, given: object) -> Json:
+        name = self.call_object(0, call)["id"]
+        return {"type": "tool_use", "id": name, "name": call.name, "input": given}
+
+    def _opened(self, part: Part, text: str) -> Json:
+        signature = {"signature": ""} if part.kind == "reasoning" else {}
+        return {"type": _kind(part), _field(part): text, **signature}
+
+    def _open(self, kind: str, block: Json) -> bytes:
+        self._block = kind
+        return event("content_block_start", {"index": self._blocks, "content_block": block})
+
+    def _delta(self, delta: Json) -> bytes:
+        return event("content_block_delta", {"index": self._blocks, "delta": delta})
+
+    def _close(self) -> bytes:
+        if not self._block:
+            return b""
+        self._block = ""
+        self._blocks += 1
+        return event("content_block_stop", {"index": self._blocks - 1})
+
+
+def _kind(part: Part) -> str:
+    return "text" if part.kind == "content" else "thinking"
+
+
+_field = _kind
+"""The text of a block stands under the name of its kind."""
+
+
+def event(name: str, data: Json) -> bytes:
+    """A named event."""
+    body = msgspec.json.encode({"type": name, **data})
+    return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"

@@ -1,0 +1,364 @@
+"""OpenAI's responses: ``POST /v1/responses``, without memory of earlier ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from asyncspec_nodes.chat.calls import Call
+from asyncspec_nodes.chat.parser import Part
+from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
+from asyncspec_nodes.http.api.chat import (
+    CalledFunction,
+    ChatCompletion,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    FunctionTool,
+    NamedTool,
+    ToolCall,
+    ToolChoice,
+    ToolSpec,
+)
+from asyncspec_nodes.http.api.completions import Completion, Json
+from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.http.api.structure import NamedSchema, ResponseFormat
+from asyncspec_nodes.http.foreign.anthropic import event
+from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.sampling import NewTokens
+
+
+class Item(Struct, frozen=True):
+    """An entry of ``input``: a message, a call, its result, or reasoning."""
+
+    type: str = "message"
+    role: Literal["user", "assistant", "system", "developer"] = "user"
+    content: str | tuple[ContentPart, ...] | None = None
+    # Of a call and its result.
+    call_id: str = ""
+    name: str = ""
+    arguments: str = "{}"
+    output: str | tuple[ContentPart, ...] = ""
+
+
+class ResponseTool(Struct, frozen=True):
+    """``tools[...]``"""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseChoice(Struct, frozen=True):
+    """``tool_choice`` that names a function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    """``text.format``"""
+
+    type: str
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """``text``"""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
+    """``reasoning``; summaries are not made."""
+
+    effort: str | None = None
+    summary: None = None
+
+
+class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body."""
+
+    model: str | None = None
+    input: str | tuple[Item, ...]
+    instructions: str | None = None
+    max_output_tokens: NewTokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stream: bool | None = None
+    tools: tuple[ResponseTool, ...] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    # Only the values that ask for nothing more.
+    store: bool | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    background: Literal[False] | None = None
+    previous_response_id: None = None
+    include: tuple[str, ...] | None = None
+    stream_options: object = None
+    # These change no answer.
+    metadata: object = None
+    user: object = None
+    safety_identifier: object = None
+    prompt_cache_key: object = None
+    service_tier: Literal["auto", "default"] | None = None
+
+    def check(self) -> None:
+        """Raises ``ApiError``."""
+        if self.truncation == "auto":
+            raise invalid("truncation auto is not served; leave it out", "truncation")
+        for i, tool in enumerate(self.tools or ()):
+            if tool.type != "function":
+                raise invalid(
+                    f"tools of type {tool.type!r} are not served by this service",
+                    f"tools[{i}].type",
+                    "unsupported_value",
+                )
+        self.chat().check()
+
+    def chat(self) -> ChatRequest:
+        """The same as a request of the chat endpoint. Raises ``ApiError``."""
+        messages: list[ChatMessage] = []
+        if self.instructions:
+            messages.append(ChatMessage("system", self.instructions))
+        if isinstance(self.input, str):
+            messages.append(ChatMessage("user", self.input))
+        else:
+            messages += _history(self.input)
+        choice = self.tool_choice
+        return ChatRequest(
+            model=self.model,
+            messages=tuple(messages),
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stream=self.stream,
+            tools=tuple(
+                ToolSpec(FunctionTool(one.name, one.description, one.parameters))
+                for one in self.tools or ()
+            ),
+            tool_choice=(
+                ToolChoice(NamedTool(choice.name)) if isinstance(choice, ResponseChoice) else choice
+            ),
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=_format(self.text.format if self.text else None),
+            reasoning_effort=self.reasoning.effort if self.reasoning else None,
+        )
+
+    def call(self, context: RequestContext) -> Completion:
+        """The call that answers this request. Raises ``ApiError``."""
+        chat = self.chat()
+        return Response(chat, [chat.prepared(context)], context, self)
+
+
+def _format(given: TextFormat | None) -> ResponseFormat | None:
+    if given is None:
+        return None
+    schema = None if given.schema is None else NamedSchema(given.schema)
+    return ResponseFormat(given.type, schema)
+
+
+def _history(items: Sequence[Item]) -> list[ChatMessage]:
+    messages: list[ChatMessage] = []
+    for i, item in enumerate(items):
+        match item.type:
+            case "message":
+                messages.append(ChatMessage(item.role, _parts(item.content)))
+            case "function_call":
+                call = ToolCall(CalledFunction(item.name, item.arguments), item.call_id)
+                # Calls that were made together are one message.
+                if messages and messages[-1].role == "assistant":
+                    last = messages.pop()
+                    calls = (*(last.tool_calls or ()), call)
+                    messages.append(msgspec.structs.replace(last, tool_calls=calls))
+                else:
+                    messages.append(ChatMessage("assistant", "", tool_calls=(call,)))
+            case "function_call_output":
+                content = _parts(item.output)
+                messages.append(ChatMessage("tool", content, tool_call_id=item.call_id))
+            case "reasoning":
+                pass
+            case _:
+                raise invalid(
+                    f"input of type {item.type!r} is not supported by this service",
+                    f"input[{i}].type",
+                    "unsupported_value",
+                )
+    return messages
+
+
+def _parts(content: str | tuple[ContentPart, ...] | None) -> Any:
+    """Text parts under the chat endpoint's name."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = ("input_text", "output_text", "text")
+    return tuple(ContentPart("text" if p.type in texts else p.type, p.text) for p in content)
+
+
+class Response(ChatCompletion):
+    """Its answer, whole or as events."""
+
+    id_prefix = "resp_"
+    prompt_name = "input"
+    alive: ClassVar[bytes] = b": alive\n\n"
+
+    def __init__(
+        self,
+        chat: ChatRequest,
+        submits: Sequence[Submit],
+        context: RequestContext,
+        request: ResponsesRequest,
+    ) -> None:
+        super().__init__(chat, submits, context)
+        self._request = request
+        self._items: list[Any] = []
+        self._sequence = 0
+        self._open = False
+
+    def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        for part in self.parts(0, answers[0]):
+            self._add(part)
+        self._finish()
+        return self._response(answers)
+
+    def begin(self) -> bytes:
+        response = self._response(())
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def write(self, index: int, answer: ChoiceBuffer) -> bytes:
+        frames = b"".join(self._add(part) for part in self.parts(index, answer))
+        answer.clear()
+        return frames
+
+    def end(self, answers: Sequence[ChoiceBuffer]) -> bytes:
+        frames = self._finish()
+        response = self._response(answers)
+        return frames + self._event(f"response.{response['status']}", response=response)
+
+    def error_frame(self, error: ApiError) -> bytes:
+        return self._event("error", code=error.code, message=error.message, param=error.param)
+
+    def _event(self, event_name: str, /, **data: object) -> bytes:
+        self._sequence += 1
+        return event(event_name, {"sequence_number": self._sequence - 1, **data})
+
+    def _add(self, part: Part | Call) -> bytes:
+        """Take a part; the events that tell it."""
+        if isinstance(part, Call):
+            frames = self._finish()
+            name = self.call_object(0, part)["id"]
+            item = {
+                "type": "function_call",
+                "id": f"fc_{name}",
+                "call_id": name,
+                "name": part.name,
+                "arguments": "",
+                "status": "in_progress",
+            }
+            frames += self._begin_item(item)
+            where = {"item_id": item["id"], "output_index": len(self._items) - 1}
+            item["arguments"] = part.arguments
+            kind = "response.function_call_arguments"
+            frames += self._event(f"{kind}.delta", delta=part.arguments, **where)
+            frames += self._event(f"{kind}.done", arguments=part.arguments, name=part.name, **where)
+            return frames + self._finish()
+        frames = b""
+        kind = "message" if part.kind == "content" else "reasoning"
+        if not self._open or self._items[-1]["type"] != kind:
+            frames = self._finish() + self._begin_text(kind)
+        inside = self._items[-1]["content"][0]
+        inside["text"] += part.text
+        logprobs: Json = {"logprobs": []} if kind == "message" else {}
+        return frames + self._event(
+            f"response.{inside['type']}.delta", delta=part.text, **self._place(), **logprobs
+        )
+
+    def _begin_text(self, kind: str) -> bytes:
+        number = len(self._items)
+        item: Any = {"type": kind, "id": f"{kind[:3]}_{self._id}{number}", "status": "in_progress"}
+        if kind == "message":
+            inside: Any = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item |= {"role": "assistant", "content": []}
+        else:
+            inside = {"type": "reasoning_text", "text": ""}
+            item |= {"summary": [], "content": []}
+        frames = self._begin_item(item)
+        frames += self._event("response.content_part.added", part=inside, **self._place())
+        item["content"].append(inside)
+        return frames
+
+    def _begin_item(self, item: Any) -> bytes:
+        self._items.append(item)
+        self._open = True
+        index = len(self._items) - 1
+        return self._event("response.output_item.added", output_index=index, item=item)
+
+    def _place(self) -> dict[str, object]:
+        item = self._items[-1]
+        return {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _finish(self) -> bytes:
+        """Close the open item."""
+        if not self._open:
+            return b""
+        self._open, frames, item = False, b"", self._items[-1]
+        item["status"] = "completed"
+        if item["type"] != "function_call":
+            inside = item["content"][0]
+            logprobs: Json = {"logprobs": []} if item["type"] == "message" else {}
+            frames += self._event(
+                f"response.{inside['type']}.done", text=inside["text"], **self._place(), **logprobs
+            )
+            frames += self._event("response.content_part.done", part=inside, **self._place())
+        index = len(self._items) - 1
+        return frames + self._event("response.output_item.done", output_index=index, item=item)
+
+    def _response(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        request, end = self._request, answers[0].end if answers else None
+        cut = end is not None and end.reason == "length"
+        usage: Any = None
+        if end is not None:
+            counts: Any = self._usage(answers)
+            usage = {
+                "input_tokens": counts["prompt_tokens"],
+                "input_tokens_details": counts["prompt_tokens_details"],
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": counts["total_tokens"],
+            }
+        return {
+            "id": self._head["id"],
+            "object": "response",
+            "created_at": self._head["created"],
+            "status": "in_progress" if end is None else "incomplete" if cut else "completed",
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": self._head["model"],
+            "output": self._items,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": request.temperature,
+            "tool_choice": msgspec.to_builtins(request.tool_choice or "auto"),
+            "tools": msgspec.to_builtins(request.tools or ()),
+            "top_p": request.top_p,
+            "text": msgspec.to_builtins(request.text) or {"format": {"type": "text"}},
+            "truncation": "disabled",
+            "usage": usage,
+            "metadata": request.metadata or {},
+        }

@@ -1,0 +1,172 @@
+"""Answers taken apart, however their text is cut; calls in the syntaxes of several models."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.constraint.grammar import Grammars, Vocabulary
+from asyncspec_nodes.chat.calls import Call, Tool, after_reasoning, calls_grammar, read_calls
+from asyncspec_nodes.chat.parser import AnswerParser, Part
+from asyncspec_nodes.serving.templates import ChatFacts, facts_of
+
+TOOLS = (
+    Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}}),
+    Tool("say", "", {"type": "object", "properties": {"text": {"type": "string"}}}),
+)
+CALL = Call("add", '{"a": 1}')
+
+SPELLINGS = [
+    ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    ),
+    ("llama3", '{"name": "add", "parameters": {"a": 1}}'),
+    ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
+    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]'),
+    ("mistral", '[{"name": "add", "arguments": {"a": 1}}]'),
+    ("mistral", 'add[ARGS]{"a": 1}'),
+    ("mistral", 'add{"a": 1}'),
+    (
+        "deepseek",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>add\n```json\n"
+        '{"a": 1}\n```<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>',
+    ),
+    (
+        "deepseek",
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>add"
+        '<\uff5ctool\u2581sep\uff5c>{"a": 1}'
+        "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+]
+
+
+def taken(
+    facts: ChatFacts, text: str, cuts: list[int], tools: tuple[Tool, ...] = TOOLS
+) -> tuple[str, str, list[Call]]:
+    """Content, reasoning and calls of a text that comes in pieces."""
+    parser = AnswerParser(facts, tools)
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    parts = [part for a, b in pairwise(edges) for part in parser.feed(text[a:b])]
+    parts += parser.finish()
+    content = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "content")
+    thought = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "reasoning")
+    return content, thought, [part for part in parts if isinstance(part, Call)]
+
+
+@pytest.mark.parametrize(("syntax", "text"), SPELLINGS)
+@given(cuts=st.lists(st.integers(0, 200), max_size=6))
+def test_a_call_is_read_in_any_syntax_and_any_pieces(
+    syntax: str, text: str, cuts: list[int]
+) -> None:
+    content, _, calls = taken(ChatFacts(syntax), text, cuts)
+    assert (content, [call.name for call in calls]) == ("", ["add"])
+    assert json.loads(calls[0].arguments) == {"a": 1}
+    parser = AnswerParser(ChatFacts(syntax))
+    assert parser.feed(text) + parser.finish() == [Part("content", text)], (
+        "without tools it is text"
+    )
+
+
+pieces = st.lists(
+    st.sampled_from(
+        [
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "\n",
+            " ",
+            "x",
+            "<",
+            "add",
+            "{",
+            "}",
+            "[",
+            '{"name": "add", "arguments": {"a": 1}}',
+        ]
+    ),
+    max_size=9,
+).map("".join)
+
+
+@given(
+    pieces,
+    st.lists(st.integers(0, 200), max_size=6),
+    st.sampled_from(["hermes", "llama3", "mistral", "json"]),
+    st.sampled_from(["", "tags", "open"]),
+    st.sampled_from([(), TOOLS]),
+)
+def test_parts_do_not_depend_on_pieces(
+    text: str, cuts: list[int], syntax: str, reasoning: str, tools: tuple[Tool, ...]
+) -> None:
+    facts = ChatFacts(syntax, True, reasoning)
+    assert taken(facts, text, cuts, tools) == taken(facts, text, [], tools)
+    if not reasoning and not tools:
+        assert taken(facts, text, cuts, tools) == (text, "", [])
+
+
+def test_reasoning_content_and_two_calls() -> None:
+    text = f"<think>\nhm\n</think>\n\nI add.\n{SPELLINGS[0][1]}\n{SPELLINGS[0][1]}"
+    found = taken(ChatFacts("hermes", True, "tags"), text, [3, 30, 50])
+    assert found == ("I add.", "hm", [CALL, CALL])
+    opened = taken(ChatFacts("hermes", True, "open"), text.removeprefix("<think>"), [9])
+    assert opened == found
+    parser = AnswerParser(ChatFacts("hermes", True, "tags"), TOOLS, parallel=False)
+    assert [p for p in parser.feed(text) if isinstance(p, Call)] == [CALL]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "other", "arguments": {}}', '{"a": 1}', "add it", "[1]"]
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    assert taken(ChatFacts("json"), text, [2]) == (text, "", [])
+    assert read_calls(text, TOOLS) is None
+
+
+@pytest.mark.parametrize("syntax", ["hermes", "json"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_the_grammar_of_calls_admits_calls_alone(syntax: str, parallel: bool) -> None:
+    grammars = Grammars(
+        lambda: Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], {256}, (256,))
+    )
+    one = json.dumps({"name": "add", "arguments": {"a": 1}})
+    two = json.dumps({"name": "say", "arguments": {"text": "<"}})
+    forms = (
+        (
+            f"<tool_call>\n{one}\n</tool_call>",
+            f"<tool_call>\n{one}\n</tool_call>\n<tool_call>\n{two}\n</tool_call>",
+        )
+        if syntax == "hermes"
+        else (f"[{one}]", f"[{one}, {two}]")
+    )
+    grammar = calls_grammar(TOOLS, syntax, parallel=parallel)
+
+    def admits(grammar: str, text: str) -> bool:
+        matcher = grammars.matcher(grammar)
+        return matcher.commit(list(text.encode())) and matcher.complete
+
+    assert admits(grammar, forms[0])
+    assert admits(grammar, forms[1]) == parallel
+    assert not admits(grammar, "I do not call.")
+    thought = f"hm <b>\n</think>\n\n{forms[0]}"
+    assert admits(after_reasoning(grammar), thought)
+    assert not admits(after_reasoning(grammar), forms[0])
+    found = taken(ChatFacts(syntax), forms[1], [])
+    assert [call.name for call in found[2]] == ["add", "say"]
+
+
+def test_what_templates_say() -> None:
+    qwen = (
+        "{% for tool in tools %}<tool_call>{% endfor %}{% if enable_thinking %}<think>{% endif %}"
+    )
+    assert facts_of(qwen) == ChatFacts("hermes", True, "tags", ("enable_thinking",))
+    assert facts_of("<think>", "<|im_start|>assistant\n<think>\n") == ChatFacts(
+        "json", False, "open"
+    )
+    assert facts_of("{{ messages }}") == ChatFacts()
