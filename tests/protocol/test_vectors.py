@@ -63,6 +63,15 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "expand-grammar": (
         m.Expand(7, 4, 0, (5, 600), 0, 0, 0, prompt_length=31, grammar='start: "a"'),
     ),
+    "status-tools": (
+        m.Status(
+            *(7, 0, "draft", (0, 0), 1.5, 0.5, 99, 1, 0, 8),
+            tool_syntax="hermes",
+            takes_tools=True,
+            reasoning="tags",
+            template_options=("enable_thinking",),
+        ),
+    ),
     "submit-constraint": (
         m.Submit(7, "", 8, 5, 0.7, 0, 0.9, constraint=Constraint('start: "a"', ((5, -1.5),), 8)),
     ),
