@@ -26,7 +26,8 @@ def test_a_mask_is_what_may_follow_the_path(
     language: Words, steps: list[tuple[list[int], bool]]
 ) -> None:
     """Whatever paths the matcher was on before, and whatever of them is committed."""
-    matcher, committed = GRAMMARS.matcher(language.grammar), []
+    matcher = GRAMMARS.matcher(language.grammar)
+    committed: list[int] = []
     for path, commit in steps:
         want = language.allowed([*committed, *path])
         found = matcher.allowed(path)
