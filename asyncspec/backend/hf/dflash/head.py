@@ -11,10 +11,15 @@ from collections.abc import Sequence
 import torch
 
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask
-from asyncspec.backend.hf.cache import CacheShape
 from asyncspec.backend.hf.draft_model import best_successors
-from asyncspec.backend.hf.eagle.description import MARKOV, MARKOV_GATE, BlockShape, layer
-from asyncspec.backend.hf.eagle.head import HeadLayer, Weights, cache_shape, rotary
+from asyncspec.backend.hf.eagle.description import (
+    MARKOV,
+    MARKOV_GATE,
+    BlockShape,
+    HeadDescription,
+    layer,
+)
+from asyncspec.backend.hf.eagle.head import HeadLayer, Weights, cache_shape, rotary, token_bytes
 from asyncspec.source.expand import Proposal
 
 _MIN_GROWTH = 256
@@ -24,11 +29,10 @@ _MIN_GROWTH = 256
 class Context:
     """Keys and values of a session's committed positions."""
 
-    def __init__(self, shape: CacheShape) -> None:
+    def __init__(self, head: HeadDescription, dtype: torch.dtype) -> None:
         self.length = 0
-        self._shape = shape
-        size = (shape.layers, 2, shape.kv_heads, 0, shape.head_dim)
-        self._rows = torch.empty(size, dtype=shape.dtype)
+        size = (head.num_hidden_layers, 2, head.num_key_value_heads, 0, head.head_dim)
+        self._rows = torch.empty(size, dtype=dtype)
 
     def append(self, rows: torch.Tensor) -> None:
         """rows [layers, 2, kv_heads, n, D]: keys and values of the next n positions."""
@@ -36,7 +40,7 @@ class Context:
         if (room := self._rows.shape[3]) < end:
             size = [*self._rows.shape]
             size[3] = max(end, room + max(_MIN_GROWTH, room // 2))
-            grown = torch.empty(size, dtype=self._shape.dtype)
+            grown = torch.empty(size, dtype=self._rows.dtype)
             grown[:, :, :, : self.length] = self._rows[:, :, :, : self.length]
             self._rows = grown
         self._rows[:, :, :, self.length : end] = rows
@@ -91,9 +95,11 @@ class DFlashHead:
         head = weights.description
         assert head.block is not None, "a head of another kind"
         self.block = block = head.block
+        self._description = head
         self.features, self.dtype = head.features, weights.dtype
         self.vocab_size, self.draft_vocab_size = head.vocab_size, head.draft_vocab_size
-        self.cache_shape = cache_shape(head, weights.dtype)
+        # Memory of a position.
+        self.token_bytes = token_bytes(cache_shape(head, weights.dtype), self.features)
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")
         self._norm_context = weights.norm("hidden_norm")
@@ -108,6 +114,10 @@ class DFlashHead:
             self._bias = weights.linear(f"{MARKOV}w2")
         if block.markov == "gated":
             self._gate = weights.linear(MARKOV_GATE)
+
+    def new_context(self) -> Context:
+        """Of a session without a position."""
+        return Context(self._description, self.dtype)
 
     def context_rows(self, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Features [n, F] of positions [n] as ``Context`` keeps them: [layers, 2, kv_heads, n,

@@ -17,7 +17,7 @@ from asyncspec.backend.draft_model import REMEMBER
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.dflash.head import Context, DFlashHead
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
-from asyncspec.backend.hf.eagle.head import Weights, token_bytes
+from asyncspec.backend.hf.eagle.head import Weights
 from asyncspec.backend.hf.eagle.source import FedFeatures, check_tokens
 from asyncspec.backend.hf.wire import from_wire, to_wire
 from asyncspec.backend.reference import CHUNK
@@ -55,7 +55,7 @@ class DFlashSource(TokenSource):
     def __init__(self, head: DFlashHead, context: int) -> None:
         self.head = head
         self.features = head.features
-        self.token_bytes = token_bytes(head.cache_shape, head.features)
+        self.token_bytes = head.token_bytes
         # Rows of blocks that went through the head, over all sessions.
         self.rows_computed = 0
         self._context = context
@@ -85,7 +85,7 @@ class DFlashSource(TokenSource):
         token that is not in the vocabulary."""
         if (known := self.known(job.session)) != job.base:
             raise ValueError(f"the source knows {known} tokens, not {job.base}")
-        session = self._sessions.setdefault(job.session, _Session(Context(self.head.cache_shape)))
+        session = self._sessions.setdefault(job.session, _Session(self.head.new_context()))
         check_tokens(job.committed, self.head.vocab_size)
         # The tip's own feature is not known yet.
         features = self._fed.take(job.session, len(job.committed[0 if job.base else 1 :]))
