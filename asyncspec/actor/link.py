@@ -25,6 +25,9 @@ from asyncspec_protocol.messages import Clock, Fault, Heartbeat, Hello, Message,
 SILENT_BEATS = 2.0
 """Heartbeat intervals without a byte after which a trace gets a record."""
 
+MAX_JOINED = 32 * 1024
+"""Bytes of a tensor that is copied behind its header: a write of its own costs more."""
+
 CLOSED = "the peer closed the connection"
 """Why a link is down where the peer gives no reason."""
 
@@ -80,8 +83,8 @@ class Link(asyncio.BufferedProtocol):
         self._reader = FrameReader(trusted=False, allocate=_uninitialised)
         self._bandwidth = BandwidthEstimator()
         self._transport: asyncio.Transport | None = None
-        # Pieces of frames for ``flush``, short frames joined. A tensor is a piece of its own: it is
-        # not copied, and the header before it wakes the peer while the kernel still copies it.
+        # Pieces of frames for ``flush``, short ones joined. A long tensor is a piece of its own: it
+        # is not copied, and the header before it wakes the peer while the kernel still copies it.
         self._held: list[bytes | memoryview] = []
         self._reason = ""
         self._over = False
@@ -171,6 +174,8 @@ class Link(asyncio.BufferedProtocol):
             frame = write_frame(message)
         else:
             frame = write_frame(message, TensorSpec(tensor.dtype, tensor.shape), tensor.data)
+        if tensor is not None and tensor.data.nbytes <= MAX_JOINED:
+            frame = (b"".join(frame),)
         held = self._held
         if held and isinstance(last := held[-1], bytes):
             held[-1] = last + frame[0]
