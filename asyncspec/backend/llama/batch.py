@@ -20,7 +20,6 @@ class Batch:
 
     def __init__(self, bound: Any, most: int, width: int) -> None:
         self.batch = bound.llama_batch()
-        self._bound = bound
         self._tokens = np.zeros(most, np.int32)
         self._hidden = np.zeros((most, width), np.float32)
         self._positions = np.zeros(most, np.int32)
@@ -28,17 +27,14 @@ class Batch:
         self._where = np.zeros(most, np.uint64)
         self._outputs = np.zeros(most, np.int8)
         self._sequences = np.zeros(0, np.int32)
-        for name, array in (
-            ("pos", self._positions),
-            ("n_seq_id", self._counts),
-            ("seq_id", self._where),
-            ("logits", self._outputs),
-        ):
-            self._set(name, array)
-
-    def _set(self, name: str, array: Any) -> None:
-        kind = dict(self._bound.llama_batch._fields_)[name]
-        setattr(self.batch, name, ctypes.cast(array.ctypes.data if array is not None else 0, kind))
+        kinds = dict(bound.llama_batch._fields_)
+        self.batch.pos = ctypes.cast(self._positions.ctypes.data, kinds["pos"])
+        self.batch.n_seq_id = ctypes.cast(self._counts.ctypes.data, kinds["n_seq_id"])
+        self.batch.seq_id = ctypes.cast(self._where.ctypes.data, kinds["seq_id"])
+        self.batch.logits = ctypes.cast(self._outputs.ctypes.data, kinds["logits"])
+        # Made once: a pointer to an array takes microseconds.
+        self._by_token = ctypes.cast(self._tokens.ctypes.data, kinds["token"]), kinds["embd"]()
+        self._by_state = kinds["token"](), ctypes.cast(self._hidden.ctypes.data, kinds["embd"])
 
     def fill(
         self,
@@ -69,5 +65,4 @@ class Batch:
         self._where[:total] = self._sequences.ctypes.data + 4 * starts
         self._outputs[:total] = outputs
         self.batch.n_tokens = total
-        self._set("token", self._tokens if by_token else None)
-        self._set("embd", None if by_token else self._hidden)
+        self.batch.token, self.batch.embd = self._by_token if by_token else self._by_state
