@@ -29,6 +29,16 @@ def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["coverage", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.processes
+def test_a_nodes_time_beside_its_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--target", "toy:layers=4", "--stages", "2", "--repeats", "2", "--json"]
+    assert main(["node-time", "--tokens", "40", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens_per_second"] > 0
+    assert 0 <= found["ms_of_event_loop"] < 100
+    assert main(["node-time", "--tokens", "0", *words]) == 2
+
+
 @pytest.mark.torch
 def test_a_stages_pass_is_timed_for_every_number_of_rows() -> None:
     options = argparse.Namespace(
