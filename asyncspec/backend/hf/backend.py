@@ -136,10 +136,11 @@ class HFBackend:
     def preload(self, name: str | None) -> None:
         from asyncspec.backend.hf import draft_model, stage
         from asyncspec.backend.hf.kernels.cpu import ort
-        from asyncspec.backend.hf.shard import model_class
+        from asyncspec.backend.hf.shard import make_conversions, model_class
 
         del draft_model, stage
         ort.is_available()
+        make_conversions()
         if name is not None:
             with suppress(AsyncSpecError):
                 model_class(inspect_checkpoint(Path(name)).architecture)

@@ -7,7 +7,7 @@ family's own code runs (norms, scales, caps, rotary embeddings) and nothing but 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -179,6 +179,15 @@ def model_class(name: str) -> Any:
     if found is None:
         raise CheckpointError(f"this transformers has no {name}; install another version")
     return found
+
+
+def make_conversions() -> None:
+    """Have transformers compile its thousand patterns of tensor names, which it keeps; else the
+    first model of each process waits for it (.1 s)."""
+    with suppress(ImportError):  # a name of its own that may change
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("llama")
 
 
 def _build(
