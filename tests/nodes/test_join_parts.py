@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -13,33 +15,36 @@ from asyncspec.backend.base import FilePart
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.join import parts
 from asyncspec_nodes.join.parts import Part, PartsSource, merged, routes
 
 SPANS = ((0, 1), (2, 4))
+
+
+@contextlib.asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[str]:
+    """Its address. Plain HTTP: the certificate is the connection's business."""
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
 
 async def fetched(target: Path, span: tuple[int, int], folder: Path, refuse: str = "") -> Path:
     """The copy that a machine fetches."""
     app = web.Application()
     app.add_routes(routes(str(target), lambda request: refuse not in ("secret",)))
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
     await asyncio.to_thread(folder.mkdir, exist_ok=True)
-    try:
-        async with aiohttp.ClientSession() as session:
-            # Plain HTTP: the certificate is the connection's business.
-            base = f"http://127.0.0.1:{port}"
-            source = PartsSource(session, base, aiohttp.Fingerprint(bytes(32)))
-            found = await source.fetch(span, folder, lambda line: None)
-            for name in ("../secret", "secret"):
-                async with session.get(f"{base}/files/{name}") as response:
-                    assert response.status == 404
-            return found
-    finally:
-        await runner.cleanup()
+    async with serving(app) as base, aiohttp.ClientSession() as session:
+        source = PartsSource(session, base, aiohttp.Fingerprint(bytes(32)))
+        found = await source.fetch(span, folder, lambda line: None)
+        for name in ("../secret", "secret"):
+            async with session.get(f"{base}/files/{name}") as response:
+                assert response.status == 404
+        return found
 
 
 @pytest.mark.torch
@@ -75,6 +80,42 @@ def _bytes(part: FilePart) -> bytes:
 
 
 @pytest.mark.asyncio
+async def test_a_copy_goes_on_where_the_connection_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_PAUSE_SECONDS", 0.0)
+    content = bytes(range(256)) * 40
+    asked: list[str] = []
+
+    async def file(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers["Range"])
+        first, last = map(int, asked[-1].removeprefix("bytes=").split("-"))
+        response = web.StreamResponse(status=206)
+        response.content_length = last + 1 - first
+        await response.prepare(request)
+        if len(asked) < 3:
+            await response.write(content[first : first + 1000])
+            assert request.transport is not None
+            request.transport.close()
+        else:
+            await response.write(content[first : last + 1])
+        return response
+
+    async def listed(request: web.Request) -> web.Response:
+        part = {"file": "f", "size": len(content), "offset": 100, "length": 5000}
+        return web.json_response({"single": "f", "parts": [part]})
+
+    app = web.Application()
+    app.add_routes([web.get("/parts", listed), web.get("/files/f", file)])
+    async with serving(app) as base, aiohttp.ClientSession() as session:
+        source = PartsSource(session, base, aiohttp.Fingerprint(bytes(32)))
+        copy = await source.fetch((0, 1), tmp_path, lambda line: None)
+    assert copy.read_bytes()[100:5100] == content[100:5100]
+    assert copy.stat().st_size == len(content)
+    assert asked == ["bytes=100-5099", "bytes=1100-5099", "bytes=2100-5099"]
+
+
+@pytest.mark.asyncio
 async def test_without_the_secret_nothing_is_sent(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give --target DIR"):
         await fetched(BUNDLED_TARGET, (0, 1), tmp_path / "copy", refuse="secret")
@@ -83,5 +124,5 @@ async def test_without_the_secret_nothing_is_sent(tmp_path: Path) -> None:
 def test_parts_close_together_are_one(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(bytes(1 << 20))
-    parts = [FilePart(file, at, length) for at, length in ((900_000, 200_000), (0, 10), (40, 5))]
-    assert merged(parts) == [Part("f", 1 << 20, 0, 45), Part("f", 1 << 20, 900_000, 148_576)]
+    some = [FilePart(file, at, length) for at, length in ((900_000, 200_000), (0, 10), (40, 5))]
+    assert merged(some) == [Part("f", 1 << 20, 0, 45), Part("f", 1 << 20, 900_000, 148_576)]

@@ -290,7 +290,12 @@ class Agent:
         taken: list[float] = []
         log = self._folder / f"rank-{rank}.log"
         try:
-            self._targets[rank] = await self._target(layers)
+
+            def say(line: str) -> None:
+                self._say(line)
+                self._report(rank, version, LoadingReport(rank, line))
+
+            self._targets[rank] = await self._target(layers, say)
             file = self._write(rank)
             while True:
                 sock = self._sockets[port]
@@ -307,7 +312,7 @@ class Agent:
             text = " ".join(str(error).split())[:MAX_LINE]
             await self._tell(Failed(version, rank, text, isinstance(error, UserError)))
 
-    async def _target(self, layers: tuple[int, int]) -> str | None:
+    async def _target(self, layers: tuple[int, int], say: Callable[[str], None]) -> str | None:
         """The target on this machine: its own, the Hub's (None: as the cluster names it), or parts
         of the one where the cluster was started. Raises ``AsyncSpecError``."""
         assert self._orders is not None
@@ -319,7 +324,7 @@ class Agent:
         async with aiohttp.ClientSession(headers=self.headers) as session:
             source = PartsSource(session, self._base, self.fingerprint)
             folder = await asyncio.to_thread(self._model_folder)
-            return str(await source.fetch(layers, folder, self._say))
+            return str(await source.fetch(layers, folder, say))
 
     def _model_folder(self) -> Path:
         folder = self._folder / "model"

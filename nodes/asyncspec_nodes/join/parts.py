@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +25,11 @@ from asyncspec.core.errors import ClusterError, UserError
 
 _PIECE = 1 << 20
 _READ_SECONDS = 60.0
+_ATTEMPTS = 5
+"""Without a byte, before a copy fails."""
+
+_PAUSE_SECONDS = 1.0
+_SAY_SECONDS = 10.0
 _GAP = 1 << 16
 """Bytes between two parts that are sent rather than asked about apart."""
 
@@ -108,16 +114,15 @@ class PartsSource:
     async def fetch(
         self, layers: tuple[int, int], folder: Path, say: Callable[[str], None]
     ) -> Path:
-        """The target's copy with at least these layers. Raises ``UserError`` and
-        ``ClusterError``."""
+        """The target's copy with at least these layers; ``say`` receives how far it is. Raises
+        ``UserError`` and ``ClusterError``."""
         try:
             answer = await self._ask(layers)
-            total = sum(part.length for part in answer.parts)
-            say(f"fetches {total / 2**20:.0f} MiB of the target: the layers of its stage")
-            for part in answer.parts:
-                await self._fetch(part, folder / Path(part.file).name)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ClusterError(f"the target cannot be fetched: {error}") from None
+        progress = _Progress(sum(part.length for part in answer.parts), say)
+        for part in answer.parts:
+            await self._fetch(part, folder / Path(part.file).name, progress)
         return folder / answer.single if answer.single else folder
 
     async def _ask(self, layers: tuple[int, int]) -> _Answer:
@@ -133,23 +138,59 @@ class PartsSource:
                 )
             return msgspec.json.decode(body, type=_Answer)
 
-    async def _fetch(self, part: Part, file: Path) -> None:
+    async def _fetch(self, part: Part, file: Path, progress: _Progress) -> None:
+        """Where the connection breaks it goes on from there."""
+        done, failures = 0, 0
         with _opened(file) as stream:
             stream.truncate(part.size)
-            if not part.length:
-                return
-            last = part.offset + part.length - 1
-            async with self._session.get(
-                f"{self._base}/files/{part.file}",
-                headers={"Range": f"bytes={part.offset}-{last}"},
-                ssl=self._fingerprint,
-                timeout=aiohttp.ClientTimeout(total=None, sock_read=_READ_SECONDS),
-            ) as response:
-                if response.status not in (200, 206):
-                    raise ClusterError(f"{part.file} cannot be fetched ({response.status})")
-                stream.seek(part.offset if response.status == 206 else 0)
-                async for piece in response.content.iter_chunked(_PIECE):
-                    stream.write(piece)
+            stream.seek(part.offset)
+            while done < part.length:
+                before = done
+                try:
+                    async for piece in self._read(part, done):
+                        stream.write(piece)
+                        done += len(piece)
+                        progress.add(len(piece))
+                    if done == before:
+                        raise ClusterError(f"{part.file} has become shorter")
+                except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    failures = 1 if done > before else failures + 1
+                    if failures > _ATTEMPTS:
+                        raise ClusterError(f"the target cannot be fetched: {error}") from None
+                    await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _read(self, part: Part, done: int) -> AsyncIterator[bytes]:
+        """What is left of a part."""
+        first, last = part.offset + done, part.offset + part.length - 1
+        async with self._session.get(
+            f"{self._base}/files/{part.file}",
+            headers={"Range": f"bytes={first}-{last}"},
+            ssl=self._fingerprint,
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=_READ_SECONDS),
+        ) as response:
+            if response.status != 206:
+                raise ClusterError(f"{part.file} cannot be fetched ({response.status})")
+            async for piece in response.content.iter_chunked(_PIECE):
+                yield piece
+
+
+class _Progress:
+    """Says how far a copy is, now and then."""
+
+    def __init__(self, total: int, say: Callable[[str], None]) -> None:
+        self._total = total
+        self._done = 0
+        self._say = say
+        self._said_at = time.monotonic()
+        say(f"fetches {total / 2**20:.0f} MiB of the target: the layers of its stage")
+
+    def add(self, count: int) -> None:
+        """So many bytes more are here."""
+        self._done += count
+        now = time.monotonic()
+        if now - self._said_at > _SAY_SECONDS:
+            self._said_at = now
+            self._say(f"has {self._done / 2**20:.0f} of {self._total / 2**20:.0f} MiB")
 
 
 def _opened(file: Path) -> BinaryIO:
