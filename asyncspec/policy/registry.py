@@ -8,6 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from asyncspec.core.errors import InputProblem, UserError
+from asyncspec.core.suggest import did_you_mean
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain
@@ -54,7 +55,9 @@ class PolicyRegistry(Mapping[str, Policy]):
         except UserError as error:
             return str(error)
         except KeyError:
-            return f"unknown policy {spec.partition(':')[0]!r}; there are {', '.join(self)}"
+            name = spec.partition(":")[0]
+            meant = did_you_mean(name, self) or f"; there are {', '.join(self)}"
+            return f"unknown policy {name!r}{meant}"
         return None
 
 

@@ -66,7 +66,7 @@ def test_a_lossy_run_is_recorded_too(capsys: pytest.CaptureFixture[str], tmp_pat
     file = tmp_path / "lossy.trace"
     answer(capsys, "--policy", "lossy-relaxed", "--trace", str(file))
     played = replay(read_trace(file).lines)
-    assert [node.difference for node in played] == [None] * 5
+    assert [node.difference for node in played] == [None] * 4
 
 
 def test_json_has_the_metrics_and_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,7 +207,7 @@ def test_the_help_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
         (["--plateau", "0"], "--plateau is 0"),
         (["--jitter", "1"], "--jitter is 1; it must be 0 or more and below 1"),
         (["--slow", "3"], '--slow 3 is not RANK=FACTOR, such as "3=2.0"'),
-        (["--slow", "5=2"], "there is no stage 5; there are 1 to 4"),
+        (["--slow", "5=2"], "there is no stage 5; there are 1 to 3"),
         (["--slow", "1=0"], "the factor is 0; it must be above 0"),
         (["--top", "0"], "--top is 0; it must be above 0"),
         (["--top", "nan"], "--top is nan"),

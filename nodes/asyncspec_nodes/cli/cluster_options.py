@@ -20,6 +20,7 @@ from asyncspec_nodes.cluster import config as tables
 from asyncspec_nodes.cluster.automatic import choose, chosen
 from asyncspec_nodes.cluster.checkpoints import AUTO, NONE
 from asyncspec_nodes.cluster.config import (
+    DEFAULT_STAGES,
     PASSES,
     Config,
     DraftTable,
@@ -34,7 +35,6 @@ from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.serving.requests import policy_problem
 from asyncspec_protocol.ids import DRAFT
 
-DEFAULT_STAGES = 3
 CLUSTERS_CHOICE = (
     *("target", "draft", "stages", "dtype", "mode", "quantize", "threads"),
     *("source_apart", "chat_template", "generation_config", "backend"),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import Parser, Version
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
 COMMANDS = {
@@ -21,6 +19,8 @@ COMMANDS = {
     "join": "make this machine part of a cluster that asyncspec up has started",
     "plan": "plan which machine holds which layers, or (DiP-SD) which users are verified together",
     "policies": "list the policies",
+    "check": "check a cluster file, and what it names on this machine",
+    "completion": "print a shell's completion of these commands",
     "record": "record a running cluster",
     "trace": "show a recorded run",
 }
@@ -31,41 +31,40 @@ which returns the exit code and raises ``AsyncSpecError``."""
 def run(argv: Sequence[str] | None) -> int:
     """Run a command: its exit code. Raises ``AsyncSpecError``, and ``SystemExit`` as argparse."""
     with exit_on_interrupt():
-        arguments = _parser().parse_args(argv)
+        arguments = build_parser().parse_args(argv)
     code: int = _module(arguments.command).run(arguments)
     return code
 
 
-def _parser() -> Parser:
+def build_parser(*, complete: bool = False) -> Parser:
+    """``asyncspec``; ``complete``: with the arguments of every command, whose modules are imported
+    otherwise only when they are given."""
     parser = Parser(
         prog="asyncspec",
         description="Several small machines serve one large language model, fast and exactly.",
     )
-    parser.add_argument(
-        "--version", action=_Version, nargs=0, help="show program's version number and exit"
-    )
+    parser.add_argument("--version", action=Version)
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
     for name, text in COMMANDS.items():
-        commands.add_parser(name, help=text, description=text)
+        command = commands.add_parser(name, help=text, description=text)
+        if complete:
+            command.complete()
     return parser
 
 
 class _CommandParser(Parser):
     """Adds its arguments when it is to parse some."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def complete(self) -> None:
+        """Add the command's arguments."""
+        self.add_argument("--version", action=Version)
         _module(self.prog.split()[-1]).add_arguments(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.complete()
         return super().parse_known_args(args, namespace)
-
-
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
-        from importlib.metadata import version
-
-        sys.stdout.write(f"asyncspec {version('asyncspec')}\n")
-        parser.exit()
 
 
 def _module(command: str) -> Any:

@@ -19,7 +19,7 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
 from asyncspec_nodes.cluster.checkpoints import SUFFIX, WITHOUT_MODEL, parts, spelled_out
-from asyncspec_nodes.cluster.config import TargetTable, check_stages, even_split
+from asyncspec_nodes.cluster.config import DEFAULT_STAGES, TargetTable, check_stages, even_split
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.bounds import COUNT, NODES, POSITIONS
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
@@ -43,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add("--policy", default="flow", metavar="NAME", help="theirs (default: flow)")
     for name, metavar, bounds, default, text in (
-        ("--stages", "N", COUNT, 4, "verify stages (default: 4)"),
+        ("--stages", "N", COUNT, DEFAULT_STAGES, f"verify stages (default: {DEFAULT_STAGES})"),
         ("--context", "TOKENS", POSITIONS, None, "of all sessions; default: the model's"),
         ("--sessions", "N", COUNT, 1, "at a time (default: 1)"),
         ("--tree", "NODES", NODES, None, "of all trees; default: the policy's most"),
@@ -133,7 +133,7 @@ def _table(stages: list[NodeMemory], draft: NodeMemory | None, slots: int, tree:
     table = Table("node", "layers", box=None, pad_edge=False)
     for head in ("weights", f"cache of {slots:,}", f"tree of {tree:,}", "runtime", "peak GiB"):
         table.add_column(head, justify="right")
-    names = [(f"V{n.rank}", f"{n.layers[0]}-{n.layers[1] - 1}", n) for n in stages]
+    names = [(f"V{n.rank}", f"{n.layers[0]} to {n.layers[1] - 1}", n) for n in stages]
     for name, layers, node in [*names, *([("draft", "", draft)] if draft else [])]:
         kinds = ("weights", "cache", "tree", "runtime", "peak")
         sizes = (getattr(node, f"{kind}_bytes") for kind in kinds)

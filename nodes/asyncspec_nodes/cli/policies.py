@@ -5,22 +5,44 @@ from __future__ import annotations
 import argparse
 import sys
 
+import msgspec
+
+from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES, parameters
 from asyncspec_nodes.console.arguments import Parser
 
 
 def add_arguments(parser: Parser) -> None:
-    """None."""
+    """Arguments of ``policies``."""
+    parser.add_argument("--json", action="store_true", help="a list of objects")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        found = [
+            {
+                "name": name,
+                "description": _description(policy),
+                "parameters": dict(parameters(policy)),
+                "drafts": policy.uses_draft,
+                "lossy": bool(policy.top_logprobs),
+            }
+            for name, policy in POLICIES.items()
+        ]
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        return 0
     width = max(map(len, POLICIES))
     for name, policy in POLICIES.items():
-        module = sys.modules[type(policy).__module__]
-        first_line = (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
+        first_line = _description(policy)
         lossy = "; lossy: not what the target alone would write" if policy.top_logprobs else ""
         sys.stdout.write(f"{name:{width}}  {first_line}{lossy}\n")
         if settings := parameters(policy):
             written = ",".join(f"{key}={value}" for key, value in settings.items())
             sys.stdout.write(f"{'':{width}}  {name}:{written}\n")
     return 0
+
+
+def _description(policy: Policy) -> str:
+    """The first line of its module's docstring."""
+    module = sys.modules[type(policy).__module__]
+    return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")

@@ -100,7 +100,9 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
     for name, value in (
         ("tokens/s", per("decode_seconds")),
         ("times plain decoding", _speedup(answers)),
-        ("speculation", describe(answers[-1].stats)),
+        ("draft", draft),
+        ("policy", ", ".join(policies) or "the cluster's"),
+        ("guarantee", ", ".join(guarantees)),
         ("tokens", f"{total('new_tokens'):.0f}"),
         ("prompt tokens", f"{total('prompt_tokens'):.0f}"),
         ("rounds", f"{total('rounds'):.0f}"),
@@ -109,10 +111,8 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
         ("hit rate", f"{hits / max(1.0, total('new_tokens')):.0%}"),
         ("wasted rows", f"{total('wasted_rows'):.0f} of {total('rows'):.0f}"),
         ("bytes sent", decimal(int(total("bytes_sent")))),
-        ("policy", ", ".join(policies) or "the cluster's"),
-        ("draft", draft),
         ("stages", str(stages)),
-        ("guarantee", ", ".join(guarantees)),
+        ("speculation", describe(answers[-1].stats)),
     ):
         if value:
             table.add_row(name, value)

@@ -22,6 +22,7 @@ from asyncspec.sim.recorded import read_language
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.cluster_options import add_device_arguments
 from asyncspec_nodes.cli.simulate_output import as_dict, table
+from asyncspec_nodes.cluster.config import DEFAULT_STAGES
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given, option
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
@@ -38,7 +39,7 @@ SYNTHETIC = "synthetic"
 # One synchronous tree of 80 nodes brings 4.86 tokens a round, as in FlowSpec's Table II.
 DEFAULT_TOP, DEFAULT_FADE = 0.78, 0.95
 NUMBERS = {
-    "stages": ("N", STAGES, "verify stages (default: 4)"),
+    "stages": ("N", STAGES, "verify stages (default: 3)"),
     "tokens": ("N", bounds.COUNT, "new tokens a request (default: 256)"),
     "prompt_tokens": ("N", bounds.COUNT, "default: 64"),
     "requests": ("K", bounds.COUNT, "requests, all at once (default: 1)"),
@@ -50,7 +51,7 @@ NUMBERS = {
 
 
 def add_arguments(parser: Parser) -> None:
-    add, default = parser.add_argument, Setting(Synthetic())
+    add, default = parser.add_argument, Setting(Synthetic(), stages=DEFAULT_STAGES)
     add(
         "--policy",
         action="append",

@@ -16,6 +16,8 @@ GenerationConfig = Literal["auto", "none"]
 Wire = Literal["auto", "plain", "packed"]
 BackendName = Literal["auto", "hf", "llama"]
 MAX_STAGES = 64
+DEFAULT_STAGES = 3
+"""Of commands that start or plan a cluster without a file."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]

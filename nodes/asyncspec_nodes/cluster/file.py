@@ -6,6 +6,7 @@ key. Nothing here opens a checkpoint or a socket.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -53,13 +54,42 @@ def to_toml(config: Config) -> str:
 
 def check(config: Config) -> None:
     """The rules between the keys. Raises ``UserError``."""
-    _check_ranks(config)
-    _check_addresses(config)
-    check_layers(config)
+    for rule in RULES:
+        rule(config)
+
+
+def examine(path: Path) -> tuple[Config | None, list[str]]:
+    """A cluster file with all of its faults, a line each; no ``Config`` where it has some."""
+    found: list[Config] = []
+    faults: list[str] = []
+
+    def read(text: str) -> None:
+        config, wrong = toml_file.decode_all(text, Config)
+        faults.extend(wrong)
+        for rule in RULES if config is not None else ():
+            try:
+                rule(config)
+            except UserError as error:
+                faults.append(str(error))
+        if config is not None:
+            found.append(config)
+
+    try:
+        toml_file.load(path, "the cluster file", read)
+    except UserError as error:
+        faults.append(str(error).removeprefix(f"{path}: "))
+    sound = found and not faults
+    return (_absolute(found[0], path.absolute().parent) if sound else None), faults
+
+
+def _check_paces(config: Config) -> None:
     for rank, pace in config.pace.items():
         if config.find(rank) is None and not is_draft(rank):
             raise UserError(f"[pace.{rank}]: there is no node with rank {rank}")
         check_pace(f"[pace.{rank}]", pace, role_of(rank, config.stages))
+
+
+def _check_targets(config: Config) -> None:
     target = with_backend(config.target.path, config.target.backend)
     files = [target, *(node.target for node in config.node if node.target)]
     gguf = next((file for file in files if backend_name(file) == LLAMA), target)
@@ -70,6 +100,9 @@ def check(config: Config) -> None:
         if node.device:
             options = EngineOptions(device=node.device)
             check_options(node.target or target, options, f"device of rank {node.rank}")
+
+
+def _check_draft(config: Config) -> None:
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):
@@ -139,6 +172,16 @@ def check_pace(where: str, pace: PaceTable, role: Role) -> None:
     for key in to_builtins(pace):  # leaves defaults out
         if key not in own:
             raise UserError(f"{where}: {key} is {whose}; remove it")
+
+
+RULES: tuple[Callable[[Config], None], ...] = (
+    _check_ranks,
+    _check_addresses,
+    check_layers,
+    _check_paces,
+    _check_targets,
+    _check_draft,
+)
 
 
 def _absolute(config: Config, base: Path) -> Config:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect as types
 
 from asyncspec.core.errors import InputProblem, UserError, reading
+from asyncspec.core.suggest import did_you_mean
 
 T = TypeVar("T")
 
@@ -28,14 +31,69 @@ def load(path: Path, what: str, parse: Callable[[str], T]) -> T:
 
 def decode(text: str, kind: type[T]) -> T:
     """A text as a struct. Raises ``UserError`` that names the key."""
+    config, faults = decode_all(text, kind)
+    if faults:
+        raise UserError(faults[0])
+    assert config is not None
+    return config
+
+
+def decode_all(text: str, kind: type[T]) -> tuple[T | None, list[str]]:
+    """The same with all faults; the struct is None where one is more than a key too many or a
+    value that its default can stand in for."""
+    faults: list[str] = []
     try:
         found = tomllib.loads(text)
         _check_finite(found, "")
-        return msgspec.convert(found, kind, str_keys=True)
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"not valid TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        raise UserError(InputProblem.of(error).sentence("key")) from None
+        return None, [f"not valid TOML: {error}"]
+    except UserError as error:
+        return None, [str(error)]
+    while True:
+        try:
+            return msgspec.convert(found, kind, str_keys=True), faults
+        except msgspec.ValidationError as error:
+            problem = InputProblem.of(error)
+            meant = _meant(kind, problem.where) if problem.kind == "unknown" else ""
+            # A required key that was removed below was there.
+            if problem.kind != "missing" or not faults:
+                faults.append(problem.sentence("key") + meant)
+            if problem.kind == "missing" or not _remove(found, problem.where):
+                return None, faults
+
+
+def _remove(found: Any, where: str) -> bool:
+    """Remove the key at ``where``, as in ``node[0].prot``; False where there is none."""
+    *tables, key = where.split(".")
+    try:
+        for name in tables:
+            name, *places = re.split(r"[\[\]]+", name.removesuffix("]"))
+            found = found[name]
+            for place in places:
+                found = found[int(place)]
+        del found[key.partition("[")[0]]
+    except (KeyError, IndexError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _meant(kind: type, where: str) -> str:
+    """The known key closest to the unknown one at ``where``, as in ``node[0].prot``."""
+    *tables, key = where.split(".")
+    found: Any = types.type_info(kind)
+    for name in tables:
+        known = {field.encode_name: field.type for field in _fields(found)}
+        found = known.get(name.partition("[")[0])
+    return did_you_mean(key, [field.encode_name for field in _fields(found)])
+
+
+def _fields(kind: object) -> tuple[types.Field, ...]:
+    """The keys of a table, or of what an array, a table of tables or a union holds."""
+    if isinstance(kind, types.StructType):
+        return kind.fields
+    inner = [getattr(kind, name, None) for name in ("item_type", "value_type")]
+    inner += getattr(kind, "types", ())
+    return next((fields for one in inner if one is not None and (fields := _fields(one))), ())
 
 
 def _check_finite(value: object, at: str) -> None:

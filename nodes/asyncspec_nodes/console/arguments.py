@@ -1,25 +1,121 @@
-"""Command-line arguments: argparse with one-line errors (exit code 2)."""
+"""Command-line arguments: argparse with one-line errors (exit code 2), from the environment too."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from asyncspec.core.errors import UserError
+from asyncspec.core.suggest import did_you_mean
 from asyncspec_nodes.console.hosts import is_host
+
+PREFIX = "ASYNCSPEC_"
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class Parser(argparse.ArgumentParser):
-    """Without usage dump and abbreviated options."""
+    """Without usage dump and abbreviated options; a misspelt one is suggested.
+
+    Every option can be set by ``environment`` (``variable``) as well. What the user writes on the
+    command line comes first; a variable that is empty is not set."""
+
+    environment: Mapping[str, str] = os.environ
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        kwargs = {"allow_abbrev": False, "formatter_class": _Formatter, **kwargs}
+        super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ``parse_args``: nothing may be left over."""
+        words = sys.argv[1:] if args is None else list(args)
+        namespace = argparse.Namespace() if namespace is None else namespace
+        for action in self._actions:
+            name = variable(action)
+            text = self.environment.get(name, "") if name else ""
+            if text and not _written(action, words):
+                self._set(action, name, text, namespace)
+        found, rest = super().parse_known_args(words, namespace)
+        if rest:
+            known = [text for action in self._actions for text in action.option_strings]
+            wrong = next((word for word in rest if word.startswith("-")), rest[0])
+            meant = did_you_mean(wrong.partition("=")[0], known)
+            self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
+        return found, rest
+
+    def _set(self, action: argparse.Action, name: str, text: str, to: argparse.Namespace) -> None:
+        """Do what the option does, with a variable's text."""
+        try:
+            if action.nargs == 0:
+                if text.lower() not in _YES + _NO:
+                    self.error(f"{name} is {text}; it must be 1 or 0")
+                if isinstance(action, argparse.BooleanOptionalAction):
+                    setattr(to, action.dest, text.lower() in _YES)
+                elif text.lower() in _YES:
+                    action(self, to, [], name)
+            else:
+                several = isinstance(action, argparse._AppendAction)
+                for part in text.split(",") if several else [text]:
+                    value = self._get_value(action, part.strip())
+                    self._check_value(action, value)
+                    action(self, to, value, name)
+        except argparse.ArgumentError as error:
+            self.error(f"{name}: {error.message}")
+        action.required = False
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(str(value), map(str, action.choices or ()))
+            raise
+
+
+def variable(action: argparse.Action) -> str:
+    """The environment variable of an option, as in ``ASYNCSPEC_LOG_DIR``; empty without one."""
+    inner = (argparse._HelpAction, Version)
+    long = next((name for name in action.option_strings if name.startswith("--")), "")
+    if not long or isinstance(action, inner) or action.help == argparse.SUPPRESS:
+        return ""
+    return PREFIX + long.removeprefix("--").replace("-", "_").upper()
+
+
+def _written(action: argparse.Action, words: Iterable[str]) -> bool:
+    """Whether an option is on the command line."""
+    names = {word.partition("=")[0] for word in takewhile(lambda word: word != "--", words)}
+    return not names.isdisjoint(action.option_strings)
+
+
+class Version(argparse.Action):
+    """``--version``: the program's name and the package's version."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        text = "show program's version number and exit"
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=text)
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{parser.prog} {version('asyncspec')}\n")
+        parser.exit()
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Names each option's environment variable."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if name := variable(action):
+            action = copy.copy(action)
+            action.help = f"{action.help or ''} [{name}]".strip()
+        super().add_argument(action)
 
 
 def option(name: str) -> str:

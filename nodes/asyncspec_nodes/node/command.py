@@ -20,7 +20,7 @@ from asyncspec_nodes.cluster.checkpoints import AUTO, check_draft
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import check_reach, load
 from asyncspec_nodes.console import log
-from asyncspec_nodes.console.arguments import Parser, host_and_port
+from asyncspec_nodes.console.arguments import Parser, Version, host_and_port
 from asyncspec_nodes.console.bounds import THREADS
 from asyncspec_nodes.console.log_table import LogTable
 from asyncspec_nodes.http import options as http_options
@@ -89,6 +89,7 @@ def build_parser() -> Parser:
     """The command line of ``asyncspec-node``."""
     parser = Parser(prog="asyncspec-node", description="Run one node of a cluster.")
     add = parser.add_argument
+    add("--version", action=Version)
     add("--role", required=True, choices=["draft", "verify", "source"])
     add(
         "--rank",
@@ -135,7 +136,10 @@ def build_parser() -> Parser:
 def run(argv: Sequence[str] | None) -> int:
     """The node, to its end: its exit code."""
     try:
-        arguments = build_parser().parse_args(argv)
+        parser = build_parser()
+        if "--supervised" in (sys.argv if argv is None else argv):
+            parser.environment = {}  # its parent has read it
+        arguments = parser.parse_args(argv)
     except UserError as error:
         sys.stderr.write(f"asyncspec-node: {error}\n")
         return 2

@@ -1,0 +1,120 @@
+"""``asyncspec check``: every fault of a cluster file, and of what it names on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from asyncspec.backend.base import StageOptions
+from asyncspec.backend.registry import backend_of
+from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec_nodes.cluster import checkpoints, file, security
+from asyncspec_nodes.cluster.config import Config, layout
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.hosts import is_loopback
+from asyncspec_nodes.console.interrupt import exit_on_interrupt
+
+GIB = 2**30
+
+
+def add_arguments(parser: Parser) -> None:
+    """Arguments of ``check``."""
+    parser.add_argument("file", type=Path, metavar="FILE", help="cluster file")
+    parser.add_argument("--json", action="store_true", help='{"faults": [...]} on stdout')
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit code: 2 where there is a fault; each has a line."""
+    config, faults = file.examine(arguments.file)
+    if config is not None:
+        with exit_on_interrupt():
+            faults += list(faults_here(config))
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode({"faults": faults}).decode() + "\n")
+    elif faults:
+        sys.stderr.writelines(f"{arguments.file}: {fault}\n" for fault in faults)
+    else:
+        sys.stdout.write(f"{arguments.file}: no fault found\n")
+    return 2 if faults else 0
+
+
+def faults_here(config: Config) -> Iterator[str]:
+    """What a sound file names and this machine does not have: models, keys, addresses, memory."""
+    checks: tuple[Callable[[Config], object], ...] = (_target, _source, _template, _keys)
+    for check in checks:
+        try:
+            check(config)
+        except AsyncSpecError as error:
+            yield " ".join(str(error).split())
+    yield from _addresses(config)
+    try:
+        yield from _memory(config)
+    except AsyncSpecError:
+        return  # the target's own fault, reported above
+
+
+def _target(config: Config) -> None:
+    for target in dict.fromkeys(config.target_of(node.rank) for node in config.node):
+        model_info = checkpoints.check_target(target, config.stages)
+        layout(config, model_info.layers)
+
+
+def _source(config: Config) -> None:
+    checkpoints.check_draft(config.draft.source, config.target.path)
+
+
+def _template(config: Config) -> None:
+    checkpoints.read_template(config.target.chat_template)
+
+
+def _keys(config: Config) -> None:
+    """Raises ``UserError`` where a peer with the same keys would be refused."""
+    keys = security.contexts(config.security)
+    if keys.server is None or keys.client is None:
+        return
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = keys.client.wrap_bio(to_client, to_server)
+    server = keys.server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [client, server]
+    try:
+        while waiting:
+            side = waiting.pop(0)
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                waiting.append(side)
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(f"[security] certificate: {error.verify_message}") from None
+    except ssl.SSLError as error:
+        raise UserError(f"[security] certificate: {error.reason}") from None
+
+
+def _addresses(config: Config) -> Iterator[str]:
+    for host in dict.fromkeys(node.host for node in config.nodes):
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            yield f"{host} cannot be resolved here: {error.strerror}"
+
+
+def _memory(config: Config) -> Iterator[str]:
+    """Of the stages on this machine, as far as loopback addresses tell."""
+    backend, target = backend_of(config.target.path), config.target
+    spans = layout(config, backend.inspect(target.path).layers)
+    how = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
+    footprints = backend.footprints(target.path, spans, how)
+    here = [node.rank for node in config.node if node.rank and is_loopback(node.host)]
+    needed = sum(footprints[rank - 1].weights + backend.runtime_bytes for rank in here)
+    total = psutil.virtual_memory().total
+    if needed > total:
+        yield (
+            f"the stages on this machine need {needed / GIB:.1f} GiB without caches; it has "
+            f"{total / GIB:.1f}: put some elsewhere, or set [target] quantize"
+        )

@@ -1,0 +1,90 @@
+"""``asyncspec check``: every fault of a cluster file has a line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from asyncspec_nodes.cli.main import main
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+
+ROOT = Path(__file__).resolve().parents[2]
+SOUND = f"""
+[target]
+path = "{BUNDLED_TARGET}"
+[[node]]
+rank = 1
+host = "127.0.0.1"
+port = 7001
+"""
+
+
+def faults(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    file = folder / "cluster.toml"
+    file.write_text(text)
+    code = main(["check", str(file), "--json"])
+    found: list[str] = json.loads(capsys.readouterr().out)["faults"]
+    assert code == (2 if found else 0)
+    assert main(["check", str(file)]) == code
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [f"{file}: {fault}" for fault in found]
+    assert bool(out) == (not found)
+    return found
+
+
+def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert faults(SOUND, tmp_path, capsys) == []
+
+
+def test_all_wrong_keys_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = SOUND.replace("[[node]]", 'quantise = "int4"\n[darft]\n[[node]]\nprot = 3\ndevice = 4')
+    assert set(faults(wrong, tmp_path, capsys)) == {
+        "unknown key: target.quantise; did you mean quantize?",
+        "unknown key: darft; did you mean draft?",
+        "unknown key: node[0].prot; did you mean port?",
+        "node[0].device: expected str | null, got int",
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("port = 7001", "", "missing key: node[0].port"),
+        ("[target]", "[target", "not valid TOML"),
+        ("rank = 1", "rank = 2", "no [[node]] table has rank 1"),
+        ("127.0.0.1", "no.such.host.invalid", "[security]"),
+        ("port = 7001", "port = 7001\nlayers = [0, 99]", "the target has"),
+        (str(BUNDLED_TARGET), "/no/such/model", "/no/such/model"),
+        ("[[node]]", '[draft]\nsource = "/no/such/draft"\n[[node]]', "/no/such/draft"),
+        ("[[node]]", '[draft]\npolicy = "flwo"\n[[node]]', "did you mean flow?"),
+        ("[[node]]", 'chat_template = "none.jinja"\n[[node]]', "none.jinja"),
+    ],
+)
+def test_one_fault(
+    old: str, new: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = faults(SOUND.replace(old, new, 1), tmp_path, capsys)
+    assert problem in found
+
+
+def test_names_that_do_not_resolve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = SOUND.replace("127.0.0.1", "no.such.host.invalid") + "[cluster]\ninsecure = true\n"
+    (found,) = faults(text, tmp_path, capsys)
+    assert "cannot be resolved here" in found
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates")
+def test_keys_that_peers_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maker = ROOT / "nodes" / "examples" / "make-keys.sh"
+    for name in ("a", "b"):
+        subprocess.run(["bash", maker, tmp_path / name, "node"], check=True, capture_output=True)
+    table = '[security]\nca = "{}/ca.pem"\ncertificate = "a/node.pem"\nkey = "a/node.key"\n'
+    assert faults(SOUND + table.format("a"), tmp_path, capsys) == []
+    (found,) = faults(SOUND + table.format("b"), tmp_path, capsys)
+    assert "[security] certificate" in found
+    (found,) = faults(SOUND + table.format("c"), tmp_path, capsys)
+    assert "there is no file" in found

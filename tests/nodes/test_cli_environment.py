@@ -1,0 +1,158 @@
+"""Every option from the environment, and what the command line says of misspelt names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.core.suggest import did_you_mean
+from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.cli import commands
+from asyncspec_nodes.cli.main import main
+from asyncspec_nodes.console.arguments import Parser, variable
+from asyncspec_nodes.node import cli as node
+from tools.bench.docs.cli import parsers
+
+PROGRAMS = sorted(parsers())
+OPTIONS = [
+    (program, action.option_strings[0])
+    for program in PROGRAMS
+    for action in parsers()[program]._actions
+    if variable(action)
+]
+
+
+def sample(action: argparse.Action) -> str:
+    """A valid text for an argument."""
+    return str(next(iter(action.choices))) if action.choices else "1"
+
+
+def required(parser: argparse.ArgumentParser, but: argparse.Action) -> list[str]:
+    """A command line with all that must be there, besides ``but``."""
+    words = []
+    for action in parser._actions:
+        if action is not but and action.required:
+            words += [*action.option_strings[:1], sample(action)]
+    return words
+
+
+@pytest.mark.parametrize(("program", "option"), OPTIONS)
+def test_a_variable_does_what_its_option_does(program: str, option: str) -> None:
+    """Alone as the option does; beside the option it has no say."""
+    parser = parsers()[program]
+    assert isinstance(parser, Parser)
+    action = next(one for one in parser._actions if option in one.option_strings)
+    words, flag = required(parser, action), action.nargs == 0
+    text = "1" if flag else sample(action)
+    written = [option] if flag else [option, text]
+    parser.environment = {}
+    by_option = parser.parse_args([*words, *written])
+    parser.environment = {variable(action): text}
+    assert parser.parse_args([*words, *written]) == by_option
+    assert parser.parse_args(words) == by_option
+    parser.environment = {variable(action): "0" if flag else "\0no such value"}
+    assert parser.parse_args([*words, *written]) == by_option
+    assert f"[{variable(action)}]" in parser.format_help().replace("\n", "").replace(" ", "")
+
+
+def test_variables_differ() -> None:
+    for program in PROGRAMS:
+        names = [name for action in parsers()[program]._actions if (name := variable(action))]
+        assert len(set(names)) == len(names)
+        assert "ASYNCSPEC_API_KEY" not in names  # is an API key itself
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("STAGES", "0", "ASYNCSPEC_STAGES is 0; it must be at least 1"),
+        ("STAGES", "many", "ASYNCSPEC_STAGES: invalid int value: 'many'"),
+        ("JSON", "maybe", "ASYNCSPEC_JSON is maybe; it must be 1 or 0"),
+        ("MODE", "exakt", "did you mean exact?"),
+    ],
+)
+def test_a_wrong_variable_is_named(
+    name: str,
+    text: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(f"ASYNCSPEC_{name}", text)
+    try:
+        code = main(["run", "--prompt", "x"])
+    except SystemExit as end:
+        code = int(str(end.code))
+    assert code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCSPEC_STAGES", "")
+    assert commands.build_parser().parse_args(["run"]).stages is None
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["rnu"], "did you mean run?"),
+        (["run", "--stagse", "3"], "did you mean --stages?"),
+        (["run", "--quantize", "int44"], "did you mean int4?"),
+        (["run", "--policy", "flowspek"], "did you mean flowspec?"),
+    ],
+)
+def test_a_misspelt_name_is_suggested(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = int(str(end.code))
+    assert code == 2
+    assert capsys.readouterr().err.strip().endswith(meant)
+
+
+@given(st.text(max_size=9), st.lists(st.text(min_size=1, max_size=9)))
+def test_what_is_suggested_exists(word: str, known: list[str]) -> None:
+    hint = did_you_mean(word, known)
+    assert not hint or hint.removeprefix("; did you mean ")[:-1] in known
+
+
+def test_policies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["policies", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found] == list(POLICIES)
+    for one in found:
+        written = ",".join(f"{key}={value}" for key, value in one["parameters"].items())
+        assert POLICIES.problem(f"{one['name']}:{written}" if written else one["name"]) is None
+
+
+@pytest.mark.parametrize("words", [["--version"], ["run", "--version"]])
+def test_versions(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for program in (main, node.main):
+        with pytest.raises(SystemExit):
+            program(words[-1:] if program is node.main else words)
+        assert capsys.readouterr().out.startswith("asyncspec")
+
+
+def test_completion_for_bash_knows_every_option(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    (tmp_path / "script").write_text(script)
+    asked = (
+        f"source {tmp_path}/script; COMP_WORDS=(asyncspec run --sta); COMP_CWORD=2; "
+        "_shtab_asyncspec; echo ${COMPREPLY[@]}"
+    )
+    reply = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert reply.stdout.split() == ["--stages", "--stage-seconds"]
+    for program, option in OPTIONS:
+        assert option in script, program
