@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
+# What users need; the rest is for development.
+INSTALLED := $(VENV)/.installed
 PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
 # Tests write ids as plain numbers and look into messages they know.
 TEST_TYPES := --disable-error-code arg-type --disable-error-code union-attr --no-warn-unused-ignores
@@ -21,10 +23,11 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test compat check format lint types imports cover fuzz mutants nightly clean setup-llama
+.PHONY: help install setup demo test compat check format lint types imports cover fuzz mutants nightly clean setup-llama
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
+	@echo "make install asyncspec in $(VENV), without tools for development"
 	@echo "make test    the tests"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
 	@echo "make setup-llama  llama.cpp for GGUF files, built from source; without it their tests are skipped"
@@ -36,10 +39,16 @@ help:
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clean   remove what these made"
 
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $@
+
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(STAMP): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,milp]'
 	@touch $@
 
@@ -47,7 +56,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup-llama: $(STAMP)
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,llama,milp]'
 
-demo: $(STAMP)
+demo: $(INSTALLED)
 	@echo "$(PROMPT)"
 	@$(BIN)/asyncspec run --check --temperature 0.8 --seed $(SEED) --prompt "$(PROMPT)"
 

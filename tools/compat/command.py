@@ -83,6 +83,11 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="also this version, in all environments; may be repeated",
     )
+    made.add_argument(
+        "--python",
+        metavar="PROGRAM",
+        help="an interpreter of another version, such as python3.13; default: the running one",
+    )
     made.add_argument("--keep", type=Path, metavar="DIR", help="leave the environments there")
     made.add_argument(
         "tests", nargs="*", default=QUICK, metavar="TEST", help="default: " + " ".join(QUICK)
@@ -118,16 +123,25 @@ def _all(options: argparse.Namespace, folder: Path) -> int:
         ends.append("newest")
     lines = {end: constraints(end, wanted, torch, options.pin) for end in ends}
     wheel = build_wheel(PROJECT, folder)
-    outcomes = [_one(end, folder / end, wheel, lines[end], torch, options.tests) for end in ends]
+    outcomes = [
+        _one(
+            end, Environment(folder / end, options.python), wheel, lines[end], torch, options.tests
+        )
+        for end in ends
+    ]
     Console(width=150).print(table(outcomes))
     return 0 if all(outcome.good for outcome in outcomes) else 1
 
 
 def _one(
-    end: End, folder: Path, wheel: Path, lines: list[str], torch: str, tests: Sequence[str]
+    end: End,
+    environment: Environment,
+    wheel: Path,
+    lines: list[str],
+    torch: str,
+    tests: Sequence[str],
 ) -> Outcome:
     outcome = Outcome(end)
-    environment = Environment(folder)
     if torch != ANY:
         environment.link_torch(torch)
 

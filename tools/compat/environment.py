@@ -26,17 +26,23 @@ class Failure(ClusterError):
 class Environment:
     """A virtual environment in a folder that does not exist yet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str | None = None) -> None:
+        """``python``: the interpreter; default: the running one. Raises ``Failure``."""
         # pip is the caller's: a copy for each environment takes seconds.
-        venv.create(folder, with_pip=False, symlinks=True)
+        if python is None:
+            venv.create(folder, with_pip=False, symlinks=True)
+        else:
+            run([python, "-m", "venv", "--without-pip", str(folder)], folder.parent)
         self.folder = folder
         self._bin = folder / "bin"
-        minor = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        self._packages = folder / "lib" / minor / "site-packages"
+        (self._packages,) = (folder / "lib").glob("python*/site-packages")
 
     def link_torch(self, version: str) -> bool:
         """Link the caller's torch into this environment where it has that version, which takes no
-        time and no disk, where an installation takes a minute and a gigabyte."""
+        time and no disk, where an installation takes a minute and a gigabyte. Another version
+        of Python needs a torch of its own."""
+        if self._packages.parent.name != f"python{sys.version_info[0]}.{sys.version_info[1]}":
+            return False
         try:
             found = distribution("torch")
         except PackageNotFoundError:
