@@ -1,0 +1,1 @@
+"""Machines of a cluster as actors of an existing Ray cluster."""
