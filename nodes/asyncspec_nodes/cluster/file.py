@@ -66,13 +66,14 @@ def examine(path: Path) -> tuple[Config | None, list[str]]:
     def read(text: str) -> None:
         config, wrong = toml_file.decode_all(text, Config)
         faults.extend(wrong)
-        for rule in RULES if config is not None else ():
+        if config is None:
+            return
+        for rule in RULES:
             try:
                 rule(config)
             except UserError as error:
                 faults.append(str(error))
-        if config is not None:
-            found.append(config)
+        found.append(config)
 
     try:
         toml_file.load(path, "the cluster file", read)

@@ -93,7 +93,8 @@ class RayLauncher:
         error: AsyncSpecError | None = None
         async for line in process.stdout:
             with contextlib.suppress(msgspec.DecodeError):
-                match msgspec.json.decode(line, type=Report):  # type: ignore[arg-type]
+                report: Report = msgspec.json.decode(line, type=Report)
+                match report:
                     case Placed(nodes):
                         self._notify(f"Ray starts {nodes} machines")
                     case Notice(text):
