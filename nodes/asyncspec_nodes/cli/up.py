@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from asyncspec.backend.base import StageOptions
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.threads import set_thread_count
+from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.placement.model import TargetCost
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
@@ -26,10 +28,12 @@ from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node.resources import cores, threads_are_set
+from asyncspec_nodes.ray.launcher import RayLauncher, RayOptions, check_installed
 
 REJOIN_SECONDS = 120.0
 """Requests wait for so long for the layers of a machine that has left, before they fail."""
 
+CPUS = bounds.Bounds(0.0, 1e4, above=True)
 WAIT = bounds.Bounds(1.0, 1e6)
 
 
@@ -44,13 +48,42 @@ def add_arguments(parser: Parser) -> None:
     )
     bounds.COUNT.add_to(parser, "--machines", "N", text)
     WAIT.add_to(parser, "--wait", "S", "for machines to join (default: 600)", default=600.0)
+    add_ray_arguments(parser)
     add("--no-stage", action="store_true", help="this machine drafts and holds no layers")
     text = f"tokens of all sessions' caches (default: the model's, at most {MAX_CONTEXT})"
     bounds.POSITIONS.add_to(parser, "--context", "TOKENS", text)
 
 
+def add_ray_arguments(parser: Parser) -> None:
+    """Machines that Ray starts."""
+    group = parser.add_argument_group(
+        "Ray", "machines from an existing Ray cluster (asyncspec[ray])"
+    )
+    text = "start so many machines, each an actor on a Ray node of its own; again where one is lost"
+    bounds.COUNT.add_to(group, "--ray", "N", text)
+    defaults = RayOptions(1)
+    text = f"of each Ray node (default: {defaults.cpus:g})"
+    CPUS.add_to(group, "--ray-cpus", "CPUS", text, default=defaults.cpus)
+    text = f"default: {defaults.address}, the cluster that this machine belongs to"
+    group.add_argument("--ray-address", metavar="ADDRESS", default=defaults.address, help=text)
+
+
+def _ray(arguments: argparse.Namespace) -> RayOptions | None:
+    """With it this machine drafts, and waits for those of Ray unless told otherwise."""
+    if arguments.ray is None:
+        return None
+    check_installed()
+    arguments.no_stage = True
+    if arguments.machines is None:
+        arguments.machines = arguments.ray
+    return RayOptions(
+        arguments.ray, arguments.ray_cpus, arguments.ray_address, seconds=arguments.wait
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Until a signal. Raises ``AsyncSpecError``."""
+    ray_options = _ray(arguments)
     for name in cluster_options.LOCAL:
         setattr(arguments, name, None)
     join.check_advertise(arguments.advertise)
@@ -75,16 +108,32 @@ def run(arguments: argparse.Namespace) -> int:
         draft_bytes=_draft_bytes(config),
     )
 
-    async def start(stack: AsyncExitStack, serving: Serving) -> Keeper:
-        cluster = Keeper(config, target, keeper, _show, serving.notify)
+    async def start(stack: AsyncExitStack, serving: Serving) -> serve.Cluster:
+        launcher: RayLauncher | None = None
+        if ray_options is not None:
+            launcher = await stack.enter_async_context(RayLauncher(ray_options, serving.notify))
+        show = _show if launcher is None else launcher.start
+        cluster = Keeper(config, target, keeper, show, serving.notify)
         serving.pending = cluster.pending
-        await stack.enter_async_context(cluster)
+        entering = stack.enter_async_context(cluster)
+        await (entering if launcher is None else launcher.while_it_runs(entering))
         where = ClusterAddress(*cluster.address, config.cluster.name, cluster.security)
         serving.engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
         serving.notify(f"on this machine also: asyncspec run --config {cluster.file}")
-        return cluster
+        return cluster if launcher is None else _OnRay(cluster, launcher)
 
     return serve.run_service(options, start)
+
+
+class _OnRay(NamedTuple):
+    """A cluster whose machines Ray starts: it ends where one of them does."""
+
+    cluster: Keeper
+    launcher: RayLauncher
+
+    async def watch(self) -> AsyncSpecError:
+        """The error to report."""
+        return await self.launcher.while_it_runs(self.cluster.watch())
 
 
 def _config(local: Config, name: str) -> Config:

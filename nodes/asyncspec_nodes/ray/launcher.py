@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.util import find_spec
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +15,8 @@ from msgspec import Struct
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.ray import driver
 from asyncspec_nodes.ray.messages import Fault, Notice, Order, Placed, Report
+
+T = TypeVar("T")
 
 STOP_SECONDS = 10.0
 """For Ray to end its actors."""
@@ -71,9 +74,17 @@ class RayLauncher:
         task = asyncio.create_task(self._run(str(token)))
         self._tasks.add(task)
 
-    async def watch(self) -> AsyncSpecError:
-        """Why no machine can join any more."""
-        return await asyncio.shield(self._ended)
+    async def while_it_runs(self, work: Coroutine[Any, Any, T]) -> T:
+        """What ``work`` returns. Raises why no machine can join any more, if that comes first."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._ended.result()
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self, token: str) -> None:
         options = self._options
