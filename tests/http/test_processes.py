@@ -318,11 +318,14 @@ async def test_what_the_target_recommends(tmp_path: Path) -> None:
 
 
 async def test_http_on_the_draft_node(tmp_path: Path) -> None:
-    """Nodes as they are started by hand: the draft node serves HTTP itself."""
+    """Nodes as they are started by hand: the draft node serves HTTP itself, a stage its probes."""
     target = TargetTable(path=str(BUNDLED_TARGET), chat_template="plain")
     config = local_config(target, DraftTable(source="ngram"), 1, 2)
     # The stage may still be loading when the request comes.
     config = replace(config, limits=replace(config.limits, rejoin_seconds=START))
+    draft, verify = config.node
+    probes = free_port()
+    config = replace(config, node=(draft, replace(verify, http=probes)))
     socks = [listen.loopback() for _ in config.node]
     ports = [sock.getsockname()[1] for sock in socks]
     for sock in socks:
@@ -335,8 +338,8 @@ async def test_http_on_the_draft_node(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\nsecret\n")
     with (tmp_path / "log").open("wb") as log:
-        verify = ["--role", "verify", "--rank", "1", "--config", str(file), "--supervised"]
-        stage = start_node(verify, log)
+        words = ["--role", "verify", "--rank", "1", "--config", str(file), "--supervised"]
+        stage = start_node([*words, "--log-format", "json"], log)
     try:
         node = ["--role", "draft", "--rank", "0", "--config", str(file), "--http", "0"]
         node += ["--api-key-file", str(keys), "--model-name", "fox", "--allow-origin", "*"]
@@ -348,7 +351,19 @@ async def test_http_on_the_draft_node(tmp_path: Path) -> None:
             async with aiohttp.ClientSession(url, headers=bearer) as web:
                 whole = await post(web, "/v1/completions", **{**ASK, "model": "fox"}, **HOW)
                 assert whole["usage"]["completion_tokens"] == 24
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{probes}") as web:
+                assert (await answer(web, "/ready"))[0] == 200
+                async with web.get("/metrics") as reply:
+                    counted = re.search(
+                        r'node_rows_total{.*role="verify"} (.*)', await reply.text()
+                    )
+            assert counted is not None
+            assert float(counted[1]) >= 24
             child.send_signal(signal.SIGTERM)
         assert child.returncode == 0
     finally:
         stage.communicate(timeout=START)
+    logged = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert {"event": "http", "level": "info", "rank": 1, "port": probes}.items() <= next(
+        line.items() for line in logged if line["event"] == "http"
+    )

@@ -20,7 +20,7 @@ from asyncspec.core.errors import (  # noqa: E402
     AsyncSpecError,
     UserError,
 )
-from asyncspec_nodes.console.arguments import Parser  # noqa: E402
+from asyncspec_nodes.console.arguments import Parser, Version  # noqa: E402
 from tools.bench import (  # noqa: E402
     coverage,
     drafting,
@@ -79,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the benchmark that was asked for. Exit code: 0 done, 2 a user's mistake, 1 anything
     else."""
     parser = Parser(prog="bench", description=__doc__)
+    parser.add_argument("--version", action=Version)
     kinds = parser.add_subparsers(dest="kind", required=True)
     for name, (module, text) in KINDS.items():
         kind = kinds.add_parser(name, help=text, description=module.__doc__)

@@ -15,6 +15,7 @@ from pathlib import Path
 from asyncspec.backend.llama.devices import find, gpus
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.console.arguments import Version
 from tools.check_device.convert import convert
 from tools.check_device.measure import POLICIES, Measured, measure
 
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="check_device", description=__doc__)
     add = made.add_argument
+    add("--version", action=Version)
     add("--device", action="append", metavar="NAME", help="default: the CPU and every GPU")
     add("--target", type=Path, metavar="GGUF", help="a model besides the bundled one")
     add("--draft", type=Path, metavar="GGUF", help="its draft model; default: ngram")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec_nodes.console.arguments import Version
 from tools.compat.environment import Environment, Failure, build_wheel
 from tools.compat.requirements import (
     ANY,
@@ -66,6 +67,7 @@ def parser() -> argparse.ArgumentParser:
         "models (asyncspec run --check) and run a part of the tests. Without --newest and "
         "--oldest: both.",
     )
+    made.add_argument("--version", action=Version)
     made.add_argument("--newest", action="store_true", help="what pip gives to users today")
     made.add_argument("--oldest", action="store_true", help="every lower bound of pyproject.toml")
     made.add_argument(

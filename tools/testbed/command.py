@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NoReturn, get_args
 
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import Parser, Version
 from asyncspec_nodes.console.signals import SIGNALS
 from tools.testbed import description, state
 from tools.testbed.bed import Bed
@@ -28,6 +28,7 @@ def parser() -> Parser:
     top = Parser(
         prog="testbed", description="N devices on one Linux machine (tools/testbed/README.md)."
     )
+    top.add_argument("--version", action=Version)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from prometheus_client import (
     Gauge,
     Histogram,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.core import (
@@ -151,6 +152,8 @@ class Metrics:
     """The metrics of one process."""
 
     def __init__(self) -> None:
+        # Prometheus itself records when a counter began.
+        disable_created_metrics()
         self._registry = registry = CollectorRegistry()
         requests, seconds, build = HTTP
         # The library appends ``_total`` to counters itself.

@@ -70,7 +70,7 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
             metrics.requested(route, request.method, status, seconds)
             say = log.debug if route in QUIET_ROUTES else log.info
             say(
-                "http",
+                "access",
                 method=request.method if request.method in METHODS else "other",
                 route=route,
                 status=status,
