@@ -67,7 +67,8 @@ def _target(config: Config) -> None:
 
 
 def _source(config: Config) -> None:
-    checkpoints.check_draft(config.draft.source, config.target.path)
+    if config.draft.source != checkpoints.AUTO:  # which takes what there is
+        checkpoints.check_draft(config.draft.source, config.target.path)
 
 
 def _template(config: Config) -> None:
