@@ -153,7 +153,7 @@ class Metrics:
 
     def __init__(self) -> None:
         # Prometheus itself records when a counter began.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         requests, seconds, build = HTTP
         # The library appends ``_total`` to counters itself.
