@@ -104,7 +104,18 @@ def cluster_folders(temporary: Path) -> list[Path]:
     return list(temporary.glob("asyncspec-*"))
 
 
-SERVE = ("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "1")
+TOY = (
+    "--target",
+    "toy:layers=4,vocab=64,context=8192",
+    "--draft",
+    "none",
+    "--stage-seconds",
+    "0.02",
+)
+SERVE = ("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "1", *TOY)
+"""For what concerns processes alone: it needs no torch."""
+
+TOY_ASK = {"model": TOY[1], "prompt": "1 2", "max_tokens": 24}
 
 
 async def test_a_terminal_that_closes(tmp_path: Path) -> None:
@@ -126,7 +137,7 @@ async def test_a_terminal_that_closes(tmp_path: Path) -> None:
     ):
         os.close(theirs)
         assert cluster_folders(tmp_path)
-        long = {**ASK, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        long = {**TOY_ASK, "max_tokens": 100, "stream": True}
         async with web.post("/v1/completions", json=long) as running:
             assert running.status == 200
             os.close(ours)  # SIGHUP to who sits in front of it
@@ -146,8 +157,8 @@ async def test_nohup() -> None:
         aiohttp.ClientSession(url) as web,
     ):
         child.send_signal(signal.SIGHUP)
-        assert (await post(web, "/v1/completions", **ASK))["choices"]
-        assert (await post(web, "/v1/completions", **ASK))["choices"]
+        assert (await post(web, "/v1/completions", **TOY_ASK))["choices"]
+        assert (await post(web, "/v1/completions", **TOY_ASK))["choices"]
         child.send_signal(signal.SIGTERM)
     assert child.returncode == 0
 

@@ -376,12 +376,16 @@ def with_rank(nodes: list[psutil.Process], rank: int) -> psutil.Process:
     return found
 
 
+TOY = "toy:layers=4,vocab=64,context=8192"
+"""For what concerns processes alone: it needs no torch."""
+
+
 class Running:
     """``asyncspec run`` in the middle of a long answer."""
 
-    def __init__(self, target: Path, stages: int) -> None:
-        argv = ["--target", str(target), "--draft", "none", "--stages", str(stages)]
-        argv += ["--prompt", "fox", "--max-new-tokens", "4000", "--ignore-eos"]
+    def __init__(self, stages: int) -> None:
+        argv = ["--target", TOY, "--draft", "none", "--stages", str(stages)]
+        argv += ["--prompt", "1 2", "--max-new-tokens", "4000", "--stage-seconds", "0.02"]
         self.process = subprocess.Popen(
             command(*argv),
             stdout=subprocess.PIPE,
@@ -411,15 +415,15 @@ class Running:
         return err
 
 
-def test_a_draft_node_killed_in_the_middle_is_named(tiny: Path) -> None:
-    running = Running(tiny, 2)
+def test_a_draft_node_killed_in_the_middle_is_named() -> None:
+    running = Running(2)
     with_rank(running.nodes, 0).kill()
     assert running.ended() == "asyncspec: the draft node was killed by SIGKILL\n"
     assert running.process.returncode == 1
 
 
-def test_a_stage_killed_in_the_middle_is_named_and_started_again(tiny: Path) -> None:
-    running = Running(tiny, 2)
+def test_a_stage_killed_in_the_middle_is_named_and_started_again() -> None:
+    running = Running(2)
     with_rank(running.nodes, 2).kill()
     assert running.process.stderr is not None
     line = running.process.stderr.readline()
@@ -433,23 +437,23 @@ def test_a_stage_killed_in_the_middle_is_named_and_started_again(tiny: Path) -> 
     "signum",
     [
         signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.nightly),
+        signal.SIGTERM,
+        signal.SIGHUP,
     ],
 )
-def test_an_interrupt_stops_every_process(tiny: Path, signum: signal.Signals) -> None:
-    running = Running(tiny, 1)
+def test_an_interrupt_stops_every_process(signum: signal.Signals) -> None:
+    running = Running(1)
     running.process.send_signal(signum)
     assert running.ended() == "asyncspec: interrupted\n"
     assert running.process.returncode == 1
 
 
-def test_answers_to_a_list_are_printed_as_they_come(tiny: Path, tmp_path: Path) -> None:
+def test_answers_to_a_list_are_printed_as_they_come(tmp_path: Path) -> None:
     """Who interrupts it has those that were done."""
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "fox"}\n' * 40)
-    argv = ["--target", str(tiny), "--draft", "none", "--stages", "1", "--prompts", str(file)]
-    argv += ["--json", "--max-new-tokens", "60", "--ignore-eos"]
+    file.write_text('{"prompt": "1 2"}\n' * 40)
+    argv = ["--target", TOY, "--draft", "none", "--stages", "1", "--prompts", str(file)]
+    argv += ["--json", "--max-new-tokens", "60", "--stage-seconds", "0.01"]
     process = subprocess.Popen(
         command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -475,8 +479,8 @@ def test_an_interrupt_while_all_is_imported_stops_every_process(tiny: Path) -> N
     assert psutil.wait_procs(family, timeout=30)[1] == []
 
 
-def test_nodes_and_files_do_not_outlive_a_killed_parent(tiny: Path) -> None:
-    running = Running(tiny, 1)
+def test_nodes_and_files_do_not_outlive_a_killed_parent() -> None:
+    running = Running(1)
     (folder,) = {folder_of(process) for process in running.family} - {None}
     assert folder is not None
     assert (folder / FILE).exists()
@@ -519,8 +523,8 @@ def test_a_node_killed_while_it_loads_is_named(tiny: Path) -> None:
         start(config, kill)
 
 
-def test_a_node_that_finds_a_mistake_passes_it_on(tiny: Path) -> None:
-    config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "flowspec"), 1, 1)
+def test_a_node_that_finds_a_mistake_passes_it_on() -> None:
+    config = local_config(TargetTable(path=TOY), DraftTable("none", "flowspec"), 1, 1)
     with pytest.raises(UserError, match=r"^policy flowspec needs a token source"):
         start(config, lambda report, nodes: None)
 
