@@ -7,6 +7,7 @@ to path; what is allowed after a node is a function of the tokens on its own pat
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -162,5 +163,8 @@ class Grammars:
 
 def _reason(error: str) -> str:
     """In one line; what is behind an empty one is llguidance's own state."""
-    text = " ".join(error.strip().partition("\n\n")[0].split())
+    lines = error.strip().partition("\n\n")[0].splitlines()
+    # Quotations of the grammar, which the user did not write.
+    own = (line for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
+    text = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(own).split()))
     return text[:_LONGEST] if text else "llguidance does not say why"

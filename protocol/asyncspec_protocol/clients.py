@@ -56,6 +56,8 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     id: Annotated[str, Meta(max_length=64)] = ""
     # As in ``Open``; the draft node adds the tokens that end an answer.
     constraint: Constraint = UNCONSTRAINED
+    # Nothing is computed: the answer is the prompt's tokens and their text.
+    prompt_only: bool = False
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):

@@ -45,7 +45,10 @@ class ScriptedEngine:
         self.asked.append(submit)
         for i in range(0, len(self.said), 5):
             await asyncio.sleep(0)
-            yield Output(submit.request, (i,), self.said[i : i + 5])
+            if not submit.prompt_only:
+                yield Output(submit.request, (i,), self.said[i : i + 5])
+        if submit.prompt_only:
+            yield Output(submit.request, tuple(range(0, len(self.said), 5)), self.said)
         yield Finished(submit.request, "stop", "", STATS)
 
     async def nodes(self) -> tuple[Status, ...]:
@@ -215,6 +218,9 @@ async def test_anthropic() -> None:
         ]
         await client.messages.create(**{**ask, "messages": history})
         assert [m["role"] for m in engine.chat["messages"]] == ["user", "assistant", "tool"]
+        counted = await client.messages.count_tokens(model="toy", messages=USER, tools=[tool])
+        assert counted.input_tokens == -(-len(SAID) // 5)  # as the script has it
+        assert engine.asked[-1].prompt_only
         with pytest.raises(anthropic.BadRequestError, match="mcp_servers"):
             await client.messages.create(**ask, extra_body={"mcp_servers": []})
 

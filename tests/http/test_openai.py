@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
 
+import aiohttp
 import msgspec
 import openai
 import pytest
@@ -407,3 +408,31 @@ async def test_echo(toy: Toy) -> None:
         for wrong in ({"logprobs": 1}, {"prompt": [1]}):
             with pytest.raises(openai.BadRequestError, match="echo is"):
                 await ai.completions.create(model="toy", echo=True, **{**ask, **wrong})
+
+
+async def test_tokens_of_prompts(toy: Toy) -> None:
+    """As a request with the prompt reads them; nothing is computed."""
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(path: str, status: int = 200, **fields: Any) -> Any:
+            async with session.post(f"{toy.url}{path}", json=fields) as response:
+                assert response.status == status
+                return await response.json()
+
+        tokens = list(CODEC.encode("hello"))
+        found = {"count": 5, "tokens": tokens}
+        assert await ask("/tokenize", prompt="hello", model="toy") == found
+        assert await ask("/detokenize", tokens=tokens) == {"prompt": CODEC.decode(tokens)}
+        messages = [{"role": "user", "content": "hello"}]
+        chat = CODEC.render(chat_submits({"messages": messages})[0].chat)
+        assert (await ask("/tokenize", messages=messages))["tokens"] == list(chat)
+        counted = await ask("/v1/messages/count_tokens", messages=messages)
+        assert counted == {"input_tokens": len(chat)}
+        wrong = await ask("/tokenize", 400, prompt="x", messages=messages)
+        assert wrong["error"]["param"] == "prompt"
+        assert (await ask("/detokenize", 400, tokens=[99]))["error"]["param"] == "tokens"
+        async with session.get(f"{toy.url}/openapi.json") as response:
+            described = await response.json()
+        assert "/v1/chat/completions" in described["paths"]
+        assert "ChatRequest" in described["components"]["schemas"]
+    assert not any(node.sessions for node in await toy.settled())

@@ -72,6 +72,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             template_options=("enable_thinking",),
         ),
     ),
+    "submit-prompt": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True),),
     "submit-constraint": (
         m.Submit(7, "", 8, 5, 0.7, 0, 0.9, constraint=Constraint('start: "a"', ((5, -1.5),), 8)),
     ),

@@ -28,6 +28,7 @@ from tools.bench import (  # noqa: E402
     explain,
     grid,
     hybrid,
+    masks,
     node_time,
     placement,
     policies,
@@ -70,6 +71,7 @@ KINDS = {
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "quantised": (quantised, "int8 and int4 weights next to dense ones"),
     "placement": (placement, "tokens/s that asyncspec plan layers predicts, and measured ones"),
+    "masks": (masks, "constrained decoding on a large vocabulary, and random schemas"),
     "tracing": (tracing, "what recording a trace costs"),
     "docs": (docs, "the generated parts of the documentation, and whether they are up to date"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
@@ -25,6 +28,12 @@ from asyncspec_nodes.http.foreign.ollama import (
     ShowRequest,
     timestamp,
 )
+from asyncspec_nodes.http.foreign.openapi import description
+from asyncspec_nodes.http.foreign.prompts import (
+    CountRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from asyncspec_nodes.http.foreign.responses import ResponsesRequest
 from asyncspec_nodes.http.limits import ConcurrencyLimit
 from asyncspec_nodes.http.middleware import (
@@ -36,7 +45,8 @@ from asyncspec_nodes.http.middleware import (
 from asyncspec_nodes.http.probes import Probes
 from asyncspec_nodes.http.streaming import EngineClient, Responder
 from asyncspec_nodes.serving.templates import ChatFacts
-from asyncspec_protocol.messages import Status
+from asyncspec_protocol.messages import Output, Status, Submit
+from asyncspec_protocol.sampling import UNCONSTRAINED
 
 ENDPOINTS: dict[str, type[Any]] = {
     "/v1/chat/completions": ChatRequest,
@@ -102,6 +112,10 @@ class Service(Probes):
         for path, handler in (("version", self._ollama_version), ("tags", self._tags)):
             app.router.add_get(f"/api/{path}", handler)
         app.router.add_post("/api/show", self._show)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        app.router.add_get("/openapi.json", self._openapi)
         app.router.add_get("/version", self._version)
         site.add_routes(app)
         return app
@@ -112,21 +126,61 @@ class Service(Probes):
             async with self.shutdown.interruptible():
                 body = await read_body(request, limits)
             fields = parse(body, kind)
-            # Ollama's clients add the tag of what they take for the newest.
-            self._model_object((fields.model or self.model).removesuffix(":latest"))
-            context = RequestContext(
-                seed=secrets.randbits(53),  # fits any JSON number
-                tenant=self.options.keys.check(credentials(request)),
-                model=self.model,
-                id=REQUEST_ID.get(),
-                created=int(time.time()),
-                facts=await self._chat_facts(),
-            )
+            context = await self._context(request, fields.model)
             call = fields.call(context)
             _check_prompts(call, limits.prompt_length)
             with self.concurrency.acquire(len(call.submits)):
                 responder = Responder(call, engine, self.shutdown, limits)
                 return await responder.respond(request)
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return json_response(description(ENDPOINTS, version("asyncspec")))
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        """Tokens of a prompt or a conversation, as a request with it would read them."""
+        body = await read_body(request, self.options.limits)
+        fields = parse(body, TokenizeRequest)
+        asked = await self._context(request, fields.model)
+        tokens = (await self._prompt(fields.submit(asked), "prompt")).token_ids
+        return json_response({"count": len(tokens), "tokens": tokens})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        fields = parse(await read_body(request, self.options.limits), DetokenizeRequest)
+        asked = await self._context(request, fields.model)
+        return json_response({"prompt": (await self._prompt(fields.submit(asked), "tokens")).text})
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        fields = parse(await read_body(request, self.options.limits), CountRequest)
+        asked = await self._context(request, fields.model)
+        submit = replace(fields.chat().prepared(asked), prompt_only=True, constraint=UNCONSTRAINED)
+        tokens = (await self._prompt(submit, "messages")).token_ids
+        return json_response({"input_tokens": len(tokens)})
+
+    async def _prompt(self, submit: Submit, name: str) -> Output:
+        """What the draft node reads of a prompt. Raises ``ApiError``."""
+        with self.shutdown.track():
+            found = Output(0, (), "")
+            async with asyncio.timeout(self.options.limits.answer_seconds):
+                async with contextlib.aclosing(self.engine.ask(submit)) as events:
+                    async for event in events:
+                        if isinstance(event, Output):
+                            found = event
+                        elif event.reason == "error":
+                            raise invalid(event.detail, name, event.code or "invalid")
+            return found
+
+    async def _context(self, request: web.Request, model: str | None) -> RequestContext:
+        """Of a request for the model ``model``. Raises ``ApiError``."""
+        # Ollama's clients add the tag of what they take for the newest.
+        self._model_object((model or self.model).removesuffix(":latest"))
+        return RequestContext(
+            seed=secrets.randbits(53),  # fits any JSON number
+            tenant=self.options.keys.check(credentials(request)),
+            model=self.model,
+            id=REQUEST_ID.get(),
+            created=int(time.time()),
+            facts=await self._chat_facts(),
+        )
 
     async def _chat_facts(self) -> ChatFacts:
         """Of the target's chat template, asked once. Raises ``ClusterError``."""

@@ -211,6 +211,12 @@ class TextService:
             self.totals.refused(number)
             client.send(Finished(submit.request, "error", found.text, {}, found.code))
             return
+        if submit.prompt_only:
+            text = self._tokenizer.decode(found.prompt)
+            client.send(Output(submit.request, found.prompt, text))
+            stats = {"prompt_tokens": float(len(found.prompt))}
+            client.send(Finished(submit.request, "stop", "", stats))
+            return
         self._answers[number] = _Answer(client, submit, found.prompt, self._tokenizer)
         self._feed(Submitted(found))
 

@@ -237,18 +237,19 @@ class OllamaChat(ChatCompletion):
         usage: Any = self._usage(answers)
         end = answers[0].end
         stats = end.stats if end is not None else {}
-        seconds = {
-            name: round(1e9 * stats.get(name, 0.0)) for name in ("prefill_seconds", "seconds")
-        }
+        # In nanoseconds.
+        first, rest = (
+            round(1e9 * stats.get(f"{n}_seconds", 0.0)) for n in ("first_token", "decode")
+        )
         return {
             "done": True,
             "done_reason": end.reason if end is not None else "stop",
-            "total_duration": seconds["seconds"],
+            "total_duration": first + rest,
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": seconds["prefill_seconds"],
+            "prompt_eval_duration": first,
             "eval_count": usage["completion_tokens"],
-            "eval_duration": max(0, seconds["seconds"] - seconds["prefill_seconds"]),
+            "eval_duration": rest,
         }
 
 

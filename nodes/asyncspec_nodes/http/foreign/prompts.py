@@ -1,0 +1,65 @@
+"""Requests for a prompt's tokens: vLLM's ``/tokenize`` and ``/detokenize``, Anthropic's
+``count_tokens``. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from asyncspec_nodes.http.api.answers import RequestContext
+from asyncspec_nodes.http.api.chat import ChatMessage, ChatRequest, ToolSpec
+from asyncspec_nodes.http.api.errors import invalid
+from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
+from asyncspec_protocol.limits import Token
+from asyncspec_protocol.messages import Submit
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /tokenize``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: tuple[ChatMessage, ...] | None = None
+    tools: tuple[ToolSpec, ...] | None = None
+
+    def check(self) -> None:
+        """Raises ``ApiError``."""
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("give either prompt or messages", "prompt")
+
+    def submit(self, context: RequestContext) -> Submit:
+        """Raises ``ApiError``."""
+        if self.messages is not None:
+            chat = ChatRequest(messages=self.messages, tools=self.tools)
+            chat.check()
+            return replace(chat.prepared(context), prompt_only=True)
+        return _reading(prompt=self.prompt or "", tenant=context.tenant)
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: Annotated[tuple[Token, ...], Meta(min_length=1)]
+
+    def check(self) -> None:
+        """Nothing more."""
+
+    def submit(self, context: RequestContext) -> Submit:
+        """The same as a prompt."""
+        return _reading(prompt_ids=self.tokens, tenant=context.tenant)
+
+
+def _reading(*, prompt: str = "", prompt_ids: tuple[int, ...] = (), tenant: str) -> Submit:
+    """A greedy request that computes nothing."""
+    plain = Submit(0, prompt, 1, 0, 0.0, 0, 1.0)
+    return replace(plain, prompt_ids=prompt_ids, tenant=tenant, prompt_only=True)
+
+
+class CountRequest(MessagesRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /v1/messages/count_tokens``: a request without the answer's settings."""
+
+    def check(self) -> None:
+        self.chat().check()
