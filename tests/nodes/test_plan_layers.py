@@ -10,6 +10,7 @@ import pytest
 import commands
 from asyncspec.backend.base import StageOptions
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.placement.model import HANDLING_SECONDS
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.plan_devices import from_statuses
 from asyncspec_nodes.cluster.config import layout
@@ -45,12 +46,12 @@ def test_layers_go_by_speed_and_the_rest_is_printed(capsys: pytest.CaptureFixtur
     assert spans(found) == {"slow": (0, 2), "fast": (2, 8)}
     assert sorted(round(stage["pass_ms"]) for stage in found["stages"]) == [60, 60]
     speeds = found["tokens_per_second"]
-    assert speeds["plain"] == pytest.approx(1 / 0.12, rel=1e-6)
+    assert speeds["plain"] == pytest.approx(1 / (0.12 + 3 * HANDLING_SECONDS), rel=1e-6)
     # The same without speculation on the virtual clock.
     assert speeds["autoregressive"] == pytest.approx(speeds["plain"], rel=0.05)
     assert cli.main(["plan", "layers", *TARGET, *two, "--policy", "flow"]) == 0
     text = capsys.readouterr().out
-    assert "predicted: 8.3 tokens/s plain" in text
+    assert "predicted: 8.1 tokens/s plain" in text
     assert "with flow" in text
     found = answer(capsys, *TARGET, *two, "--best-for", "plain")
     assert spans(found) == {"fast": (0, 8)}
@@ -159,8 +160,9 @@ def test_running_nodes_say_what_they_are() -> None:
     one, other = found.devices
     assert one.speed == pytest.approx(2 * other.speed)
     assert one.memory == 2**30 + 2**20
-    assert found.network.between(one, other).latency == pytest.approx(0.01)
-    assert found.network.between(found.network.draft, other).latency == pytest.approx(0.01)
+    latency = pytest.approx(0.01 + HANDLING_SECONDS)
+    assert found.network.between(one, other).latency == latency
+    assert found.network.between(found.network.draft, other).latency == latency
     with pytest.raises(ClusterError, match="stage 2 reports no pass times"):
         from_statuses([*nodes[:2], status(2, (4, 8), 0.1, pass_rows=(), pass_seconds=())], target)
     with pytest.raises(ClusterError, match="no stage is linked"):

@@ -26,9 +26,6 @@ from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.simulation.prediction import DraftModel, Prediction, predict
 from tools.bench.limits.requests import speed, turn_about
 
-LINK_SECONDS = 0.0005
-"""One way on loopback, and the handling of a message."""
-
 LEVEL_SECONDS = 0.004
 PLATEAU = 16
 ROW_SHARE = 0.01
@@ -83,12 +80,9 @@ def run(options: argparse.Namespace) -> int:
 def placed(target: TargetCost, speeds: tuple[float, ...]) -> Placement:
     """The best placement, with every machine in use."""
     mean = target.work((0, len(target.layers))) / len(target.layers)
-    devices = [
-        Device(str(i), 1 << 40, mean / (took / 1000), LINK_SECONDS) for i, took in enumerate(speeds)
-    ]
-    draft = Device("draft", 0, 1.0, LINK_SECONDS)
+    devices = [Device(str(i), 1 << 40, mean / (took / 1000)) for i, took in enumerate(speeds)]
     rate = throughput_rate(16)
-    return best_placement(target, devices, Network(draft=draft), rate, Constraints(len(speeds)))
+    return best_placement(target, devices, Network(), rate, Constraints(len(speeds)))
 
 
 async def measure(placement: Placement) -> Prediction:

@@ -13,6 +13,10 @@ from msgspec import Struct
 
 Span = tuple[int, int]
 
+HANDLING_SECONDS = 0.001
+"""Of a message by the processes at both ends of a link, beside its latency. Measured: .8 to 2.2 ms
+where all processes share two busy cores (docs/results/placement.md)."""
+
 
 class LayerCost(Struct, frozen=True):
     """A layer; the first one with the embedding, the last one with norm and head. In bytes."""
@@ -98,14 +102,15 @@ class Network(Struct, frozen=True):
     draft: Device = Device("draft", 0, 1.0)
 
     def between(self, one: Device, other: Device) -> Connection:
-        """Of two devices; nothing between a device and itself."""
+        """Of two nodes, with the handling of a message; a device has no link to itself."""
         if one.name == other.name:
-            return Connection(0.0)
+            return Connection(HANDLING_SECONDS)
         for pair in ((one.name, other.name), (other.name, one.name)):
-            if pair in self.pairs:
-                return self.pairs[pair]
+            if (known := self.pairs.get(pair)) is not None:
+                return Connection(known.latency + HANDLING_SECONDS, known.bandwidth)
         limits = [device.bandwidth for device in (one, other) if device.bandwidth]
-        return Connection(max(one.latency, other.latency), min(limits, default=0.0))
+        latency = max(one.latency, other.latency) + HANDLING_SECONDS
+        return Connection(latency, min(limits, default=0.0))
 
 
 class PlacedStage(Struct, frozen=True):

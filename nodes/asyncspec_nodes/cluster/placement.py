@@ -31,6 +31,9 @@ MAX_CONTEXT = 8192
 DRAFT_SHARE = 1 / 30
 """A draft level takes this share of a pass over the whole target on a mean device."""
 
+WEIGHTLESS = 1 << 24
+"""Work of a toy target's layers, in bytes: they have no weights, but take some time."""
+
 ENOUGH = 1 << 60
 """Bytes of a device whose memory is not stated."""
 
@@ -43,8 +46,7 @@ def target_cost(name: str, options: StageOptions, slots: int | None = None) -> T
     spans = [(layer, layer + 1) for layer in range(info.layers)]
     *single, whole = backend.footprints(name, [*spans, (0, info.layers)], options)
     layers = tuple(
-        # A toy target has no weights, and the same work in all layers.
-        LayerCost(one.weights, max(1, one.weights - one.embedding), one.slot, one.results)
+        LayerCost(one.weights, one.weights - one.embedding or WEIGHTLESS, one.slot, one.results)
         for one in single
     )
     return TargetCost(
