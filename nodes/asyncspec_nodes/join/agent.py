@@ -151,7 +151,7 @@ class Agent:
         finally:
             if giving_up is not None:
                 giving_up.cancel()
-            await self._stop_all()
+            await _complete(asyncio.create_task(self._stop_all()))
 
     async def _give_up(self) -> None:
         """Others get its stages after a while: then it is a new machine."""
@@ -352,7 +352,7 @@ class Agent:
         else:
             return
         task = asyncio.create_task(self._tell(message))
-        task.add_done_callback(lambda done: done.exception())
+        task.add_done_callback(_retrieve)
 
     async def _tell(self, message: FromMember) -> None:
         if self._channel is not None:
@@ -363,8 +363,28 @@ class Agent:
         stage = self._stages.pop(rank)
         self._served.pop(rank, None)
         stage.task.cancel()
-        await asyncio.gather(stage.task, return_exceptions=True)
+        await _complete(stage.task)
 
     async def _stop_all(self) -> None:
         for rank in list(self._stages):
             await self._stop(rank)
+
+
+async def _complete(task: asyncio.Task[None]) -> None:
+    """Wait for the end of a task that stops processes, also where this is cancelled meanwhile: they
+    would outlive it."""
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            cancelled = True
+    _retrieve(task)
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """An exception of a task that nobody awaits is no news."""
+    if not task.cancelled():
+        task.exception()
