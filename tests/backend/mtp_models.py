@@ -71,7 +71,9 @@ def save_mtp(directory: Path, layout: str, family: str = "qwen3", **changes: Any
 class PlainMTP:
     """The next-token layer of ``save_mtp``."""
 
-    def __init__(self, directory: Path, layout: str) -> None:
+    def __init__(self, directory: Path, layout: str, *, from_one: bool = False) -> None:
+        """``from_one``: the family's norms multiply by 1 + weight."""
+        self.shift = float(from_one)
         state = load_file(directory / WEIGHTS)
         layer, parts = NAMES[layout]
         self.token_norm, self.state_norm, self.join, norm = (state[f"{x}.weight"] for x in parts)
@@ -79,9 +81,11 @@ class PlainMTP:
         config: Any = AutoConfig.from_pretrained(directory)
         config.num_hidden_layers = 1
         if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:1]
+            config.layer_types = ["full_attention"]
         # In a model of one layer that has experts.
-        config.decoder_sparse_step = 1
+        config.decoder_sparse_step, config.first_k_dense_replace = 1, 0
+        if getattr(config, "mlp_layer_types", None):
+            config.mlp_layer_types = ["sparse"]
         self.epsilon = config.rms_norm_eps
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=torch.float32
@@ -124,7 +128,7 @@ class PlainMTP:
         return states
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight.shape, weight, self.epsilon)
+        return rms_norm(x, weight.shape, weight + self.shift, self.epsilon)
 
     def grow(
         self, features: torch.Tensor, tokens: Sequence[int], depth: int, width: int, count: int

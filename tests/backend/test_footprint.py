@@ -147,6 +147,7 @@ def test_sizes_of_merged_sources_add_up(
 
     assert drafts("none")["total_bytes"] == 0
     assert drafts(f"{path}+ngram") == drafts(path)
+    assert drafts("auto") == drafts("twin")
     suffix = drafts("suffix+ngram")
     assert suffix["weights_bytes"] == MAX_TOKENS * TOKEN_BYTES
     assert suffix["bytes_per_token"] == TOKEN_BYTES

@@ -17,6 +17,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.mtp.head import load_mtp, mtp_footprint
 from asyncspec.core.errors import CheckpointError
 from asyncspec_nodes.cluster.automatic import choose
+from backend import tiny
 from backend.eagle_cluster import EagleCluster
 from backend.eagle_growth import extend, grow
 from backend.hf_cluster import Loaded
@@ -28,6 +29,8 @@ from laws import SMALL, Shaken
 
 pytestmark = pytest.mark.torch
 
+# Three layers, and the next-token layer.
+GATED = {"layer_types": ["linear_attention", "full_attention"] * 2}
 MOE = {"decoder_sparse_step": 2, "mlp_only_layers": [], "num_experts": 4}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "deepseek": ("deepseek", "qwen3", {}),
@@ -36,7 +39,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     # Whether layers have experts depends on their numbers.
     "qwen-experts": ("qwen", "qwen3-moe", MOE),
     "mimo": ("mimo", "qwen2", {}),
+    "qwen3.5": ("qwen", "qwen3.5", GATED),
+    "qwen3.5-moe": ("qwen", "qwen3.5-moe", GATED),
+    "qwen3-next": ("qwen", "qwen3-next", GATED | {"decoder_sparse_step": 1, "mlp_only_layers": []}),
+    "deepseek-v3": ("deepseek", "deepseek-v3", {}),
+    "glm4-moe": ("deepseek", "glm4-moe", {}),
+    "glm4-moe-lite": ("deepseek", "glm4-moe-lite", {}),
 }
+KNOWN = tiny.FAMILIES | getattr(tiny, "PLAIN", {})
+CASES = {name: case for name, case in CASES.items() if case[1] in KNOWN}
+"""Of families whose stages are there."""
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -45,7 +57,8 @@ def test_the_tree_is_that_of_the_formulas(
 ) -> None:
     layout, family, changes = case
     path = save_mtp(tmp_path / "target", layout, family, **changes)
-    source, plain = load_mtp(open_checkpoint(path)), PlainMTP(path, layout)
+    source = load_mtp(open_checkpoint(path))
+    plain = PlainMTP(path, layout, from_one=family.startswith(("qwen3.5", "qwen3-next")))
     features = torch.randn(40, 64, generator=torch.Generator().manual_seed(7))
     random = Random(3)
     tokens = [random.randrange(VOCAB) for _ in range(40)]

@@ -18,7 +18,8 @@ from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
-from asyncspec_nodes.cluster.checkpoints import SUFFIX, WITHOUT_MODEL, parts, spelled_out
+from asyncspec_nodes.cluster.automatic import choose
+from asyncspec_nodes.cluster.checkpoints import AUTO, SUFFIX, WITHOUT_MODEL, parts, spelled_out
 from asyncspec_nodes.cluster.config import DEFAULT_STAGES, TargetTable, check_stages, even_split
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.bounds import COUNT, NODES, POSITIONS
@@ -38,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add(
         "--draft",
-        metavar="DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
+        metavar="auto|DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
         help="what the draft node takes as well",
     )
     add("--policy", default="flow", metavar="NAME", help="theirs (default: flow)")
@@ -77,13 +78,15 @@ def run(arguments: argparse.Namespace) -> int:
         for rank, one in enumerate(found, start=1)
     ]
     draft = None
-    if arguments.draft is not None:
+    if (source := arguments.draft) is not None:
+        if source == AUTO:
+            source = choose(target, stages_here=1.0).source
         models = [
             backend_of_source(part, target).source_footprint(part, target, table.dtype)
-            for part in parts(spelled_out(arguments.draft, target))
+            for part in parts(spelled_out(source, target))
             if part not in WITHOUT_MODEL
         ]
-        if SUFFIX in parts(arguments.draft):
+        if SUFFIX in parts(source):
             models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, TOKEN_BYTES, 0))
         draft = _node_memory(0, (0, 0), models, slots, tree, process)
     if arguments.json:
