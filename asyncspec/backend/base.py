@@ -114,6 +114,10 @@ class StageBackend(Tensors, Protocol):
     def cache_bytes(self, slots: int) -> int:
         """Memory of the cache of ``slots`` slots, in bytes."""
 
+    @property
+    def session_bytes(self) -> int:
+        """Memory of a session beside its slots, in bytes: states of layers without a cache."""
+
     def pass_seconds(self) -> dict[int, float]:
         """Measured seconds of a pass by its number of rows, ascending: a draft node knows from the
         first request on how many rows are cheap. Leaves the stage as it was."""
@@ -132,6 +136,8 @@ class ModelInfo(Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     # "float32", "float16" or "bfloat16"; "" where the configuration does not say.
     dtype: str
+    # Whether a session may begin with a part of another's slots: not where layers have a state.
+    shares_prefixes: bool = True
 
 
 class OpenModel(Protocol):
@@ -220,6 +226,8 @@ class LoadedSource(Struct, frozen=True):
     # Target hidden states it reads, as in ``Open.features``, and how they are unpacked.
     features: tuple[int, ...] = ()
     tensors: Tensors | None = None
+    # Memory of a session beside its tokens, in bytes.
+    session_bytes: int = 0
 
 
 def conversation(chat: str) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
@@ -281,6 +289,8 @@ class Footprint(Struct, frozen=True):
     results: int = 0
     # Of the weights, an embedding that passes look rows up in and do not read.
     embedding: int = 0
+    # Of a session, whatever its length.
+    session: int = 0
 
 
 SAMPLE_BYTES = 1024

@@ -196,6 +196,11 @@ class TreeStage(ABC, Generic[C]):
     def noise(self, rows: int) -> object:
         """A handle to random hidden states [rows, H]."""
 
+    @property
+    def session_bytes(self) -> int:
+        """See ``StageBackend``."""
+        return 0
+
     def run(self, job: StageJob) -> object | None:
         """See ``StageBackend``. Raises ``ValueError`` for an invalid job."""
         match job:

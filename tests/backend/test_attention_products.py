@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf import self_test
-from asyncspec.backend.hf.cache import CacheShape
+from asyncspec.backend.hf.cache import ONES, LayerShape
 from asyncspec.backend.hf.kernels.cpu.capabilities import RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.backend.hf.probing import noise
@@ -22,6 +22,7 @@ from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch
 
+HEADS = 2
 GROUPS = 3
 
 
@@ -38,11 +39,10 @@ def test_parts_are_whole_strips_of_all_rows(multiple: int, times: int, rows: int
 
 
 @cache
-def found(width: int, dtype: torch.dtype) -> tuple[CacheShape, RowTiles]:
-    shape = CacheShape(1, 2, width, dtype, exact=True)
-    row_tiles = row_tiles_of(shape, GROUPS)
+def found(width: int, dtype: torch.dtype) -> RowTiles:
+    row_tiles = row_tiles_of([LayerShape(HEADS, width, width, GROUPS)], dtype)
     assert row_tiles is not None
-    return shape, row_tiles
+    return row_tiles
 
 
 @given(
@@ -55,8 +55,8 @@ def found(width: int, dtype: torch.dtype) -> tuple[CacheShape, RowTiles]:
 def test_a_row_has_the_same_bits_anywhere(
     width: int, dtype: torch.dtype, rows: int, place: int, blocks: int
 ) -> None:
-    shape, row_tiles = found(width, dtype)
-    heads, few = shape.kv_heads, row_tiles.padded(1)
+    row_tiles = found(width, dtype)
+    heads, columns, few = HEADS, width + ONES, row_tiles.padded(1)
     many = max(count for _, count in row_tiles.parts(row_tiles.padded(rows)))
     place %= many
     keys = noise(heads, blocks * BLOCK, width).to(dtype)
@@ -66,8 +66,8 @@ def test_a_row_has_the_same_bits_anywhere(
         query_key_products(query, keys)[:, place, :BLOCK],
         query_key_products(alone, keys[:, :BLOCK])[:, 0],
     )
-    values, weights = noise(heads, BLOCK, shape.value_width, seed=2), noise(heads, many, BLOCK)
-    start = noise(heads, many, shape.value_width, seed=3)
+    values, weights = noise(heads, BLOCK, columns, seed=2), noise(heads, many, BLOCK)
+    start = noise(heads, many, columns, seed=3)
     want, by = (x[:, place : place + 1].expand(-1, few, -1).contiguous() for x in (start, weights))
     got = torch.baddbmm(start, weights, values)[:, place]
     assert torch.equal(got, torch.baddbmm(want, by, values)[:, 0])
@@ -86,10 +86,10 @@ def test_strips_that_do_not_hold_are_passed_over(monkeypatch: pytest.MonkeyPatch
         return out
 
     monkeypatch.setattr(torch, "baddbmm", odd)
-    shape = CacheShape(1, 2, 32, torch.float32, exact=True)
-    assert row_tiles_of(shape, GROUPS) == RowTiles(6, 48)
+    layers = [LayerShape(HEADS, 32, 32, GROUPS)]
+    assert row_tiles_of(layers, torch.float32) == RowTiles(6, 48)
     monkeypatch.setattr(self_test, "_KNOWN_TILES", (RowTiles(), RowTiles(16)))
-    assert row_tiles_of(shape, GROUPS) is None
+    assert row_tiles_of(layers, torch.float32) is None
 
 
 def test_trees_on_kernels_without_avx512(tiny: Callable[..., Path]) -> None:

@@ -7,14 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.cache import CacheShape, KVCache
+from asyncspec.backend.hf.cache import CacheShape, KVCache, uniform_shape
 from asyncspec.core.kv_slots import BLOCK
 
 pytestmark = pytest.mark.torch
 
 
 def small(exact: bool) -> CacheShape:
-    return CacheShape(layers=3, kv_heads=2, head_dim=4, dtype=torch.bfloat16, exact=exact)
+    return uniform_shape(3, 2, 4, torch.bfloat16, exact=exact)
 
 
 @given(
@@ -38,7 +38,7 @@ def test_growing_keeps_what_is_there(capacity: int, steps: list[int], exact: boo
         want = torch.arange(written).add(layer).remainder(251).bfloat16()
         assert torch.equal(cache.keys[layer][1, :written, 2], want)
         assert torch.equal(cache.values[layer][1, :written, 2].bfloat16(), -want)
-    held = [*cache.keys, *cache.values]
+    held = [*cache.keys.values(), *cache.values.values()]
     assert cache.bytes_held == sum(x.numel() * x.element_size() for x in held)
     assert cache.slots % BLOCK == 0
     # No block beyond what the session was admitted for, unless it needed it.
@@ -73,9 +73,9 @@ def test_compaction_moves_every_layer(start: int, keep: set[int], exact: bool) -
     for layer in range(3):
         marks = torch.arange(128).mul(2).add(layer).view(1, 128, 1).expand(2, 128, 4).bfloat16()
         cache.write(layer, slice(0, 128), marks, -marks)
-    before = [x.clone() for x in (*cache.keys, *cache.values)]
+    before = [x.clone() for x in (*cache.keys.values(), *cache.values.values())]
     kept = [start + i for i in sorted(keep)]
     cache.compact(start, kept)
-    for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
+    for old, new in zip(before, (*cache.keys.values(), *cache.values.values()), strict=True):
         assert torch.equal(new[:, :start], old[:, :start])
         assert torch.equal(new[:, start : start + len(kept)], old[:, kept])

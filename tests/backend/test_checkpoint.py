@@ -383,7 +383,7 @@ def test_tied_heads_as_they_are_stored(
         ({"architectures": ["MambaForCausalLM"]}, "recurrent state"),
         ({"kv_lora_rank": 512}, "MLA"),
         ({"num_kv_shared_layers": 10}, "share keys"),
-        ({"num_local_experts": 8}, "mixture-of-experts layers are supported of Mixtral, .* only"),
+        ({"num_local_experts": 8}, "mixture-of-experts layers are supported of .*Mixtral, .* only"),
         ({"vision_config": {}}, "multimodal"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised by gptq; use the"),
         ({"quantization_config": {}}, "quantised; use the unquantised"),

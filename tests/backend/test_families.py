@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
@@ -14,7 +17,7 @@ from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
 from backend.probe import cut, same_bits
-from backend.tiny import FAMILIES, LAYERS, generated
+from backend.tiny import FAMILIES, LAYERS, PLAIN, generated
 
 pytestmark = pytest.mark.torch
 
@@ -63,5 +66,38 @@ def test_experts_may_be_stored_in_one_tensor_a_layer(
         assert said[0] == generated(stacked, prompt, NEW)
 
 
+@pytest.mark.parametrize("family", PLAIN)
+def test_same_tokens_as_generate_cut_and_as_a_tree(family: str, tiny: Callable[..., Path]) -> None:
+    path = tiny(family)
+    random = Random(family)
+    prompt = [random.randrange(3, 150) for _ in range(40)]
+    stages = cut(open_checkpoint(path), 2)
+    assert decode(stages, prompt, NEW // 2) == generated(path, prompt, NEW // 2)
+    same_bits(stages, family)
+
+
+def test_language_model_of_a_multimodal_checkpoint(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As Qwen 3.5 is published: its configuration and its tensors one level deeper."""
+    path = tiny("qwen3.5")
+    text = json.loads((path / "config.json").read_text())
+    outer = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "dtype": text.pop("dtype"),
+        "tie_word_embeddings": text.pop("tie_word_embeddings"),
+        "text_config": text,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    tensors = load_file(path / "model.safetensors")
+    deeper = {n.replace("model.", "model.language_model."): x for n, x in tensors.items()}
+    save_file(deeper | {"model.visual.norm.weight": torch.ones(8)}, tmp_path / "model.safetensors")
+    stages = cut(open_checkpoint(tmp_path), 2)
+    prompt = [5, 17, 99, 3, 64]
+    assert decode(stages, prompt, 8) == generated(path, prompt, 8)
+
+
 def test_every_claimed_family_is_tried(tiny: Callable[..., Path]) -> None:
-    assert {open_checkpoint(tiny(f)).info.architecture for f in FAMILIES} == SUPPORTED
+    tried = (open_checkpoint(tiny(family)).info.architecture for family in FAMILIES | PLAIN)
+    assert set(tried) == SUPPORTED

@@ -122,15 +122,129 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3-cut-short": ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0, 1, 1]}),
 }
 
+GATED_DELTA = {
+    "head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention"] + ["linear_attention"] * 3,
+}
+SHARED_EXPERTS = {
+    "moe_intermediate_size": 36,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "shared_expert_intermediate_size": 44,
+}
+# Routers in groups, one dense layer, shared experts.
+DEEPSEEK = {
+    "moe_intermediate_size": 36,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 2,
+}
+# Keys of 40 numbers, values of 24, for each of the heads.
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 24,
+}
+FAMILIES |= {
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 16,
+            "layer_types": ALTERNATING,
+        },
+    ),
+    "qwen3.5": ("qwen3_5_text", GATED_DELTA),
+    "deepseek-v3": ("deepseek_v3", DEEPSEEK | LATENT),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "head_dim": 32,
+            "global_head_dim": 48,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention"] * 2
+            + ["full_attention", "sliding_attention"]
+            + ["full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3.5-moe": ("qwen3_5_moe_text", GATED_DELTA | SHARED_EXPERTS),
+    "qwen3-next": (
+        "qwen3_next",
+        GATED_DELTA | SHARED_EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    "deepseek-v3-one-query": ("deepseek_v3", DEEPSEEK | LATENT | {"q_lora_rank": None}),
+    "glm4-moe-lite": ("glm4_moe_lite", DEEPSEEK | LATENT),
+    "glm4-moe": ("glm4_moe", DEEPSEEK | {"head_dim": 32, "use_qk_norm": True}),
+    "apertus": ("apertus", {}),
+    "arcee": ("arcee", {}),
+    "bitnet": ("bitnet", {}),
+    "cohere": ("cohere", {"logit_scale": 0.5}),
+    "cohere2": ("cohere2", {"sliding_window": 16, "layer_types": ALTERNATING}),
+    "cohere2-moe": (
+        "cohere2_moe",
+        {"head_dim": 32, "sliding_window": 16, "layer_types": ALTERNATING} | SHARED_EXPERTS,
+    ),
+    "cwm": ("cwm", {"head_dim": 32, "sliding_window": 16, "layer_types": ALTERNATING}),
+    "ernie4.5": ("ernie4_5", {"head_dim": 32}),
+    "exaone4": ("exaone4", {"sliding_window": 16, "layer_types": ALTERNATING}),
+    "exaone-moe": (
+        "exaone_moe",
+        {
+            "moe_intermediate_size": 36,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 1,
+            "sliding_window": 16,
+            "layer_types": ALTERNATING,
+        },
+    ),
+    "flex-olmo": ("flex_olmo", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "glm": ("glm", {"head_dim": 32}),
+    "glm4": ("glm4", {"head_dim": 32}),
+    "hyperclovax": ("hyperclovax", {"attention_multiplier": 0.2, "residual_multiplier": 0.5}),
+    "ministral3": ("ministral3", {"head_dim": 32}),
+    "olmo": ("olmo", {"clip_qkv": 2.0}),
+    "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ALTERNATING}),
+    "qwen2-moe": ("qwen2_moe", SHARED_EXPERTS),
+    "seed-oss": ("seed_oss", {"head_dim": 32}),
+    "solar-open": ("solar_open", DEEPSEEK | {"head_dim": 32}),
+    "starcoder2": ("starcoder2", {"sliding_window": 16}),
+    "vaultgemma": ("vaultgemma", {"head_dim": 32, "sliding_window": 16}),
+    "youtu": ("youtu", LATENT),
+}
+"""Families with the parts of those in ``FAMILIES``, tried in fewer ways."""
+
 
 def save_tiny(directory: Path, family: str = "llama", seed: int = 0, **changes: Any) -> Path:
     """A random checkpoint of a family in float32, or as ``dtype`` says."""
     dtype = changes.pop("dtype", torch.float32)
     shard_size = changes.pop("max_shard_size", "1GB")
     original = changes.pop("save_original_format", True)
-    model_type, special = FAMILIES[family]
+    model_type, special = (FAMILIES | PLAIN)[family]
     config = AutoConfig.for_model(model_type, **{**COMMON, **special, **changes})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model, seed)
     if model_type.startswith("gemma"):
         # They scale embeddings up, which are heads as well: every token would follow itself.
@@ -170,3 +284,6 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
                 weight.copy_(noise)
             else:
                 weight.add_(noise * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from asyncspec.backend.hf.cache import KVCache
+from asyncspec.backend.hf.cache import ONES, KVCache
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, RowTiles, product_type
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
+from asyncspec.backend.hf.recurrent import Inputs, StateShape
 from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import BLOCK, whole_blocks
@@ -38,6 +39,20 @@ class AttentionParams(Struct, frozen=True):
     window: int | None = None
     # Scores are capped: softcap * tanh(score / softcap); None: they are not.
     softcap: float | None = None
+    # Attention sinks [H]: a score of each head that takes a share of the softmax and has no value.
+    sinks: Tensor | None = None
+
+
+class RecurrentLayer(Protocol):
+    """A layer with a state in place of keys and values (``delta_net.py``)."""
+
+    layer_idx: int
+    shape: StateShape
+
+    def heads(
+        self, windows: Tensor, strength: Tensor, step_size: Tensor
+    ) -> tuple[Tensor, list[Inputs]]:
+        """Queries and inputs of the state, from windows of the convolution's inputs."""
 
 
 class TreeMask:
@@ -50,8 +65,8 @@ class TreeMask:
         self.stop: Callable[[], bool] = lambda: False
 
     def attend(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query [H, n, D], key and value [Hkv, n, D] -> [n, H, D]; H is a multiple of Hkv, and n at
-        least ``count``: rows beyond are ignored, and repeats in the result. Raises
+        """query [H, n, K], key [Hkv, n, K], value [Hkv, n, V] -> [n, H, V]; H is a multiple of Hkv,
+        and n at least ``count``: rows beyond are ignored, and repeats in the result. Raises
         ``Abandoned``."""
         if self.stop():
             raise Abandoned
@@ -63,6 +78,19 @@ class TreeMask:
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As ``attend``, of ``count`` rows."""
+        raise NotImplementedError
+
+    def recur(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
+        """In place of attention in a layer with a state: of the layer's inputs [n, ...] what rows
+        read from their states [n, heads, V] (float32); n as in ``attend``. Raises
+        ``Abandoned``."""
+        if self.stop():
+            raise Abandoned
+        given = len(inputs[0])
+        return pad_rows(self.compute_states(layer, *(x[: self.count] for x in inputs)), given)
+
+    def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
+        """As ``recur``, of ``count`` rows."""
         raise NotImplementedError
 
 
@@ -101,12 +129,26 @@ class TreeAttention(TreeMask):
         packed = query.reshape(kv_heads, heads // kv_heads * count, width)
         mask = self._mask(params.window, heads // kv_heads)
         out = self.kernel(params, packed, *mask)
-        return out.reshape(heads, count, width).transpose(0, 1)
+        return out.reshape(heads, count, -1).transpose(0, 1)
+
+    def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
+        channels, *gates = inputs
+        states, where = self.cache.states[layer.layer_idx], (self.committed, self.rows)
+        queries, given = layer.heads(states.windows(*where, channels), *gates)
+        return states.read(*where, queries, given)
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
-        """query [Hkv, G*n, D] -> [Hkv, G*n, D]. ``mask`` [rows, end - start] is added to the
+        """query [Hkv, G*n, K] -> [Hkv, G*n, V]. ``mask`` [rows, end - start] is added to the
         scores of slots from ``start`` on; slots before are visible to every row."""
         raise NotImplementedError
+
+    def sink_scores(self, params: AttentionParams, kv_heads: int, rows: int) -> Tensor | None:
+        """The sinks as float32 scores [Hkv, ``rows``, 1] of packed queries, zeros beyond G*n."""
+        if params.sinks is None:
+            return None
+        own = params.sinks.float().view(kv_heads, -1, 1).expand(-1, -1, len(self.rows))
+        own = own.reshape(kv_heads, -1)
+        return torch.nn.functional.pad(own, (0, rows - own.shape[1])).unsqueeze(-1)
 
     def visible(self, start: int) -> npt.NDArray[np.bool_]:
         """Which of the slots [start, end) each row sees, [n, end - start]; without window."""
@@ -133,14 +175,15 @@ class TreeAttention(TreeMask):
 
 
 class FastAttention(TreeAttention):
-    """The fastest kernels: torch's fused one, or plain operations where scores are capped."""
+    """The fastest kernels: torch's fused one, or plain operations with caps or sinks."""
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         keys = self.cache.keys[params.layer][:, : self.end]
         values = self.cache.values[params.layer][:, : self.end]
         kind = product_type(query.dtype)
         values = values.to(kind)
-        if params.softcap is None:
+        sinks = self.sink_scores(params, *query.shape[:2])
+        if params.softcap is None and sinks is None:
             out = torch.nn.functional.scaled_dot_product_attention(
                 query.to(kind)[None],
                 keys.to(kind)[None],
@@ -150,9 +193,13 @@ class FastAttention(TreeAttention):
             )[0]
         else:
             scores = query_key_products(query, keys).mul_(params.scaling)
-            scores.div_(params.softcap).tanh_().mul_(params.softcap)
+            if params.softcap is not None:
+                scores.div_(params.softcap).tanh_().mul_(params.softcap)
             scores += mask
-            out = torch.bmm(scores.softmax(-1).to(kind), values)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks], -1)
+            weights = scores.softmax(-1)[..., : self.end]
+            out = torch.bmm(weights.to(kind), values)
         return out.to(query.dtype)
 
 
@@ -180,7 +227,7 @@ class ExactAttention(TreeAttention):
         self._selectors = [] if gathers else self._block_selectors()
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
-        count, width = query.shape[1:]
+        count = query.shape[1]
         padding = mask.shape[0] - count
         if padding:
             query = torch.nn.functional.pad(query, (0, 0, 0, padding))
@@ -190,7 +237,11 @@ class ExactAttention(TreeAttention):
         if params.softcap is not None:
             scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
         scores.narrow(2, start, self.end - start).add_(mask)
-        weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+        highest = scores.amax(-1, keepdim=True)
+        sinks = self.sink_scores(params, *scores.shape[:2])
+        if sinks is not None:
+            highest = torch.maximum(highest, sinks)
+        weights = scores.sub_(highest).exp_()
         total = values.new_zeros(*scores.shape[:2], values.shape[-1])
         for i in range(0, self.tail, BLOCK):
             self._add(total, weights.narrow(2, i, BLOCK), values.narrow(1, i, BLOCK))
@@ -200,6 +251,11 @@ class ExactAttention(TreeAttention):
             tail = weights.narrow(2, self.tail, self.end - self.tail)
             tail = tail if selector is None else tail * selector
             self._add(total, tail, values.narrow(1, self.tail, self.end - self.tail))
+        width = total.shape[-1] - ONES
+        if sinks is not None:
+            # As many columns as make whole vectors of ``exp`` (``elementwise.py``).
+            shares = (sinks - highest).expand(-1, -1, ONES).contiguous().exp_()
+            total.narrow(2, width, ONES).add_(shares)
         if padding:
             total = total.narrow(1, 0, count)
         out = total.narrow(2, 0, width) / total.narrow(2, width, 1)
@@ -283,6 +339,15 @@ class BatchedAttention(TreeMask):
         rows = ((part, (x[:, its] for x in (query, key, value))) for part, its in own)
         return torch.cat([part.compute(params, *heads) for part, heads in rows])
 
+    def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
+        own = zip(self.parts, self.slices, strict=True)
+        rows = ((part, [x[its] for x in inputs]) for part, its in own)
+        return torch.cat([part.compute_states(layer, *given) for part, given in rows])
+
+
+_IGNORED = frozenset({"dropout", "is_causal", "position_embeddings", "position_ids"})
+"""Arguments of transformers' attention functions that change nothing here."""
+
 
 def _attention_function(
     module: Any,
@@ -293,14 +358,21 @@ def _attention_function(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     tree: TreeMask | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, H, n, D] -> [1, n, H, D]."""
+    """transformers' attention interface: query [1, H, n, K] -> [1, n, H, V]."""
     if tree is None:
         raise TypeError("this model runs only inside a stage")
+    unknown = [name for name, value in others.items() if value is not None and value is not False]
+    unknown = [name for name in unknown if name not in _IGNORED]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if unknown:
+        raise TypeError(f"attention with {', '.join(sorted(unknown))} is not known")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    params = AttentionParams(module.layer_idx, scale, sliding_window, softcap)
+    params = AttentionParams(module.layer_idx, scale, sliding_window, softcap, s_aux)
     out = tree.attend(params, query[0], key[0], value[0])
     return out.unsqueeze(0), None
 

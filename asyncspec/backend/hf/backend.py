@@ -184,11 +184,11 @@ class HFBackend:
 
         if (twin := twin_quantize(spec.name)) is not None:
             model = load_draft(spec.target, dtype=spec.dtype, quantize=twin)
-            return LoadedSource(model, model.token_bytes)
+            return LoadedSource(model, model.token_bytes, session_bytes=model.session_bytes)
         checkpoint = open_checkpoint(spec.name)
         check_vocab(spec.target.path, checkpoint.path)
         draft = load_draft(checkpoint, dtype=spec.dtype, vocab=spec.target.info.vocab_size)
-        return LoadedSource(draft, draft.token_bytes)
+        return LoadedSource(draft, draft.token_bytes, session_bytes=draft.session_bytes)
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
         from asyncspec.backend.hf.checkpoint import resolve_dtype

@@ -7,7 +7,6 @@ and compaction moves at most the speculative region, never the prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,62 +14,76 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
-from asyncspec.backend.base import Mode
 from asyncspec.backend.hf.process import free_heap
+from asyncspec.backend.hf.recurrent import StateCache, StateShape
 from asyncspec.core.kv_slots import whole_blocks
 
 ONES = 16
 """Columns of ones beside each value: their product is the softmax sum. 16 keep rows aligned."""
 
+POSITION_BYTES = 8
+"""Of a slot in which no layer keeps anything."""
+
 _MIN_GROWTH = 256
 """Slots."""
 
 
-class CacheShape(Struct, frozen=True):
-    """What one slot holds, the same for every layer of a stage."""
+class LayerShape(Struct, frozen=True):
+    """What one slot holds of a layer with attention."""
 
-    layers: int
     kv_heads: int
-    head_dim: int
+    key_width: int
+    value_width: int
+    # Query heads that share a key head; the memory does not depend on it.
+    groups: int = 1
+
+
+class CacheShape(Struct, frozen=True):
+    """What one slot of a stage holds."""
+
+    layers: tuple[LayerShape | StateShape, ...]
     dtype: torch.dtype
     # Exact attention sums in float32 and keeps ones beside the values.
     exact: bool
-
-    @property
-    def value_width(self) -> int:
-        """Columns of a value."""
-        return self.head_dim + ONES if self.exact else self.head_dim
 
     @property
     def value_dtype(self) -> torch.dtype:
         """Type of the values."""
         return torch.float32 if self.exact else self.dtype
 
+    def value_columns(self, layer: LayerShape) -> int:
+        """Columns of a layer's values."""
+        return layer.value_width + ONES if self.exact else layer.value_width
+
     def slot_bytes(self) -> int:
         """Bytes per slot over all layers."""
-        keys = self.head_dim * self.dtype.itemsize
-        values = self.value_width * self.value_dtype.itemsize
-        return self.layers * self.kv_heads * (keys + values)
+        total = 0
+        for layer in self.layers:
+            if isinstance(layer, StateShape):
+                continue
+            keys = layer.key_width * self.dtype.itemsize
+            values = self.value_columns(layer) * self.value_dtype.itemsize
+            total += layer.kv_heads * (keys + values)
+        return total
+
+    def session_bytes(self) -> int:
+        """Bytes per session, whatever its length: states, and inputs of uncommitted nodes."""
+        return sum(one.session_bytes() for one in self.layers if isinstance(one, StateShape))
 
     def max_slot_bytes(self) -> int:
         """Bytes per used slot of a cache that grows on demand, a third of which may be unused."""
         return self.slot_bytes() * 3 // 2
 
 
-def shape_of(config: Any, layers: int, dtype: torch.dtype, mode: Mode) -> CacheShape:
-    """Of ``layers`` layers of a transformers configuration."""
-    heads = config.num_attention_heads
-    return CacheShape(
-        layers=layers,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        dtype=dtype,
-        exact=mode == "exact",
-    )
+def uniform_shape(
+    layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, exact: bool
+) -> CacheShape:
+    """Of layers that are all alike."""
+    return CacheShape((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, exact)
 
 
 class KVCache:
-    """For each layer keys [kv_heads, slots, D] and values [kv_heads, slots, D + ONES].
+    """By layer keys [kv_heads, slots, K] and values [kv_heads, slots, V + ONES], or states.
 
     Memory grows in blocks, by half each time but not beyond the session's capacity unless its
     speculative region needs it, so that a token is copied less than three times on average. Layers
@@ -80,9 +93,16 @@ class KVCache:
     def __init__(self, shape: CacheShape, capacity: int) -> None:
         self.shape = shape
         self._limit = whole_blocks(capacity)
-        keys = torch.zeros(shape.kv_heads, 0, shape.head_dim, dtype=shape.dtype)
-        values = torch.zeros(shape.kv_heads, 0, shape.value_width, dtype=shape.value_dtype)
-        self.keys, self.values = [keys] * shape.layers, [values] * shape.layers
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.states: dict[int, StateCache] = {}
+        for i, one in enumerate(shape.layers):
+            if isinstance(one, StateShape):
+                self.states[i] = StateCache(one)
+                continue
+            columns = shape.value_columns(one)
+            self.keys[i] = torch.zeros(one.kv_heads, 0, one.key_width, dtype=shape.dtype)
+            self.values[i] = torch.zeros(one.kv_heads, 0, columns, dtype=shape.value_dtype)
         # Position of the node in each slot; unused slots keep an old one.
         self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -108,36 +128,41 @@ class KVCache:
         """Copy the first ``slots`` slots of another cache."""
         self.reserve(slots)
         for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            for mine, stored in zip(own, theirs, strict=True):
-                mine[:, :slots] = stored[:, :slots]
+            for layer, mine in own.items():
+                mine[:, :slots] = theirs[layer][:, :slots]
+        for layer, states in self.states.items():
+            states.copy_prefix(other.states[layer], slots)
         self.positions[:slots] = other.positions[:slots]
 
     def trim(self, slots: int) -> None:
         """Keep the first ``slots`` slots alone."""
         freed = self.bytes_held
         self._resize(whole_blocks(slots), slots)
+        for states in self.states.values():
+            states.trim(slots)
         free_heap(freed)
 
     def close(self) -> None:
         """Return all memory."""
         self.trim(0)
+        self.states.clear()
 
     def _resize(self, slots: int, kept: int) -> None:
         """Allocate as many slots; the first ``kept`` ones keep their contents."""
         for stored in (self.keys, self.values):
-            for layer, old in enumerate(stored):
+            for layer, old in stored.items():
                 # Zeros: masked slots are multiplied by zero, and zero times garbage may be NaN.
                 new = old.new_zeros(old.shape[0], slots, old.shape[2])
                 new[:, :kept] = old[:, :kept]
                 if self.shape.exact and stored is self.values:
-                    new[:, kept:, self.shape.head_dim :] = 1
+                    new[:, kept:, -ONES:] = 1
                 stored[layer] = new
         self.positions = np.pad(self.positions[:kept], (0, slots - kept))
 
     def write(self, layer: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
-        """Store keys and values [kv_heads, n, D] of one layer in ``slots`` (n of them)."""
+        """Store a layer's keys [kv_heads, n, K] and values [kv_heads, n, V] in n ``slots``."""
         # ``narrow``: subscripts take several times as long, and every layer of a pass writes.
-        stored = self.values[layer].narrow(2, 0, self.shape.head_dim)
+        stored = self.values[layer].narrow(2, 0, values.shape[2])
         if isinstance(slots, slice):
             start, count = slots.start, slots.stop - slots.start
             self.keys[layer].narrow(1, start, count).copy_(keys)
@@ -148,6 +173,8 @@ class KVCache:
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` gets the contents of slot ``keep[i]``; ``keep`` ascends."""
+        for states in self.states.values():
+            states.compact(start, keep)
         unmoved = next((i for i, slot in enumerate(keep) if slot != start + i), len(keep))
         moved = np.asarray(keep[unmoved:], np.int64)
         if not moved.size:
@@ -155,18 +182,20 @@ class KVCache:
         to = slice(start + unmoved, start + len(keep))
         index = torch.from_numpy(moved)
         with torch.inference_mode():
-            for stored in (*self.keys, *self.values):
+            for stored in (*self.keys.values(), *self.values.values()):
                 stored[:, to] = stored.index_select(1, index)
         self.positions[to] = self.positions[moved]
 
     def check(self, committed: int) -> None:
         """Raise ``AssertionError`` where the cache violates its invariants."""
-        assert {x.shape[1] for x in (*self.keys, *self.values)} == {self.slots}
+        held = [*self.keys.values(), *self.values.values()]
+        assert all(x.shape[1] == self.slots for x in held)
         assert committed <= self.slots
         assert np.array_equal(self.positions[:committed], np.arange(committed)), (
             "in the committed path slot and position are the same"
         )
         if self.shape.exact:
-            for values in self.values:
-                ones = values[..., self.shape.head_dim :]
-                assert bool((ones == 1).all()), "the ones beside the values are overwritten"
+            for values in self.values.values():
+                assert bool((values[..., -ONES:] == 1).all()), "the ones are overwritten"
+        for states in self.states.values():
+            states.check(committed)

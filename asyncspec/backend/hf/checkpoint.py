@@ -21,7 +21,13 @@ from asyncspec.backend.hf.checkpoint_files import (
 )
 from asyncspec.backend.hf.experts import unstack_experts
 from asyncspec.backend.hf.hub import open_files
-from asyncspec.backend.hf.model_config import inspect_checkpoint, read_config
+from asyncspec.backend.hf.model_config import (
+    EXPERTS,
+    TEXT_PARTS,
+    architecture,
+    inspect_checkpoint,
+    read_config,
+)
 from asyncspec.core.errors import CheckpointError, UserError
 
 TORCH_DTYPES = {
@@ -32,6 +38,13 @@ TORCH_DTYPES = {
 }
 _CONVERTED = 16 << 20
 """Bytes converted at a time."""
+
+TEXT_PREFIXES = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""How names of the language model's tensors begin in multimodal checkpoints."""
 
 LAYERS = "model.layers."
 """How the names of layers' tensors begin."""
@@ -68,12 +81,16 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
     files = open_files(name, tokenizer=tokenizer)
     path = files.directory
     model_info = inspect_checkpoint(path)
-    tensors = unstack_experts(files.tensors())
+    tensors = files.tensors()
+    if architecture(read_config(path)) in TEXT_PARTS:
+        tensors = text_tensors(tensors)
+    if model_info.architecture in EXPERTS:
+        tensors = unstack_experts(tensors)
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
-        config = AutoConfig.from_pretrained(str(path))
+        config = text_part(AutoConfig.from_pretrained(str(path)))
     except Exception as error:  # invalid settings may fail in any way
         raise CheckpointError(
             f"config.json of {path} is not understood: {in_line(error)}"
@@ -96,6 +113,23 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
         tensors=tensors,
         fingerprint=files.fingerprint(read_config(path), tensors),
     )
+
+
+def text_part(config: Any) -> Any:
+    """Of a multimodal model's configuration the language model's; any other as it is."""
+    text = config.get_text_config()
+    if text is not config:
+        text.tie_word_embeddings = config.tie_word_embeddings
+    return text
+
+
+def text_tensors(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Tensors by the names that they have in a model of text alone."""
+    found: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        prefix = next(filter(name.startswith, TEXT_PREFIXES), "")
+        found[TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = info
+    return found
 
 
 def _check_names(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
@@ -149,7 +183,7 @@ def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
 
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> Tensor:
     """Read one tensor in memory of its own, converted by ``_CONVERTED`` bytes without a copy."""
-    if stored_type(info) == dtype or info.size <= _CONVERTED:
+    if stored_type(info) == dtype or info.size <= _CONVERTED or info.transposed:
         return _read(info).to(dtype)
     tensor = torch.empty(info.shape, dtype=dtype)
     for first, end in row_spans(info):
@@ -166,6 +200,8 @@ def row_spans(info: TensorInfo) -> list[tuple[int, int]]:
 
 def read_rows(info: TensorInfo, first: int, end: int) -> Tensor:
     """Rows [first, end) of a tensor's first dimension, in the type they are stored in."""
+    if info.transposed:
+        return _read(info)[first:end].contiguous()
     row = info.size // info.shape[0]
     shape = (end - first, *info.shape[1:])
     offset, size = info.offset + first * row, (end - first) * row
@@ -173,6 +209,9 @@ def read_rows(info: TensorInfo, first: int, end: int) -> Tensor:
 
 
 def _read(info: TensorInfo) -> Tensor:
+    if info.transposed:
+        stored = replace(info, shape=info.shape[::-1], transposed=False)
+        return _read(stored).t().contiguous()
     tensor = torch.empty(info.shape, dtype=stored_type(info))
     try:
         with info.file.open("rb") as stream:

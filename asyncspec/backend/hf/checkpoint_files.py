@@ -40,7 +40,8 @@ class Entry(Struct, frozen=True):
 
 
 class TensorInfo(Struct, frozen=True):
-    """Where a tensor is: ``size`` bytes from ``offset`` of ``file``, in C order."""
+    """Where a tensor is: ``size`` bytes from ``offset`` of ``file``, in C order of its shape, or of
+    the reversed one where a matrix is stored ``transposed``."""
 
     file: Path
     offset: int
@@ -48,6 +49,7 @@ class TensorInfo(Struct, frozen=True):
     # safetensors' name: F32, F16, BF16, ...
     dtype: str
     shape: tuple[int, ...]
+    transposed: bool = False
 
 
 class CheckpointFiles:

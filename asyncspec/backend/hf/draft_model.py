@@ -56,6 +56,7 @@ class DraftModel(CachedDraftModel[KVCache]):
         self._shape = shard.cache_shape("fast")
         # Held for each token of a session, and for each node of its tree.
         self.token_bytes = self._shape.max_slot_bytes()
+        self.session_bytes = self._shape.session_bytes()
         known = shard.info.vocab_size
         super().__init__(shard.info.context_length, min(known, vocab or known))
 

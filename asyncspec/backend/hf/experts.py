@@ -7,6 +7,7 @@ meet products whose bits do not depend on how many rows an expert is given.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from itertools import product
@@ -17,11 +18,19 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 
-ROUTER = "mlp.gate.linear"
+ROUTERS = ("mlp.gate.linear", "mlp.router.linear")
 """How the name of a router's linear layer ends."""
+GATES = (*ROUTERS, "mlp.shared_expert_gate.linear")
+"""The same of linear layers that are too small, and matter too much, to be quantised."""
 
-_GATE = ".mlp.gate.weight"
+_GATE = re.compile(r"(\.mlp\.(?:gate|router|shared_expert_gate))\.weight$")
+_LINEAR_GATE = re.compile(r"(\.mlp\.(?:gate|router|shared_expert_gate))\.linear\.weight$")
+_ROUTED_ROWS = 64
+_BIAS = "gate_up_proj_bias"
+"""What the experts of gpt-oss have: matrices [in, out], and gate and up in turn."""
+
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
@@ -33,6 +42,15 @@ def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     for name, info in tensors.items():
         stem, _, stack = name.rpartition(".")
         parts = _STACKS.get(stack) if stem.endswith(".mlp.experts") else None
+        if parts is not None and len(info.shape) == 3 and f"{stem}.{_BIAS}" in tensors:
+            count, width, height = info.shape
+            size = info.size // count
+            for number in range(count):
+                offset, shape = info.offset + number * size, (height, width)
+                found[f"{stem}.{number}.{stack}.weight"] = replace(
+                    info, offset=offset, size=size, shape=shape, transposed=True
+                )
+            continue
         if parts is None or len(info.shape) != 3 or info.shape[1] % len(parts):
             found[name] = info
             continue
@@ -47,7 +65,7 @@ def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
 
 def split_name(name: str) -> str:
     """What a checkpoint's tensor is called in a model whose experts were opened."""
-    name = name.replace(".block_sparse_moe.", ".mlp.").replace(_GATE, f".{ROUTER}.weight")
+    name = _GATE.sub(r"\1.linear.weight", name.replace(".block_sparse_moe.", ".mlp."))
     if (expert := _EXPERT.fullmatch(name)) is None:
         return name
     stem, number, part = expert.groups()
@@ -60,15 +78,19 @@ def expected_shapes(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, 
     counts: dict[str, int] = {}
     for name, info in matrices.items():
         if (expert := _EXPERT.fullmatch(name)) is None:
-            shapes[name.replace(f".{ROUTER}.weight", _GATE)] = info.shape
+            shapes[_LINEAR_GATE.sub(r"\1.weight", name)] = info.shape
         else:
             stem, number, _ = expert.groups()
             counts[stem] = max(counts.get(stem, 0), int(number) + 1)
     for stem, count in counts.items():
+        for part in _STACKS:
+            one = matrices.get(f"{stem}.0.{part}.weight")
+            if one is not None and one.transposed:
+                shapes[f"{stem}.{part}"] = (count, *reversed(one.shape))
         gate, down = (
             matrices.get(f"{stem}.0.{part}.weight") for part in ("gate_proj", "down_proj")
         )
-        if gate is not None and down is not None:
+        if gate is not None and down is not None and not down.transposed:
             inner, width = gate.shape
             shapes[f"{stem}.gate_up_proj"] = (count, 2 * inner, width)
             shapes[f"{stem}.down_proj"] = (count, *down.shape)
@@ -81,7 +103,11 @@ def split_experts(model: nn.Module) -> None:
         experts: Any = getattr(block, "experts", None)
         if isinstance(getattr(experts, "gate_up_proj", None), nn.Parameter):
             block.experts = Experts(experts)
-            block.gate = Router(block.gate)
+            name = "router" if hasattr(block, "router") else "gate"
+            setattr(block, name, Router(getattr(block, name)))
+        shared: Any = getattr(block, "shared_expert_gate", None)
+        if isinstance(shared, nn.Linear):
+            block.shared_expert_gate = SharedGate(shared)
 
 
 class Router(nn.Module):
@@ -91,6 +117,8 @@ class Router(nn.Module):
     def __init__(self, family: Any) -> None:
         super().__init__()
         count, width = family.weight.shape
+        # Some families route in float32 whatever the model computes in.
+        self.dtype = family.weight.dtype
         self.linear = nn.Linear(width, count, bias=False, device="meta")
         family.weight = nn.Parameter(torch.eye(count, dtype=family.weight.dtype))
         family.hidden_dim = count
@@ -98,7 +126,25 @@ class Router(nn.Module):
 
     def forward(self, hidden: Tensor) -> Any:
         """hidden [n, H]. Returns logits [n, E], weights [n, k] and experts [n, k] (int64)."""
-        return self.family(self.linear(hidden))
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        logits = self.linear(hidden.to(self.dtype))
+        # Whole vectors of activations (``elementwise.py``).
+        padded = pad_rows(logits, -(-len(logits) // _ROUTED_ROWS) * _ROUTED_ROWS)
+        return tuple(part[: len(logits)] for part in self.family(padded))
+
+
+class SharedGate(nn.Module):
+    """The gate of an expert that all rows go through: its one output a row, repeated in every
+    column, so that the activation behind it runs over whole vectors."""
+
+    def __init__(self, family: nn.Linear) -> None:
+        super().__init__()
+        self.linear = nn.Linear(family.in_features, 1, bias=False, device="meta")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [..., H]."""
+        gate: Tensor = self.linear(hidden)
+        return gate.expand(hidden.shape).contiguous()
 
 
 class Expert(nn.Module):
@@ -110,11 +156,51 @@ class Expert(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=False, device="meta")
         self.down_proj = nn.Linear(inner, width, bias=False, device="meta")
 
+    def forward(self, x: Tensor, activation: Any) -> Tensor:
+        """x [n, H] -> [n, H]."""
+        out: Tensor = self.down_proj(activation(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class BiasedExpert(nn.Module):
+    """An expert of gpt-oss: with biases, bounds on both halves, and gate and up in turn."""
+
+    def __init__(self, family: Any, number: int) -> None:
+        super().__init__()
+        self.gate_up_proj = _biased(family.gate_up_proj, family.gate_up_proj_bias, number)
+        self.down_proj = _biased(family.down_proj, family.down_proj_bias, number)
+        self._alpha, self._limit = family.alpha, family.limit
+        inner = self.down_proj.in_features
+        # Rows that make whole vectors of the sigmoid's elements (``elementwise.py``).
+        self._step = _ROUTED_ROWS // math.gcd(inner, _ROUTED_ROWS)
+
+    def forward(self, x: Tensor, _: Any) -> Tensor:
+        """x [n, H] -> [n, H]."""
+        both = pad_rows(self.gate_up_proj(x), -(-len(x) // self._step) * self._step)
+        gate = both[:, ::2].clamp(max=self._limit)
+        up = both[:, 1::2].clamp(-self._limit, self._limit)
+        inner = (up + 1) * (gate * torch.sigmoid(gate * self._alpha))
+        out: Tensor = self.down_proj(inner[: len(x)])
+        return out
+
+
+def _biased(weights: Tensor, biases: Tensor, number: int) -> nn.Linear:
+    """A layer whose weights are still to be read, of stacks [E, in, out] and [E, out]."""
+    _, width, height = weights.shape
+    linear = nn.Linear(width, height, device="meta")
+    linear.bias = nn.Parameter(biases[number].detach().clone(), requires_grad=False)
+    return linear
+
 
 class Experts(nn.ModuleList):
     """The experts of a layer."""
 
     def __init__(self, family: Any) -> None:
+        if hasattr(family, _BIAS):
+            count = len(family.down_proj)
+            super().__init__(BiasedExpert(family, number) for number in range(count))
+            self.act_fn = nn.Identity()
+            return
         count, width, inner = family.down_proj.shape
         super().__init__(Expert(width, inner) for _ in range(count))
         self.act_fn = family.act_fn
@@ -126,7 +212,6 @@ class Experts(nn.ModuleList):
         for number in sorted(set(chosen.flatten().tolist())):
             rows, places = torch.where(chosen == number)
             expert: Any = self[number]
-            x = hidden[rows]
-            x = expert.down_proj(self.act_fn(expert.gate_proj(x)) * expert.up_proj(x))
+            x = expert(hidden[rows], self.act_fn)
             out.index_add_(0, rows, (x * weights[rows, places, None]).to(out.dtype))
         return out

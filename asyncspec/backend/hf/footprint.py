@@ -10,11 +10,12 @@ import torch
 from msgspec.structs import replace
 
 from asyncspec.backend.base import Footprint, Mode, ModelInfo, Quantize
-from asyncspec.backend.hf.cache import shape_of
-from asyncspec.backend.hf.checkpoint import LAYERS, in_line, resolve_dtype
+from asyncspec.backend.hf.cache import CacheShape
+from asyncspec.backend.hf.checkpoint import LAYERS, in_line, resolve_dtype, text_part
 from asyncspec.backend.hf.checkpoint_files import CheckpointFiles, main_dtype
 from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
+from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.weights import (
     cut_ends,
@@ -49,7 +50,7 @@ def footprint(
     first, end = span
     computed = resolve_dtype(model_info, dtype)
     try:
-        config = config or AutoConfig.from_pretrained(directory)
+        config = text_part(config or AutoConfig.from_pretrained(directory))
         with torch.device("meta"):
             # Whatever attention the configuration names: it is not run.
             model: Any = AutoModelForCausalLM.from_config(
@@ -64,7 +65,7 @@ def footprint(
     tied = bool(config.tie_word_embeddings) and span == (0, model_info.layers) and not draft
     in_linear = weight_dtype(stored_half(model_info), computed)
     weights = _weights(model, computed, in_linear, quantize, tied=tied)
-    shape = shape_of(config, end - first, computed, mode)
+    shape = CacheShape(layer_shapes(model), computed, mode == "exact")
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
     looked_up = 0
     if first == 0 and not tied:
@@ -72,7 +73,9 @@ def footprint(
         held = in_linear if is_plain_embedding(embedding) else computed
         looked_up = sum(p.numel() for p in embedding.parameters()) * held.itemsize
     scores = pass_scores(config.num_attention_heads)
-    return Footprint(span, weights, slot, scores, embedding=looked_up)
+    return Footprint(
+        span, weights, slot, scores, embedding=looked_up, session=shape.session_bytes()
+    )
 
 
 def stored_info(files: CheckpointFiles) -> ModelInfo:

@@ -13,27 +13,56 @@ from asyncspec.core.errors import CheckpointError
 
 GENERATION_CONFIG = "generation_config.json"
 
-EXPERTS = frozenset({"MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM"})
-"""Families whose layers have experts: a softmax router, and gated experts."""
+EXPERTS = frozenset(
+    {
+        "Cohere2MoeForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "ExaoneMoeForCausalLM",
+        "FlexOlmoForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GptOssForCausalLM",
+        "MixtralForCausalLM",
+        "OlmoeForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+        "SolarOpenForCausalLM",
+    }
+)
+"""Families whose gated experts become linear layers of their own (``experts.py``)."""
 
-SUPPORTED = EXPERTS | {
-    "GemmaForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "GraniteForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Olmo2ForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "SmolLM3ForCausalLM",
-}
+RECURRENT = frozenset({"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
+"""Families with gated delta net layers (``delta_net.py``)."""
+
+LATENT = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"})
+"""Families with latent attention; keys and values of every head are kept."""
+
+_OTHERS = (
+    *("Apertus", "Arcee", "BitNet", "Cohere", "Cohere2", "Cwm", "Ernie4_5"),
+    *("Exaone4", "Gemma", "Gemma2", "Gemma3", "Gemma4", "Glm", "Glm4"),
+    *("Granite", "HyperCLOVAX", "Llama", "Ministral3", "Mistral", "Olmo", "Olmo2", "Olmo3"),
+    *("Phi3", "Qwen2", "Qwen3", "SeedOss", "SmolLM3", "Starcoder2", "VaultGemma"),
+    "Youtu",
+)
+SUPPORTED = EXPERTS | RECURRENT | {f"{name}ForCausalLM" for name in _OTHERS}
 """Model families that tests/backend/test_families.py runs; all use the same stage code."""
 
-FIXED_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+TEXT_PARTS: Mapping[str, str] = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+"""Multimodal models, and the family of their language model, which runs alone here."""
+
+FIXED_ROPE = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
 """RoPE types whose frequencies do not depend on the length of the sequence: with the others, the
 longest branch would rotate the keys of a whole tree."""
+
+_COMMON = ("dtype", "eos_token_id", "quantization_config", "torch_dtype")
+"""Settings that may stand beside those of the language model."""
 
 _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
 _LINEAR_FAMILIES = ("Mamba", "Rwkv", "Recurrent", "Xlstm")
@@ -64,7 +93,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def inspect_checkpoint(directory: Path) -> ModelInfo:
     """The configuration of a supported causal LM. Raises ``CheckpointError`` for another."""
-    config = read_config(directory)
+    config = text_config(read_config(directory))
     name = architecture(config)
     if reason := _unsupported(config, name):
         raise CheckpointError(f"{directory} cannot be used: {reason}")
@@ -81,7 +110,17 @@ def inspect_checkpoint(directory: Path) -> ModelInfo:
         context_length=context_length(config, directory),
         eos_token_ids=_eos_token_ids(config, directory),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
+        shares_prefixes=name not in RECURRENT,
     )
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Of a multimodal model the language model's configuration; any other as it is."""
+    own, name = config.get("text_config"), TEXT_PARTS.get(architecture(config))
+    if name is None or not isinstance(own, dict):
+        return config
+    common = {key: config[key] for key in _COMMON if config.get(key) is not None}
+    return {**common, **own, "architectures": [name]}
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -146,12 +185,15 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
             "or int4 makes as small"
         )
     kinds = config.get("layer_types") or config.get("layers_block_type") or []
-    if any(str(kind).startswith(_LINEAR_LAYERS) for kind in kinds) or any(
-        family in name for family in _LINEAR_FAMILIES
+    if name not in RECURRENT and (
+        any(str(kind).startswith(_LINEAR_LAYERS) for kind in kinds)
+        or any(family in name for family in _LINEAR_FAMILIES)
     ):
-        return "layers with recurrent state cannot verify a tree, only a chain"
-    if config.get("kv_lora_rank"):
-        return "latent attention (MLA) is not supported"
+        return "its layers with a recurrent state are of a kind that is not supported"
+    if name == "Gemma4ForCausalLM" and config.get("hidden_size_per_layer_input", 256):
+        return "its layers read an embedding of the token, which only the first stage has"
+    if config.get("kv_lora_rank") and name not in LATENT:
+        return f"latent attention (MLA) is supported of {_families(LATENT)} only"
     if config.get("num_kv_shared_layers"):
         return "layers that share keys and values cannot be cut apart"
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")

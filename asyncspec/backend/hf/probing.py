@@ -16,11 +16,28 @@ def noise(*size: int, seed: int = 0) -> Tensor:
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
 _INDEX = "layer_idx"
 """The one setting in which all layers differ."""
+_UNRELATED = frozenset({_INDEX, "training", "gradient_checkpointing", "store_full_length_kv"})
+"""Settings that change no result; the last is Gemma 4's, for layers that share keys and values."""
 
 
 def layer_kind(layer: nn.Module) -> Hashable:
     """Equal for layers of the same modules, settings and shapes, whatever their weights are."""
     return tuple((name, type(part), *_settings(part)) for name, part in layer.named_modules())
+
+
+def structure(layer: nn.Module) -> Hashable:
+    """Equal for layers of the same modules, shapes and public settings; of any device and type."""
+    found = []
+    for name, part in layer.named_modules():
+        shapes = [(n, tuple(x.shape)) for n, x in part.named_parameters(recurse=False)]
+        settings = [
+            (n, value)
+            for n, value in sorted(vars(part).items())
+            if isinstance(value, _PLAIN) and not isinstance(value, torch.dtype)
+        ]
+        public = [x for x in settings if not x[0].startswith("_") and x[0] not in _UNRELATED]
+        found.append((name, type(part).__name__, tuple(shapes), tuple(public)))
+    return tuple(found)
 
 
 def layers_with_all_kinds(layers: Sequence[nn.Module]) -> int:

@@ -8,19 +8,20 @@ A property that does not hold is not relied on; if equality still fails, the sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
 from asyncspec.backend.hf.attention import ExactAttention
-from asyncspec.backend.hf.cache import CacheShape, KVCache
+from asyncspec.backend.hf.cache import ONES, KVCache, LayerShape
 from asyncspec.backend.hf.kernels.cpu.capabilities import MAX_K, KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.optimized.graphs import LayerGraph
 from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.recurrent import StateShape
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
 from asyncspec.core.kv_slots import BLOCK
@@ -43,11 +44,11 @@ def choose_settings(shard: Shard) -> KernelSettings:
         for linear in linears:
             linear.min_rows = least or _MIN_ROWS[-1]
     shape = shard.cache_shape("exact")
-    groups = shard.model.config.num_attention_heads // shape.kv_heads
-    found = row_tiles_of(shape, groups)
+    layers = {layer for layer in shape.layers if isinstance(layer, LayerShape)}
+    found = row_tiles_of(layers, shape.dtype)
     tiles = found or RowTiles()
     return KernelSettings(
-        max_k=max_masked_k(shape, groups, tiles),
+        max_k=min((max_masked_k(layer, tiles) for layer in layers), default=MAX_K),
         row_tiles=tiles,
         min_rows=max(linear.min_rows for linear in shard.linears),
         row_invariant=None not in min_rows and found is not None,
@@ -97,35 +98,40 @@ _ONEDNN_STEP = 6
 code for each shape, and computes any number of rows alike."""
 
 
-def row_tiles_of(shape: CacheShape, groups: int) -> RowTiles | None:
+def row_tiles_of(layers: Collection[LayerShape], dtype: torch.dtype) -> RowTiles | None:
     """Row counts for which a row's scores and its sums of values have the same bits wherever it is
-    in the product, if there are any; a row of the pass is ``groups`` rows of attention."""
-    for tiles in _KNOWN_TILES:
-        counts = _row_counts(tiles, groups)
-        if _all_rows_equal(_scores(shape, counts)) and _all_rows_equal(_sums(shape, counts)):
-            return tiles
-    return None
+    in the product, in all ``layers``, if there are any; a row of the pass is ``groups`` rows of
+    attention."""
+
+    def fit(tiles: RowTiles) -> bool:
+        return all(
+            _all_rows_equal(_scores(layer, dtype, counts)) and _all_rows_equal(_sums(layer, counts))
+            for layer in layers
+            for counts in [_row_counts(tiles, layer.groups)]
+        )
+
+    return next(filter(fit, _KNOWN_TILES), None)
 
 
-def max_masked_k(shape: CacheShape, groups: int, tiles: RowTiles) -> int:
+def max_masked_k(layer: LayerShape, tiles: RowTiles) -> int:
     """Largest inner dimension, up to ``MAX_K``, for which weights [kv_heads, rows, K] times values
-    [kv_heads, K, value_width] depends neither on zeros between its terms nor on the number of
+    [kv_heads, K, V + ONES] depends neither on zeros between its terms nor on the number of
     rows."""
     longest = 0
     for length in range(BLOCK, MAX_K + 1, BLOCK):
-        for count in (groups, 5 * groups, 16 * groups):
+        for count in (layer.groups, 5 * layer.groups, 16 * layer.groups):
             rows = tiles.padded(count)
-            if not _ignores_zeros(shape, min(rows, tiles.most or rows), length, tiles.multiple):
+            if not _ignores_zeros(layer, min(rows, tiles.most or rows), length, tiles.multiple):
                 return longest
         longest = length
     return longest
 
 
-def _scores(shape: CacheShape, counts: Sequence[int]) -> Iterator[Tensor]:
+def _scores(layer: LayerShape, dtype: torch.dtype, counts: Sequence[int]) -> Iterator[Tensor]:
     """Scores of one query, repeated."""
-    heads, width = shape.kv_heads, shape.head_dim
-    query = noise(heads, 1, width).to(shape.dtype)
-    keys = noise(heads, _SLOT_COUNTS[-1], width, seed=1).to(shape.dtype)
+    heads, width = layer.kv_heads, layer.key_width
+    query = noise(heads, 1, width).to(dtype)
+    keys = noise(heads, _SLOT_COUNTS[-1], width, seed=1).to(dtype)
     if scores_type(query) != torch.float32:
         counts = counts[::_ONEDNN_STEP]
     for rows in counts:
@@ -134,9 +140,9 @@ def _scores(shape: CacheShape, counts: Sequence[int]) -> Iterator[Tensor]:
             yield products.narrow(2, 0, BLOCK)
 
 
-def _sums(shape: CacheShape, counts: Sequence[int]) -> Iterator[Tensor]:
+def _sums(layer: LayerShape, counts: Sequence[int]) -> Iterator[Tensor]:
     """Sums of values with one row of weights, repeated."""
-    heads, columns = shape.kv_heads, shape.value_width
+    heads, columns = layer.kv_heads, layer.value_width + ONES
     weights = noise(heads, 1, BLOCK).exp_()
     values = noise(heads, BLOCK, columns, seed=1)
     start = noise(heads, 1, columns, seed=2)
@@ -166,9 +172,9 @@ def _all_rows_equal(products: Iterable[Tensor]) -> bool:
     return True
 
 
-def _ignores_zeros(shape: CacheShape, rows: int, length: int, few: int) -> bool:
+def _ignores_zeros(layer: LayerShape, rows: int, length: int, few: int) -> bool:
     """Whether terms among zeros add up to what they do as a dense block of ``few`` rows."""
-    heads, columns = shape.kv_heads, shape.value_width
+    heads, columns = layer.kv_heads, layer.value_width + ONES
     terms = BLOCK - 3
     weights = noise(heads, rows, terms).exp_()
     values = noise(heads, terms, columns, seed=1)
@@ -224,9 +230,14 @@ def _random_cache(shard: Shard) -> KVCache:
     shape, prefix = shard.cache_shape("exact"), _TREE.prefix
     cache = KVCache(shape, prefix + len(_TREE.siblings) + sum(_TREE.siblings))
     cache.reserve(prefix)
-    path = (shape.layers, shape.kv_heads, prefix, shape.head_dim)
-    keys, values = noise(*path), noise(*path, seed=1)
-    for layer in range(shape.layers):
-        cache.write(layer, slice(0, prefix), keys[layer], values[layer])
+    for i, layer in enumerate(shape.layers):
+        if isinstance(layer, StateShape):
+            state = noise(layer.heads, layer.key_width, layer.value_width, seed=2 * i)
+            window = noise(layer.kernel - 1, layer.channels, seed=2 * i + 1)
+            cache.states[i].begin(prefix, state, window)
+            continue
+        keys = noise(layer.kv_heads, prefix, layer.key_width, seed=2 * i)
+        values = noise(layer.kv_heads, prefix, layer.value_width, seed=2 * i + 1)
+        cache.write(i, slice(0, prefix), keys, values)
     cache.positions[:prefix] = range(prefix)
     return cache

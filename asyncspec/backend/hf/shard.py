@@ -15,15 +15,17 @@ from torch import Tensor, nn
 
 from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, register
-from asyncspec.backend.hf.cache import CacheShape, shape_of
+from asyncspec.backend.hf.cache import CacheShape
 from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.delta_net import install_delta_nets
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.elementwise import pad_elementwise
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
 from asyncspec.backend.hf.kernels.cpu.ort import pack_mmapped
+from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
 from asyncspec.backend.hf.optimized.model import optimize_model
-from asyncspec.backend.hf.probing import layers_with_all_kinds, noise
+from asyncspec.backend.hf.probing import layers_with_all_kinds, noise, structure
 from asyncspec.backend.hf.process import quiet_transformers
 from asyncspec.backend.hf.weights import (
     MatrixFormat,
@@ -49,6 +51,7 @@ class Shard:
     ) -> None:
         self.model = model
         self.layers = range(first, last)
+        self.layer_shapes = layer_shapes(model)
         self.has_embedding = first == 0
         self.has_head = last == checkpoint.info.layers
         self.info = checkpoint.info
@@ -131,7 +134,7 @@ class Shard:
 
     def cache_shape(self, mode: Mode) -> CacheShape:
         """What a slot of this shard's cache holds."""
-        return shape_of(self.model.config, len(self.layers), self.dtype, mode)
+        return CacheShape(self.layer_shapes, self.dtype, mode == "exact")
 
 
 def load_shard(
@@ -156,19 +159,61 @@ def load_shard(
     register()
     tensors = read_shard_tensors(checkpoint, first, last, dtype)
     model = _build(checkpoint, first, last, dtype, tensors)
+    if last - first < total:
+        _check_cut(checkpoint, model, first)
     shard = Shard(model, checkpoint, first, last, dtype)
     cut_ends(model, embedding=shard.has_embedding, head=shard.has_head)
     load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied))
+    install_delta_nets(model)
     if mode == "exact":
         pad_elementwise(model)
+    if first:
+        _check_input(checkpoint, shard)
     shard.probe_layers = max(_MIN_PROBE_LAYERS, layers_with_all_kinds(model.model.layers))
-    shard.unoptimized_reason = optimize_model(model, shard.probe, len(_PROBE_POSITIONS))
+    shard.unoptimized_reason = optimize_model(
+        model, shard.probe, len(_PROBE_POSITIONS), shard.layer_shapes
+    )
     if not shard.unoptimized_reason:
         fuse_layers(model.model, shard.info.hidden_size, torch.tensor(_PROBE_POSITIONS))
     pack_mmapped(model)
     linears = (x for x in model.modules() if isinstance(x, RowwiseLinear))
     shard.linears = sorted(linears, key=lambda x: not isinstance(x, LayerGraph))
     return shard
+
+
+def _check_cut(checkpoint: Checkpoint, model: Any, first: int) -> None:
+    """Raise ``CheckpointError`` where the layers of a shard, numbered from 0, are not those of the
+    whole model: families choose a layer's kind by its number in many ways (``sub_config``)."""
+    with torch.device("meta"):
+        whole = model_class(checkpoint.info.architecture)(checkpoint.config)
+    for i, layer in enumerate(model.model.layers, start=first):
+        if structure(layer) != structure(whole.model.layers[i]):
+            name = checkpoint.info.architecture
+            raise CheckpointError(
+                f"{checkpoint.path} cannot be cut before layer {first}: layer {i} of a {name} is "
+                "of another kind there; run it in one stage"
+            )
+
+
+def _check_input(checkpoint: Checkpoint, shard: Shard) -> None:
+    """Raise ``CheckpointError`` where a model does more with its input than hand it to the first
+    layer, such as to normalise it: that would be done in every stage."""
+    body = shard.model.model
+    layers, body.layers = body.layers, nn.ModuleList()
+    given = shard.probe_inputs(len(_PROBE_POSITIONS))
+    try:
+        tree = TreeMask(len(given))
+        want, got = body.norm(given), shard.hidden(given, torch.tensor(_PROBE_POSITIONS), tree)
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint.info.architecture} cannot be cut: {first_line(error)}"
+        ) from error
+    finally:
+        body.layers = layers
+    if not torch.equal(want, got):
+        raise CheckpointError(
+            f"{checkpoint.info.architecture} cannot be cut: it changes its first layer's input"
+        )
 
 
 def model_class(name: str) -> Any:
@@ -194,6 +239,7 @@ def _build(
     checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype, tensors: ShardTensors
 ) -> Any:
     """The shard's model, its matrices still placeholders."""
+    total = checkpoint.info.layers
     cls = model_class(checkpoint.info.architecture)
     config = sub_config(checkpoint.config, first, last)
     config.tie_word_embeddings = tensors.tied
@@ -214,6 +260,8 @@ def _build(
     for problem in ("missing_keys", "mismatched_keys"):
         # A mismatched one comes with both shapes.
         keys = sorted(x if isinstance(x, str) else x[0] for x in info.get(problem, ()))
+        # Of the last norm other than its weight: ``cut_ends`` removes it where there is no head.
+        keys = [key for key in keys if last == total or not key.startswith("model.norm.")]
         if keys:
             kind = problem.removesuffix("_keys")
             raise CheckpointError(

@@ -14,7 +14,7 @@ from asyncspec.backend.hf.attention import (
     FastAttention,
     TreeAttention,
 )
-from asyncspec.backend.hf.cache import KVCache
+from asyncspec.backend.hf.cache import POSITION_BYTES, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.eagle.hidden_states import capture_hidden_states
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
@@ -59,7 +59,11 @@ class HFStage(TreeStage[KVCache]):
         return noise(rows, self.info.hidden_size).to(self.shard.dtype)
 
     def cache_bytes(self, slots: int) -> int:
-        return slots * self._shape.slot_bytes()
+        return slots * max(self._shape.slot_bytes(), POSITION_BYTES)
+
+    @property
+    def session_bytes(self) -> int:
+        return self._shape.session_bytes()
 
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
         sessions = [self.begin(one) for one in passes]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from asyncspec.backend.base import Quantize
@@ -24,12 +25,13 @@ from asyncspec.backend.hf.checkpoint import (
     stored_type,
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
-from asyncspec.backend.hf.experts import ROUTER, expected_shapes, split_experts, split_name
+from asyncspec.backend.hf.experts import GATES, ROUTERS, expected_shapes, split_experts, split_name
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
 from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
+from asyncspec.backend.hf.model_config import EXPERTS
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.core.errors import CheckpointError
 
@@ -44,6 +46,13 @@ def sub_config(config: Any, first: int, last: int) -> Any:
         # Per-layer lists: layer_types and no_rope_layers, which may be longer, ...
         if isinstance(value, list) and len(value) >= total:
             setattr(sub, name, value[first:last])
+    if getattr(config, "is_heterogeneous", False):
+        # Settings that differ by layer, such as Gemma 4's head dimension.
+        each = [config.per_layer_config[i] for i in range(first, last)]
+        names = config.per_layer_attributes
+        sub.per_layer_config = {
+            i: {name: getattr(one, name) for name in names} for i, one in enumerate(each)
+        }
     sub.num_hidden_layers = last - first
     if hasattr(config, "decoder_sparse_step"):
         # Which layers have experts depends on their numbers.
@@ -52,20 +61,23 @@ def sub_config(config: Any, first: int, last: int) -> Any:
             i - first for i in range(first, last) if i in dense or (i + 1) % step
         ]
         sub.decoder_sparse_step = 1
+    if hasattr(config, "first_k_dense_replace"):
+        sub.first_k_dense_replace = max(0, config.first_k_dense_replace - first)
     if first and hasattr(sub, "embedding_multiplier"):
         sub.embedding_multiplier = 1.0
     return sub
 
 
 def cut_ends(model: Any, *, embedding: bool, head: bool) -> None:
-    """Remove what is not part of a shard, in place, and split experts."""
+    """Remove what is not part of a shard, in place, and split the experts of ``EXPERTS``."""
     if not embedding:
         # A tied head reads the matrix for itself.
         model.model.embed_tokens = nn.Identity()
     if not head:
         model.model.norm = nn.Identity()
         model.lm_head = nn.Identity()
-    split_experts(model)
+    if type(model).__name__ in EXPERTS:
+        split_experts(model)
 
 
 class ShardTensors(Struct, frozen=True):
@@ -98,13 +110,17 @@ def read_shard_tensors(
     if has_head:
         tied = head_is_embedding(checkpoint, dtype)
     prefixes = {f"{LAYERS}{i}.": f"{LAYERS}{i - first}." for i in range(first, last)}
-    others = {EMBEDDING: first == 0 or (has_head and tied), NORM: has_head}
+    norm = NORM.removesuffix("weight")
+    others = {n: has_head for n in checkpoint.tensors if n.startswith(norm)} | {NORM: has_head}
+    others[EMBEDDING] = first == 0 or (has_head and tied)
     others[HEAD] = has_head and not tied
     chosen: dict[str, TensorInfo] = {}
+    splits = checkpoint.info.architecture in EXPERTS
     for name, info in checkpoint.tensors.items():
         prefix = layer_of(name)
         if prefix in prefixes:
-            chosen[split_name(prefixes[prefix] + name.removeprefix(prefix))] = info
+            own = prefixes[prefix] + name.removeprefix(prefix)
+            chosen[split_name(own) if splits else own] = info
         elif others.get(name):
             chosen[name] = info
     named = set(map(layer_of, checkpoint.tensors))
@@ -117,14 +133,18 @@ def read_shard_tensors(
     state: dict[str, Tensor] = {}
     matrices: dict[str, TensorInfo] = {}
     for name, info in chosen.items():
-        if len(info.shape) == 2:
+        split = splits and not name.endswith("_bias")
+        if len(info.shape) == 2 and (split or ".experts." not in name):
             matrices[name] = info
         # Others are masks or counts, as some programs store beside weights.
         elif info.dtype in TORCH_DTYPES or (
             len(info.shape) < 2 and name.endswith((".weight", ".bias"))
         ):
-            state[name] = read_tensor(info, dtype)
-    placeholders = expected_shapes(matrices)
+            # Not converted: transformers keeps some in float32.
+            state[name] = read_tensor(info, TORCH_DTYPES.get(info.dtype, dtype))
+    placeholders = (
+        expected_shapes(matrices) if splits else {n: x.shape for n, x in matrices.items()}
+    )
     # transformers wants them too; they are removed from the model (``cut_ends``).
     if not others[EMBEDDING]:
         placeholders[EMBEDDING] = (vocab, width)
@@ -179,16 +199,32 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
             else:
                 weight = read_tensor(sources[name], wanted.dtype)
                 body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
+        else:
+            _read_parameter(model, name, sources[name])
         free_heap(sources[name].size)
     for name in linears:
         if not isinstance(model.get_submodule(name), RowwiseLinear):
             raise CheckpointError(f"the checkpoint has no tensor {name}.weight")
+    for name, parameter in model.named_parameters():
+        if parameter.numel() > 1 and not any(parameter.stride()):
+            # Still a placeholder: transformers makes it of tensors of other names.
+            raise CheckpointError(f"the checkpoint has no tensor {name} as a stage reads it")
+
+
+def _read_parameter(model: Any, name: str, info: TensorInfo) -> None:
+    """A matrix of another module than a linear layer, in the type that transformers keeps it in.
+    Tensors of no module are ignored, as transformers does."""
+    try:
+        parameter = model.get_parameter(name)
+    except AttributeError:
+        return
+    parameter.data = read_tensor(info, parameter.dtype)
 
 
 def quantization_of(name: str, quantize: Quantize) -> Quantize:
     """How a linear layer is quantised. The head is never less than int8: its errors are the
     logits'. Routers are small, and their errors would send rows to other experts."""
-    if name.endswith(ROUTER):
+    if name.endswith(GATES):
         return "none"
     return "int8" if quantize == "int4" and name == "lm_head" else quantize
 
@@ -196,6 +232,8 @@ def quantization_of(name: str, quantize: Quantize) -> Quantize:
 def _linear(
     model: Any, name: str, info: TensorInfo, counts: Mapping[str, int], wanted: MatrixFormat
 ) -> RowwiseLinear:
+    if name.endswith(ROUTERS):
+        wanted = replace(wanted, dtype=model.get_submodule(name.rpartition(".")[0]).dtype)
     bias = model.get_submodule(name).bias
     bias = None if bias is None else bias.detach()
     quantization = quantization_of(name, wanted.quantize)

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = backend.footprints(target, spans, how)
     process = backend.runtime_bytes
     stages = [
-        _node_memory(rank, one.layers, [one], slots, tree, process)
+        _node_memory(rank, one.layers, [one], slots, tree, process, arguments.sessions)
         for rank, one in enumerate(found, start=1)
     ]
     draft = None
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         if SUFFIX in parts(source):
             models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, TOKEN_BYTES, 0))
-        draft = _node_memory(0, (0, 0), models, slots, tree, process)
+        draft = _node_memory(0, (0, 0), models, slots, tree, process, arguments.sessions)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})
         sys.stdout.write(msgspec.json.encode(fields).decode() + "\n")
@@ -122,10 +122,12 @@ def _node_memory(
     slots: int,
     tree: int,
     process: int,
+    sessions: int,
 ) -> NodeMemory:
     """Memory of a node that holds ``models`` in a process of ``process`` bytes without them."""
     weights, slot = sum(one.weights for one in models), sum(one.slot for one in models)
     cache, nodes = slots * slot, tree * slot
+    cache += sessions * sum(one.session for one in models)
     total = weights + cache + nodes
     runtime = process + (slots + tree) * max((one.scores for one in models), default=0)
     runtime += sum(one.results for one in models)

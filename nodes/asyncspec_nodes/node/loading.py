@@ -17,6 +17,7 @@ from asyncspec.backend.base import (
     LoadedSource,
     OpenModel,
     SourceSpec,
+    StageBackend,
     StageOptions,
     StageSpec,
     Tensors,
@@ -49,9 +50,9 @@ from asyncspec_nodes.cluster.checkpoints import (
 from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.node.resources import cache_budget, stage_share
+from asyncspec_nodes.node.resources import MIB, cache_budget, stage_share
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
+from asyncspec_nodes.roles.draft.session import MIN_COMMON_PREFIX, NO_PREFIX, DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
@@ -98,6 +99,7 @@ def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedS
         sum(loaded.token_bytes for loaded in models) + (TOKEN_BYTES if SUFFIX in names else 0),
         reader.features if reader else (),
         reader.tensors if reader else None,
+        sum(loaded.session_bytes for loaded in models),
     )
 
 
@@ -199,7 +201,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 stages=config.stages,
                 window=config.limits.window,
                 batch_rows=config.limits.batch_rows,
-                slots=cache_budget(config, rank) // stage.cache_bytes(1),
+                slots=_stage_slots(config, rank, stage),
                 vocab=model.info.vocab_size,
                 first_layer=span[0],
                 end_layer=span[1],
@@ -214,6 +216,19 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         guarantee="tolerance" if config.mixed else stage.guarantee,
         weights=stage.weights,
     )
+
+
+def _stage_slots(config: Config, rank: int, stage: StageBackend) -> int:
+    """Slots there is memory for beside what every session has. Raises ``UserError``."""
+    budget = cache_budget(config, rank)
+    left = budget - config.limits.sessions * stage.session_bytes
+    if stage.session_bytes and left < stage.cache_bytes(1):
+        raise UserError(
+            f"{config.limits.sessions} sessions of {stage.session_bytes / MIB:.0f} MiB of states "
+            f"each do not fit {budget // MIB} MiB of stage {rank}; lower limits.sessions or raise "
+            "limits.cache_mib"
+        )
+    return left // stage.cache_bytes(1)
 
 
 def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
@@ -244,7 +259,8 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 features=source.features,
                 awaits_features=bool(source.tensors and not source.features),
                 source_remembers=SUFFIX in parts(config.draft.source),
-                slots=_source_slots(config, rank, source.token_bytes),
+                min_common_prefix=MIN_COMMON_PREFIX if target.info.shares_prefixes else NO_PREFIX,
+                slots=_source_slots(config, rank, source),
                 first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
             )
         ),
@@ -293,7 +309,7 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
                 rank,
                 target.info.vocab_size,
                 sessions=config.limits.sessions,
-                slots=_source_slots(config, rank, source.token_bytes),
+                slots=_source_slots(config, rank, source),
                 features=source.features,
             )
         ),
@@ -311,9 +327,10 @@ def _report_and_load(
     return load_source(config, target, rank)
 
 
-def _source_slots(config: Config, rank: int, token_bytes: int) -> int:
+def _source_slots(config: Config, rank: int, source: LoadedSource) -> int:
     """Slots there is memory for; 0: no bound, where the source holds next to nothing."""
-    return max(1, cache_budget(config, rank) // token_bytes) if token_bytes else 0
+    budget = cache_budget(config, rank) - config.limits.sessions * source.session_bytes
+    return max(1, budget // source.token_bytes) if source.token_bytes else 0
 
 
 def _size(target: OpenModel) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from asyncspec.backend.base import Footprint, ModelInfo, SharedMatrix, SharingModel
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask
-from asyncspec.backend.hf.cache import CacheShape
+from asyncspec.backend.hf.cache import CacheShape, uniform_shape
 from asyncspec.backend.hf.checkpoint import (
     Checkpoint,
     head_is_embedding,
@@ -333,7 +333,7 @@ class Eagle3Head(EagleHead):
 def cache_shape(head: HeadDescription, dtype: torch.dtype) -> CacheShape:
     """Of the cache of a head's layers."""
     layers, kv_heads = head.num_hidden_layers, head.num_key_value_heads
-    return CacheShape(layers, kv_heads, head.head_dim, dtype, exact=False)
+    return uniform_shape(layers, kv_heads, head.head_dim, dtype, exact=False)
 
 
 def token_bytes(shape: CacheShape, features: Features) -> int:

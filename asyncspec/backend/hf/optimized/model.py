@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asyncspec.backend.hf.attention import AttentionParams, TreeMask
+from asyncspec.backend.hf.attention import AttentionParams, RecurrentLayer, TreeMask
+from asyncspec.backend.hf.cache import LayerShape
 from asyncspec.backend.hf.optimized.layers import (
     CachedRotary,
     CosSin,
     OptimizedLayer,
     optimized_norm,
 )
+from asyncspec.backend.hf.recurrent import StateShape
 from asyncspec.core.errors import CheckpointError, first_line
 
 
@@ -71,37 +73,63 @@ class OptimizedModel(nn.Module):
 
 
 class RecordingAttention(TreeMask):
-    """In place of attention: records its inputs, and returns the queries."""
+    """In place of attention: records its inputs, and returns the queries in the width of values."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, shapes: Sequence[LayerShape | StateShape] = ()) -> None:
         super().__init__(count)
+        # Those that layers must have; none: any.
+        self._shapes = shapes
         self.params: list[AttentionParams] = []
+        self.layers: list[int] = []
         # Query, key and value of every call.
         self.inputs: list[Tensor] = []
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if self._shapes:
+            expected = self._shapes[params.layer]
+            found = LayerShape(len(key), key.shape[2], value.shape[2], len(query) // len(key))
+            if found != expected:
+                raise ValueError(f"layer {params.layer} has {found}, not {expected}")
         self.params.append(params)
+        self.layers.append(params.layer)
         self.inputs += (query, key, value)
-        return query.transpose(0, 1)
+        # As wide as values, which latent attention makes narrower than keys.
+        missing = value.shape[-1] - query.shape[-1]
+        return torch.nn.functional.pad(query, (0, missing)).transpose(0, 1)
+
+    def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
+        self.layers.append(layer.layer_idx)
+        self.inputs += inputs
+        heads, width = layer.shape.heads, layer.shape.value_width
+        return inputs[0][:, : heads * width].float().view(-1, heads, width)
 
 
-def optimize_model(model: Any, run: Callable[[TreeMask], Tensor], count: int) -> str:
+def optimize_model(
+    model: Any,
+    run: Callable[[TreeMask], Tensor],
+    count: int,
+    shapes: Sequence[LayerShape | StateShape],
+) -> str:
     """Replace the body of a transformers causal LM where that changes no bit of ``run``, a pass of
     ``count`` rows of noise with a mask. Returns why it was not replaced, "" where it was. Raises
-    ``CheckpointError`` where transformers' own code cannot run such a pass."""
+    ``CheckpointError`` where transformers' own code cannot run such a pass, or where its keys and
+    values are not those that ``shapes`` says."""
     original = model.model
     try:
-        params, want, result = _trace(model, run, count)
-    except (AttributeError, TypeError, ValueError) as error:
+        tree, want, result = _trace(model, run, count, shapes)
+        params, attending = tree.params, tree.layers
+    except Exception as error:  # another release's code may fail in any way
         raise _unsupported(model, first_line(error)) from error
-    if [one.layer for one in params] != list(range(len(original.layers))):
+    if attending != list(range(len(original.layers))):
         raise _unsupported(
             model, "its layers do not attend through transformers' AttentionInterface"
         )
+    if len(params) < len(attending):
+        return "layers with a state"
     try:
         model.model = OptimizedModel(original, params, result)
-        got_params, got, _ = _trace(model, run, count)
-        if got_params == params and len(got) == len(want) and all(map(torch.equal, got, want)):
+        got_tree, got, _ = _trace(model, run, count, shapes)
+        if got_tree.params == params and len(got) == len(want) and all(map(torch.equal, got, want)):
             return ""
         why = "results differ"
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
@@ -111,10 +139,13 @@ def optimize_model(model: Any, run: Callable[[TreeMask], Tensor], count: int) ->
 
 
 def _trace(
-    model: Any, run: Callable[[TreeMask], Tensor], count: int
-) -> tuple[list[AttentionParams], list[Tensor], Any]:
-    """Of a pass its attention parameters, all its tensors, and what the model's body returns."""
-    tree, results = RecordingAttention(count), []
+    model: Any,
+    run: Callable[[TreeMask], Tensor],
+    count: int,
+    shapes: Sequence[LayerShape | StateShape],
+) -> tuple[RecordingAttention, list[Tensor], Any]:
+    """Of a pass its attention, all its tensors, and what the model's body returns."""
+    tree, results = RecordingAttention(count, shapes), []
     hook = model.model.register_forward_hook(lambda _body, _inputs, out: results.append(out))
     try:
         out = run(tree)
@@ -122,7 +153,7 @@ def _trace(
         hook.remove()
     (body,) = results
     # Capped scores may hide a difference of hidden states.
-    return tree.params, [*tree.inputs, body.last_hidden_state, out], body
+    return tree, [*tree.inputs, body.last_hidden_state, out], body
 
 
 def _unsupported(model: Any, why: str) -> CheckpointError:

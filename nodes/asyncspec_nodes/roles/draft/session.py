@@ -34,6 +34,11 @@ def slots_needed(request: Request, policy: Policy, stages: int) -> int:
     return whole_blocks(len(request.prompt) + answer + max_tree_nodes(policy, stages))
 
 
+MIN_COMMON_PREFIX = 64
+NO_PREFIX = 2**31
+"""More tokens than any prompt has: nothing is shared."""
+
+
 class DraftConfig(Struct, frozen=True):
     """How the draft node works."""
 
@@ -47,7 +52,7 @@ class DraftConfig(Struct, frozen=True):
     policies: Mapping[str, Policy] = field(default_factory=lambda: POLICIES)
     # Prompts of ended sessions that the stages keep, and the least common prefix worth taking over.
     max_cached_prompts: int = 8
-    min_common_prefix: int = 64
+    min_common_prefix: int = MIN_COMMON_PREFIX
     # Prompt nodes per segment.
     prefill_rows: int = 64
     # Cache slots of the token source on this node, over all sessions; 0: no bound.

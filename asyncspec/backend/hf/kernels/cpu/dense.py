@@ -39,7 +39,7 @@ def upcasts_half(count: int) -> bool:
 def can_defer(info: TensorInfo, dtype: torch.dtype, count: int) -> bool:
     """Whether a layer of ``count`` weights, for rows of ``dtype``, multiplies a matrix by
     onnxruntime, so that it may stay in its file until the layer is built (``ort.py``)."""
-    if dtype != torch.float32:
+    if dtype != torch.float32 or info.transposed:
         return False
     if can_mmap(info):
         return prefers_mlas()

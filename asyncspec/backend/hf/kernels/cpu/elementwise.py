@@ -44,8 +44,8 @@ class PaddedRotary(nn.Module):
     def forward(
         self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """position_ids [1, n] -> cos, sin [1, n, head_dim]."""
-        rows = position_ids.shape[1]
+        """position_ids [..., 1, n] -> cos, sin [1, n, head_dim]."""
+        rows = position_ids.shape[-1]
         padded = torch.nn.functional.pad(position_ids, (0, -rows % 32))
         cos, sin = self.function(x, padded, *args, **kwargs)
         return cos[:, :rows], sin[:, :rows]

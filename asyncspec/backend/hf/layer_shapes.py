@@ -1,0 +1,37 @@
+"""What the layers of a transformers model keep of a session, from their modules alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncspec.backend.hf.cache import LayerShape
+from asyncspec.backend.hf.delta_net import state_shape
+from asyncspec.backend.hf.recurrent import StateShape
+from asyncspec.core.errors import CheckpointError
+
+
+def layer_shapes(model: Any) -> tuple[LayerShape | StateShape, ...]:
+    """Of each layer of a causal LM, which may be on the meta device. Raises ``CheckpointError``
+    for layers of another structure."""
+    try:
+        return tuple(map(_layer_shape, model.model.layers))
+    except AttributeError as error:
+        name = type(model).__name__
+        raise CheckpointError(f"{name} of this transformers is not known: {error}") from error
+
+
+def _layer_shape(layer: Any) -> LayerShape | StateShape:
+    if (family := getattr(layer, "linear_attn", None)) is not None:
+        return state_shape(family)
+    attention = layer.self_attn
+    config = attention.config
+    heads = config.num_attention_heads
+    if hasattr(attention, "kv_b_proj"):
+        # Latent attention, expanded: every head has its own keys and values.
+        return LayerShape(heads, attention.qk_head_dim, attention.v_head_dim)
+    width = getattr(attention, "head_dim", None) or config.hidden_size // heads
+    if (projection := getattr(attention, "k_proj", None)) is not None:
+        kv_heads = projection.out_features // width
+    else:
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return LayerShape(kv_heads, width, width, heads // kv_heads)

@@ -1,0 +1,138 @@
+"""States of gated delta net layers: whatever is kept or computed again, the bits are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import recurrent
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.footprint import footprint
+from asyncspec.backend.hf.model_config import inspect_checkpoint
+from asyncspec.backend.hf.recurrent import Inputs, StateCache, StateShape, step
+from asyncspec.backend.hf.stage import load_stage
+from asyncspec.core.jobs import Row
+from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
+from asyncspec.core.sampling import Sampling
+from asyncspec_protocol.ids import NodeId
+from backend import conformance
+from backend.probe import cut
+
+pytestmark = pytest.mark.torch
+
+SHAPE = StateShape(heads=2, key_width=3, value_width=5, channels=7, kernel=4)
+VOCAB = 16
+
+
+class Node:
+    """A node's inputs; its state and window are those of the recurrence as it is defined."""
+
+    def __init__(self, number: int, above: Node | None) -> None:
+        generator = torch.Generator().manual_seed(number)
+
+        def random(*size: int) -> torch.Tensor:
+            return torch.rand(*size, generator=generator)
+
+        self.channels, self.query = random(7), random(2, 3)
+        self.inputs = Inputs(random(2, 3), random(2, 5), random(2), random(2))
+        before = torch.zeros(2, 3, 5) if above is None else above.state
+        self.state = step(before, self.inputs)
+        window = torch.zeros(4, 7) if above is None else above.window
+        self.window = torch.cat([window[1:], self.channels[None]])
+        self.path: frozenset[int] = (above.path if above else frozenset()) | {number}
+
+    def read(self) -> torch.Tensor:
+        """What its query reads [heads, V]."""
+        return torch.bmm(self.query[:, None], self.state)[:, 0]
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), kept=st.integers(1, 9))
+def test_a_node_reads_the_state_of_its_path(seed: int, kept: int) -> None:
+    """A tree that grows, is pruned, compacted and committed at random."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(recurrent, "KEPT_STATES", kept)
+    random, cache, table = Random(seed), StateCache(SHAPE), SlotTable()
+    nodes: dict[NodeId, Node] = {}
+    committed: set[NodeId] = set()
+    for _ in range(random.randint(1, 12)):
+        ids = [NodeId(len(nodes) + i) for i in range(random.randint(1, 6))]
+        parents: list[NodeId] = []
+        for i, node in enumerate(ids):
+            parents.append(random.choice([table.tip, *table.speculative_nodes, *ids[:i]]))
+            nodes[node] = Node(node, nodes.get(parents[-1]))
+        start = table.committed
+        table, rows = allocate(table, ids, parents, committed.__contains__)
+        fresh = [nodes[node] for node in ids]
+        windows = cache.windows(start, rows, torch.stack([n.channels for n in fresh]))
+        assert torch.equal(windows, torch.stack([n.window for n in fresh]))
+        queries = torch.stack([n.query for n in fresh])
+        read = cache.read(start, rows, queries, [n.inputs for n in fresh])
+        assert torch.equal(read, torch.stack([n.read() for n in fresh]))
+        cache.check(start)
+        if table.speculative and random.random() < 0.6:
+            tip = random.choice(table.speculative_nodes)
+            committed |= {NodeId(node) for node in nodes[tip].path}
+            alive = {node for node in table.speculative_nodes if tip in nodes[node].path}
+            old = table.committed
+            table, stay = reclaim(
+                table, committed.__contains__, lambda node, kept=alive | committed: node in kept
+            )
+            if stay is not None:
+                cache.compact(old, stay)
+    monkeypatch.undo()
+
+
+def test_a_state_that_is_gone_is_no_prefix() -> None:
+    cache, other = StateCache(SHAPE), StateCache(SHAPE)
+    nodes: list[Node] = []
+    for slot in range(5):
+        nodes.append(Node(slot, nodes[-1] if nodes else None))
+        row = [Row(slot, slot, (slot,))]
+        cache.windows(slot, row, nodes[-1].channels[None])
+        cache.read(slot, row, nodes[-1].query[None], [nodes[-1].inputs])
+    with pytest.raises(ValueError, match="not kept"):
+        other.copy_prefix(cache, 2)
+    with pytest.raises(ValueError, match="not kept"):
+        cache.windows(2, [Row(2, 2, (2,))], nodes[2].channels[None])
+    other.copy_prefix(cache, 5)
+    row = [Row(5, 5, (5,))]
+    after = Node(5, nodes[-1])
+    for one in (cache, other):
+        one.windows(5, row, after.channels[None])
+        read = one.read(5, row, after.query[None], [after.inputs])
+        assert torch.equal(read[0], after.read())
+
+
+@pytest.fixture(scope="module")
+def make(tiny: Callable[..., Path]) -> conformance.MakeStages:
+    stages = cut(open_checkpoint(tiny("qwen3.5")), 2)
+    return lambda _: stages
+
+
+def test_conformance_with_states(make: conformance.MakeStages) -> None:
+    sampled = Sampling(temperature=0.8, top_p=0.95, seed=11)
+    conformance.check_tree_equals_sequential(
+        make, VOCAB, 1, length=20, sampling=sampled, coalesced=True
+    )
+    conformance.check_sessions_apart(make, VOCAB)
+    conformance.check_batches_equal_sequential(make, VOCAB, 0, (Sampling(), sampled), length=15)
+    conformance.check_begins_like_another(make, VOCAB, 1)
+
+
+def test_memory_of_states_is_counted(tiny: Callable[..., Path]) -> None:
+    path = tiny("qwen3.5")
+    info = inspect_checkpoint(path)
+    assert not info.shares_prefixes
+    stage = load_stage(open_checkpoint(path), 2, 5, mode="fast")
+    foretold = footprint(path, info, (2, 5), "float32", "fast")
+    assert foretold.session == stage.session_bytes > 3 * recurrent.KEPT_STATES * 4 * 16 * 24 * 4
+    # Layers that keep nothing of a token still have its position.
+    assert stage.cache_bytes(1) == 8
+    assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
