@@ -42,9 +42,9 @@ class Node:
         self.channels, self.query = random(7), random(2, 3)
         self.inputs = Inputs(random(2, 3), random(2, 5), random(2), random(2))
         before = torch.zeros(2, 3, 5) if above is None else above.state
-        self.state = step(before, self.inputs)
+        self.state: torch.Tensor = step(before, self.inputs)
         window = torch.zeros(4, 7) if above is None else above.window
-        self.window = torch.cat([window[1:], self.channels[None]])
+        self.window: torch.Tensor = torch.cat([window[1:], self.channels[None]])
         self.path: frozenset[int] = (above.path if above else frozenset()) | {number}
 
     def read(self) -> torch.Tensor:
@@ -81,9 +81,8 @@ def test_a_node_reads_the_state_of_its_path(seed: int, kept: int) -> None:
             committed |= {NodeId(node) for node in nodes[tip].path}
             alive = {node for node in table.speculative_nodes if tip in nodes[node].path}
             old = table.committed
-            table, stay = reclaim(
-                table, committed.__contains__, lambda node, kept=alive | committed: node in kept
-            )
+            kept_nodes = alive | committed
+            table, stay = reclaim(table, committed.__contains__, kept_nodes.__contains__)
             if stay is not None:
                 cache.compact(old, stay)
     monkeypatch.undo()

@@ -6,7 +6,7 @@ from asyncspec.backend.base import FilePart, sampled_parts, whole_file
 from asyncspec.backend.hf.checkpoint import LAYERS, open_checkpoint
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, INDEX, read_entries
 from asyncspec.backend.hf.model_config import GENERATION_CONFIG
-from asyncspec.backend.hf.weights import NORM, layer_of
+from asyncspec.backend.hf.weights import NORM_PREFIX, layer_of
 
 
 def stage_files(name: str, span: tuple[int, int]) -> list[FilePart]:
@@ -21,9 +21,10 @@ def stage_files(name: str, span: tuple[int, int]) -> list[FilePart]:
     ends = {EMBEDDING} if span[0] == 0 else set()
     if span[1] == checkpoint.info.layers:
         # A tied head is the embedding, and one that may be is compared with it.
-        ends |= {NORM, HEAD, EMBEDDING}
+        ends |= {HEAD, EMBEDDING}
     for tensor, info in checkpoint.tensors.items():
-        if layer_of(tensor) in own or tensor in ends:
+        norm = span[1] == checkpoint.info.layers and tensor.startswith(NORM_PREFIX)
+        if layer_of(tensor) in own or tensor in ends or norm:
             found.append(FilePart(info.file, info.offset, info.size))
         else:
             found.extend(sampled_parts(info.file, info.offset, info.size))

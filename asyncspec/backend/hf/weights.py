@@ -35,7 +35,8 @@ from asyncspec.backend.hf.model_config import EXPERTS
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.core.errors import CheckpointError
 
-NORM = "model.norm.weight"
+NORM_PREFIX = "model.norm."
+NORM = f"{NORM_PREFIX}weight"
 
 
 def sub_config(config: Any, first: int, last: int) -> Any:
@@ -110,9 +111,9 @@ def read_shard_tensors(
     if has_head:
         tied = head_is_embedding(checkpoint, dtype)
     prefixes = {f"{LAYERS}{i}.": f"{LAYERS}{i - first}." for i in range(first, last)}
-    norm = NORM.removesuffix("weight")
-    others = {n: has_head for n in checkpoint.tensors if n.startswith(norm)} | {NORM: has_head}
+    others = {n: has_head for n in checkpoint.tensors if n.startswith(NORM_PREFIX)}
     others[EMBEDDING] = first == 0 or (has_head and tied)
+    others[NORM] = has_head
     others[HEAD] = has_head and not tied
     chosen: dict[str, TensorInfo] = {}
     splits = checkpoint.info.architecture in EXPERTS
