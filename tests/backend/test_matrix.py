@@ -4,6 +4,7 @@ the sequential decoder's text from the sequential decoder's bits, under delays o
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +144,13 @@ def test_cells_notice_a_fault(
     for cell in some:
         with pytest.raises((AssertionError, ProtocolError, ValueError, KeyError)):
             matrix.run(cell)
+
+
+@pytest.mark.parametrize("family", ["gpt-oss", "deepseek-v3", "qwen3.5", "gemma4"])
+def test_cells_of_other_families(tiny: Callable[..., Path], family: str) -> None:
+    """Sinks, latent attention, states, and layers of different shapes under prunes, abandoned
+    passes and compaction."""
+    other = Matrix(Loaded(open_checkpoint(tiny(family))), {"ngram": LoadedSource(NGramSource())})
+    for policy in ("flow", "flowspec", "pipedec"):
+        other.run(Cell(policy, "ngram", "T=0.7 top-p=0.9", 2))
+    assert other.happened["ngram", "hits"] + other.happened["ngram", "misses"] > 0

@@ -118,8 +118,8 @@ class TreeAttention(TreeMask):
         first, end = slots[0], slots[0] + len(rows)
         dense = slots == list(range(first, end))
         self.slots = slice(first, end) if dense else torch.tensor(slots)
-        # By window.
-        self._masks: dict[int | None, tuple[int, Tensor]] = {}
+        # By window and query heads of a key head, which differ between layers.
+        self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.cache.write(params.layer, self.slots, key, value)
@@ -161,7 +161,8 @@ class TreeAttention(TreeMask):
     def _mask(self, window: int | None, groups: int) -> tuple[int, Tensor]:
         if window is not None and self.last_position < window:
             window = None
-        if window not in self._masks:
+        key = (window, groups)
+        if key not in self._masks:
             start = self.mask_start if window is None else 0
             seen = self.visible(start)
             if window is not None:
@@ -170,8 +171,8 @@ class TreeAttention(TreeMask):
             rows = groups * len(self.rows)
             mask = np.zeros((self.tiles.padded(rows), self.end - start), np.float32)
             mask[:rows].reshape(groups, *seen.shape)[:, ~seen] = -np.inf
-            self._masks[window] = (start, torch.from_numpy(mask))
-        return self._masks[window]
+            self._masks[key] = (start, torch.from_numpy(mask))
+        return self._masks[key]
 
 
 class FastAttention(TreeAttention):
