@@ -37,6 +37,9 @@ pytestmark = [
     pytest.mark.skipif(not FORKS, reason="nodes are not forked on this system"),
 ]
 
+TOY = "toy:layers=2,vocab=64"
+"""Forking concerns processes alone; ``tests/nodes/test_processes.py`` has forks with torch."""
+
 Act = Callable[[ForkServerClient, IO[bytes]], Awaitable[None]]
 
 
@@ -67,8 +70,10 @@ def forked_by(file: Path, log: Path, act: Act) -> None:
 
 
 @pytest.fixture
-def cluster_file(tmp_path: Path) -> Path:
-    target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
+def cluster_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Parameter: the target, if not the toy one."""
+    target = TargetTable(path=getattr(request, "param", TOY))
+    draft = DraftTable("none", "autoregressive")
     launch = LocalLauncher(forks=False)
     launch.prepare(local_config(target, draft, 1, 1), tmp_path)
     asyncio.run(launch.close())
@@ -147,6 +152,7 @@ def test_nodes_end_with_their_server_and_the_next_gets_another(
     forked_by(cluster_file, tmp_path / "log", act)
 
 
+@pytest.mark.parametrize("cluster_file", [str(BUNDLED_TARGET)], indirect=True, ids=["torch"])
 def test_nodes_share_the_cores(
     cluster_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +249,7 @@ def test_a_server_that_imports_for_ever_is_given_up(
     stuck.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stuck))
     monkeypatch.setattr(cluster, "START_SECONDS", 0.2)
-    target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
+    target, draft = TargetTable(path=TOY), DraftTable("none", "autoregressive")
 
     async def main() -> None:
         async with cluster.LocalCluster(local_config(target, draft, 1, 1), lambda report: None):
@@ -256,7 +262,7 @@ def test_a_server_that_imports_for_ever_is_given_up(
 
 def test_a_cluster_serves_when_the_last_node_does_that_was_started() -> None:
     """Not when those do that were started so far."""
-    target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable("none", "autoregressive")
+    target, draft = TargetTable(path=TOY), DraftTable("none", "autoregressive")
     served: dict[int, asyncio.Event] = {0: asyncio.Event(), 1: asyncio.Event()}
 
     class Slow(LocalLauncher):
