@@ -19,11 +19,11 @@ from asyncspec_nodes.console.arguments import Parser, variable
 from asyncspec_nodes.node import cli as node
 from tools.bench.docs.cli import parsers
 
-PROGRAMS = sorted(parsers())
+PARSERS = parsers()
 OPTIONS = [
     (program, action.option_strings[0])
-    for program in PROGRAMS
-    for action in parsers()[program]._actions
+    for program, parser in PARSERS.items()
+    for action in parser._actions
     if variable(action)
 ]
 
@@ -45,10 +45,10 @@ def required(parser: argparse.ArgumentParser, but: argparse.Action) -> list[str]
 @pytest.mark.parametrize(("program", "option"), OPTIONS)
 def test_a_variable_does_what_its_option_does(program: str, option: str) -> None:
     """Alone as the option does; beside the option it has no say."""
-    parser = parsers()[program]
+    parser = PARSERS[program]
     assert isinstance(parser, Parser)
     action = next(one for one in parser._actions if option in one.option_strings)
-    words, flag = required(parser, action), action.nargs == 0
+    words, flag, needed = required(parser, action), action.nargs == 0, action.required
     text = "1" if flag else sample(action)
     written = [option] if flag else [option, text]
     parser.environment = {}
@@ -56,14 +56,15 @@ def test_a_variable_does_what_its_option_does(program: str, option: str) -> None
     parser.environment = {variable(action): text}
     assert parser.parse_args([*words, *written]) == by_option
     assert parser.parse_args(words) == by_option
+    action.required = needed
     parser.environment = {variable(action): "0" if flag else "\0no such value"}
     assert parser.parse_args([*words, *written]) == by_option
     assert f"[{variable(action)}]" in parser.format_help().replace("\n", "").replace(" ", "")
 
 
 def test_variables_differ() -> None:
-    for program in PROGRAMS:
-        names = [name for action in parsers()[program]._actions if (name := variable(action))]
+    for program, parser in PARSERS.items():
+        names = [name for action in parser._actions if (name := variable(action))]
         assert len(set(names)) == len(names)
         # It is a key itself, of the service or of its client.
         assert "ASYNCSPEC_API_KEY" not in names or program == "asyncspec chat"
