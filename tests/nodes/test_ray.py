@@ -140,5 +140,6 @@ async def test_an_answer_goes_on_when_ray_loses_a_machine(ray_cluster: Any) -> N
                 (choice,) = (await reply.json())["choices"]
             assert text == choice["text"]
     finally:
-        up.terminate()
+        if up.returncode is None:
+            up.terminate()
         assert await up.wait() == 0
