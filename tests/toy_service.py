@@ -66,7 +66,7 @@ RULES = ServingConfig(
     eos=frozenset({END}),
     policy="flowspec",
     vocab=16,
-    grammar_problem=GRAMMARS.problem,
+    grammars=GRAMMARS,
 )
 MODEL = ToyModel(attention="parent")
 

@@ -18,6 +18,7 @@ from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.dflash.source import DFlashSource
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.reference import decode
+from asyncspec.backend.tree_stage import TreeStage
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.jobs import Batch, Forward, Job, Release, draft_jobs
@@ -160,8 +161,6 @@ class Matrix:
             name: replace(one, source=ConstrainedSource(one.source, lambda: GRAMMARS))
             for name, one in sources.items()
         }
-        for stages in STAGES:
-            loaded.cut(stages)[-1].constrain(GRAMMARS)
         # By ("source", its name), ("policy", its name) and so on: hits, misses, ...
         self.happened: Counter[tuple[str, str]] = Counter()
         self.passed: set[Cell] = set()
@@ -179,7 +178,7 @@ class Matrix:
     def answer(self, prompt: tuple[int, ...], how: Sampling) -> Answer:
         """By one stage, one row a pass."""
         if (prompt, how) not in self._answers:
-            stages = self.loaded.cut(1)
+            stages = self._cut(1)
             probe = Everything()
             try:
                 tokens = decode(stages, prompt, NEW, sampling=how)
@@ -187,6 +186,12 @@ class Matrix:
                 probe.stop()
             self._answers[prompt, how] = Answer(tuple(tokens), dict(probe.seen))
         return self._answers[prompt, how]
+
+    def _cut(self, stages: int) -> list[TreeStage[Any]]:
+        """The target, which knows the grammars of cells."""
+        found = self.loaded.cut(stages)
+        found[-1].constrain(GRAMMARS)
+        return found
 
     def run(self, cell: Cell) -> None:
         """Raises ``AssertionError`` where anything differs from the sequential decoder's."""
@@ -201,7 +206,7 @@ class Matrix:
             window=1 + seed % 3,
             prefill_rows=(5, 64)[seed % 2],
         )
-        stages = self.loaded.cut(cell.stages)
+        stages = self._cut(cell.stages)
         self._watch(cluster, cell)
         probe = Everything()
         try:

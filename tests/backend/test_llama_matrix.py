@@ -19,7 +19,7 @@ from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from backend import predictable_models
 from backend.gguf_models import LoadedGGUF, convert, quantise
-from backend.matrix import DRAWS, PENALISED, Cell, Matrix, reading
+from backend.matrix import CONSTRAINED, DRAWS, PENALISED, Cell, Matrix, reading
 from effort import NIGHTLY
 
 pytestmark = pytest.mark.torch
@@ -35,7 +35,7 @@ def cells() -> Iterator[tuple[str, Cell]]:
     """A cell of each policy and source, in which draws, kinds and stages rotate; nightly all."""
     for i, (policy, source) in enumerate(product(LOSSLESS, SOURCES)):
         kinds = KINDS[:3] if source == "eagle3" else KINDS
-        places = [*product(DRAWS | PENALISED, STAGES, kinds)]
+        places = [*product(DRAWS | PENALISED | CONSTRAINED, STAGES, kinds)]
         some = [places[(5 * i + n * 7) % len(places)] for n in range(2)]
         for draws, stages, kind in places if NIGHTLY else some:
             yield kind, Cell(policy, source, draws, stages)

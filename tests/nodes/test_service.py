@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.http.api.answers import RequestContext
@@ -17,6 +18,7 @@ from asyncspec_nodes.serving.service import SHORT, TextService
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
+from asyncspec_protocol.sampling import Constraint
 from nodes.manual_thread import ManualThread
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
@@ -318,3 +320,22 @@ def test_a_tokenized_prompt_is_reused_for_its_own_tenant_only(times: int) -> Non
     for number, tenant in enumerate(("one", "one", "other")):
         world.ask(replace(ASK, request=number, prompt="a" * times, tenant=tenant))
     assert len(world.codec.read) == 2
+
+
+def test_an_answer_that_breaks_off_its_grammar_is_an_error() -> None:
+    """Where the parser's limits are met the stage can draw nothing but an end."""
+    letters = [chr(i).encode() for i in range(200)]
+    grammars = Grammars(lambda: Vocabulary(letters, {0}, (0,)))
+    for tokens, reason in (((120, 121, 0), "stop"), ((120, 0), "error")):
+        world = World(replace(RULES, grammars=grammars))
+        world.ask(replace(ASK, constraint=Constraint('start: "xy"')))
+        (submitted,) = world.fed
+        assert isinstance(submitted, Submitted)
+        world.service.emit(Emit(submitted.request.request, tokens))
+        world.service.finish(Finish(submitted.request.request, "stop", stats={"new_tokens": 3.0}))
+        finished = world.inbox.got[-1]
+        assert isinstance(finished, Finished)
+        assert finished.reason == reason
+        error = error_of(finished, _call())
+        assert (error is None) == (reason == "stop")
+        assert error is None or error.status == 400

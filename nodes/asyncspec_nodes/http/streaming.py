@@ -46,14 +46,14 @@ def error_of(end: Finished, call: Completion) -> ApiError | None:
         return ApiError(429, end.detail, code="too_many_requests", retry_after=1)
     if end.code == "internal":
         return ApiError(500, end.detail, code="internal")
+    if end.code == BAD_GRAMMAR:
+        text = f"{call.form_name}: {end.detail}"
+        return ApiError(400, text, param=call.form_name, code="invalid_grammar")
     if end.code == BREAKS:
         # 422: clients do not retry it by themselves.
         return ApiError(422, end.detail, param=prompt_name, code=BREAKS)
     if end.reason == "error" and not end.stats:
         # Without stats nothing was computed: the request was refused.
-        if end.code == BAD_GRAMMAR:
-            text = f"{call.form_name}: {end.detail}"
-            return ApiError(400, text, param=call.form_name, code="invalid_grammar")
         if end.code in ("min_tokens", "logit_bias"):
             return ApiError(400, end.detail, param=end.code, code="invalid_value")
         return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")

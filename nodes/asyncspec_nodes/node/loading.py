@@ -276,7 +276,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
             drafts=parts(config.draft.source) != (NONE,),
             vocab=target.info.vocab_size,
             defaults=defaults,
-            grammar_problem=found.problem,
+            grammars=found,
             chat=_chat_facts(tokenizer) if chats else ChatFacts(),
         ),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -60,6 +61,27 @@ def tokenize(tokenizer: Tokenizer, chat: str, prompt: str, tenant: str) -> tuple
     return tokenizer.render(chat) if chat else tokenizer.encode(prompt)
 
 
+class AnswerMatcher(Protocol):
+    """An answer next to its grammar."""
+
+    def commit(self, tokens: Sequence[int], /) -> bool:
+        """Some tokens more. False where the grammar does not allow them."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer may end here."""
+
+
+class GrammarCompiler(Protocol):
+    """The grammars of the target's vocabulary. Thread-safe."""
+
+    def problem(self, grammar: str, /) -> str | None:
+        """Why a grammar cannot be compiled, which may take seconds; None where it can."""
+
+    def matcher(self, grammar: str, /) -> AnswerMatcher:
+        """At the start of an answer. Raises ``ValueError``."""
+
+
 class ServingConfig(Struct, frozen=True):
     """Limits and defaults of the cluster's requests."""
 
@@ -75,10 +97,10 @@ class ServingConfig(Struct, frozen=True):
     vocab: int = 2**31
     # Sampling settings for requests that leave them out.
     defaults: Defaults = Defaults()
-    # Why a grammar cannot be compiled, which may take seconds; None where it can.
     # Of the target's chat template.
     chat: ChatFacts = ChatFacts()
-    grammar_problem: Callable[[str], str | None] = lambda _: None
+    # None: grammars are not looked at here.
+    grammars: GrammarCompiler | None = None
 
 
 BAD_GRAMMAR = "grammar"
@@ -110,7 +132,8 @@ def _constraint_refusal(submit: Submit, policy: str, config: ServingConfig) -> R
         if POLICIES[policy].top_logprobs:
             text = f"policy {policy} is lossy: it cannot keep to a grammar; take another one"
             return Refusal(text, BAD_GRAMMAR)
-        if (problem := config.grammar_problem(constraint.grammar)) is not None:
+        problem = config.grammars.problem(constraint.grammar) if config.grammars else None
+        if problem is not None:
             return Refusal(f"it cannot be compiled: {problem}", BAD_GRAMMAR)
     if constraint.min_tokens > submit.max_new_tokens:
         least, most = constraint.min_tokens, submit.max_new_tokens

@@ -16,7 +16,15 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
-from asyncspec_nodes.serving.requests import Refusal, ServingConfig, Tokenize, prepare, tokenize
+from asyncspec_nodes.serving.requests import (
+    BAD_GRAMMAR,
+    AnswerMatcher,
+    Refusal,
+    ServingConfig,
+    Tokenize,
+    prepare,
+    tokenize,
+)
 from asyncspec_nodes.serving.text import answer_text
 from asyncspec_nodes.serving.totals import Totals
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -27,6 +35,8 @@ SHORT = 1024
 with the bundled tokenizer: .06 ms and .8 us a character). A million would block it for a second."""
 
 T = TypeVar("T")
+
+UNFINISHED = "its grammar has outgrown the parser's limits; make it simpler"
 
 FAILED = Refusal("the draft node has made a mistake while it read the prompt", "internal")
 
@@ -64,9 +74,16 @@ class _Answer:
     """A running request."""
 
     def __init__(
-        self, client: ResponseSink, submit: Submit, prompt: Sequence[int], tokenizer: Tokenizer
+        self,
+        client: ResponseSink,
+        submit: Submit,
+        prompt: Sequence[int],
+        tokenizer: Tokenizer,
+        matcher: AnswerMatcher | None,
     ) -> None:
         self.client = client
+        # Of its grammar.
+        self.matcher = matcher
         # The client's request number.
         self.number = submit.request
         self.id = submit.id
@@ -143,6 +160,8 @@ class TextService:
         if answer.stopped:
             return ""  # emitted before the machine processed ``Stopped``
         piece = answer.text.push(effect.tokens)
+        if answer.matcher is not None:
+            answer.matcher.commit(effect.tokens)
         answer.tokens += piece.tokens
         self.totals.emitted(effect.request, piece.tokens)
         tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
@@ -179,6 +198,10 @@ class TextService:
             answer.client.send(Output(answer.number, (), rest))
         self.totals.finished(effect.request, reason, effect.stats)
         detail, code = ("", "") if answer.stopped else (effect.detail, effect.code)
+        matcher = None if answer.stopped else answer.matcher
+        if reason == "stop" and matcher is not None and not matcher.complete:
+            # The stage's parser has met its limits, and only an end was left to draw.
+            reason, detail, code = "error", UNFINISHED, BAD_GRAMMAR
         answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
         return rest
 
@@ -217,7 +240,9 @@ class TextService:
             stats = {"prompt_tokens": float(len(found.prompt))}
             client.send(Finished(submit.request, "stop", "", stats))
             return
-        self._answers[number] = _Answer(client, submit, found.prompt, self._tokenizer)
+        grammar, grammars = submit.constraint.grammar, self._config.grammars
+        matcher = grammars.matcher(grammar) if grammar and grammars else None
+        self._answers[number] = _Answer(client, submit, found.prompt, self._tokenizer, matcher)
         self._feed(Submitted(found))
 
     def _cancel(self, number: int) -> None:
