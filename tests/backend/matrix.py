@@ -107,8 +107,9 @@ def cells() -> list[Cell]:
             (*product(LOSSLESS, SOURCES, PENALISED), *product(LOSSLESS, HEADS, DRAWS))
         )
     )
+    sources = (*HEADS, *SOURCES)
     forms = (
-        (policy, SOURCES[i % len(SOURCES)], draws, STAGES[i % len(STAGES)])
+        (policy, sources[i % len(sources)], draws, STAGES[i % len(STAGES)])
         for i, (policy, draws) in enumerate(product(LOSSLESS, CONSTRAINED))
     )
     return [Cell(*one) for one in (*whole, *some, *forms)]
