@@ -53,6 +53,10 @@ def test_it_runs_the_cells_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["cells"] == 2
     assert [set(one["speeds"]) for one in found["by cell"]] == [{*grid.FIXED, "flow"}] * 2
     assert plot.stat().st_size
+    assert main([*words[:-2], "--tokens", "4"]) == 0
+    short = json.loads(capsys.readouterr().out)
+    assert [one["cell"].count("tokens=4") for one in short["by cell"]] == [1, 1]
+    assert main([*words[:-2], "--tokens", "1"]) == 2
     assert main(["grid", "--cells", str(tmp_path / "no.json")]) == 2
     file.write_text('[{"stages": 2, "draft": 1}]')
     assert main(["grid", "--cells", str(file)]) == 2

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -27,7 +28,7 @@ from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabl
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.dipsd.machines.cases import Turning
-from tools.bench.options import check_numbers
+from tools.bench.options import SEVERAL, check_numbers
 from tools.bench.pool import as_done
 
 PLAIN, FLOWSPEC, FLOW = "autoregressive", "flowspec", "flow"
@@ -166,6 +167,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="108 regular cells, cells of a wider space, or a JSON list of cells (default: core)",
     )
     parser.add_argument("--count", type=int, default=60, help="cells of the wider space")
+    parser.add_argument(
+        "--tokens", type=int, help="tokens of an answer (64: a cold start; default: the cells' own)"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a heat map (.png, .svg)")
     parser.add_argument("--json", action="store_true")
@@ -173,8 +177,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Simulate all cells and print ratios: those of the worst cells, means and least values."""
-    check_numbers(options, count=COUNT, jobs=COUNT)
+    check_numbers(options, count=COUNT, jobs=COUNT, tokens=SEVERAL)
     cells = _cells(options.cells, options.count)
+    if options.tokens:
+        cells = [replace(cell, tokens=options.tokens) for cell in cells]
     work = [(cell, policy) for cell in cells for policy in (*FIXED, FLOW)]
     speeds: dict[Cell, dict[str, float]] = {cell: {} for cell in cells}
     with Progress(console=Console(stderr=True)) as progress:
