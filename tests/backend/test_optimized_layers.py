@@ -23,7 +23,7 @@ from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import load_stage
 from backend.fake_attention import Mixing
-from backend.tiny import FAMILIES
+from backend.tiny import FAMILIES, OWN_CODE
 
 pytestmark = pytest.mark.torch
 
@@ -59,7 +59,7 @@ def outputs(shard: Shard, rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OWN_CODE])
 def test_every_family_is_optimized_and_keeps_its_bits(
     family: str, dtype: str, mode: Mode, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +69,11 @@ def test_every_family_is_optimized_and_keeps_its_bits(
     assert "own code" not in optimized.describe()
     for rows in (1, 2, 7, 35):
         assert torch.equal(outputs(optimized, rows), outputs(own, rows)), rows
+
+
+@pytest.mark.parametrize("family", sorted(OWN_CODE.intersection(FAMILIES)))
+def test_a_family_with_other_layers_says_so(family: str, tiny: MakeTiny) -> None:
+    assert "own code" in load(tiny(family), "float32", "fast").describe()
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

@@ -234,6 +234,9 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families with the parts of those in ``FAMILIES``, tried in fewer ways."""
 
+OWN_CODE = frozenset({"gpt-oss", "qwen3.5", "deepseek-v3", "gemma4"})
+"""Those of ``FAMILIES`` whose layers run in transformers' own code."""
+
 for _families in (FAMILIES, PLAIN):
     # Older releases of transformers have fewer.
     for _name in [n for n, (kind, _) in _families.items() if kind not in CONFIG_MAPPING]:
