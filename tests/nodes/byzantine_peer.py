@@ -120,11 +120,20 @@ class Node:
             self.work()
 
 
-def connected_stage(rank: int, stages: int, vocab: int, device: Any, each: int = 1) -> Node:
+def connected_stage(
+    rank: int, stages: int, vocab: int, device: Any, each: int = 1, *, shares_prefixes: bool = True
+) -> Node:
     """A stage of ``each`` layers whose peers are there."""
     first, end = each * (rank - 1), each * rank
     config = VerifyConfig(
-        Rank(rank), stages, 8, vocab, first_layer=first, end_layer=end, layers=each * stages
+        Rank(rank),
+        stages,
+        8,
+        vocab,
+        first_layer=first,
+        end_layer=end,
+        layers=each * stages,
+        shares_prefixes=shares_prefixes,
     )
     node = Node(Driven(VerifyMachine(config)), device)
     peers = {DRAFT, Rank(rank - 1)} | ({Rank(rank + 1)} if rank < stages else set())

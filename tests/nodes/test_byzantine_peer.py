@@ -59,6 +59,19 @@ def test_a_session_that_penalises_tokens_shares_no_prompt(rank: int) -> None:
     assert 1 not in node.driven.state.sessions
 
 
+def test_a_stage_with_recurrent_states_shares_no_prompt() -> None:
+    """The device has the states of one tip, and would fail."""
+    device = ToyStage(ToyModel(layers=1, vocab=VOCAB), 0, 1)
+    node = connected_stage(1, 1, VOCAB, device, shares_prefixes=False)
+    node.receive(0, opening(3))
+    node.feed_rows(0, segment(0, {0: -1, 1: 0, 2: 1}, tokens=True))
+    node.work()
+    node.receive(0, replace(opening(4, session=1), parent_session=0, common_prefix=2))
+    assert [error.peer for error in node.refused] == [0]
+    assert "which this target's layers cannot" in str(node.refused[0])
+    assert 1 not in node.driven.state.sessions
+
+
 def test_rows_of_a_pass_that_was_given_up_go_nowhere() -> None:
     """A prune that names dead nodes again makes no rows of what was never computed."""
     node = toy(1, 2)

@@ -208,6 +208,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 layers=layers,
                 tried_rows=tuple(pass_seconds),
                 tried_microseconds=tuple(round(1e6 * took) for took in pass_seconds.values()),
+                shares_prefixes=model.info.shares_prefixes,
             )
         ),
         run_job=stage.run,

@@ -47,6 +47,9 @@ def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyS
         raise RemoteProtocolError(
             f"features of depth {max(message.features)} of {config.layers} layers", peer=peer
         )
+    if message.common_prefix and not config.shares_prefixes:
+        text = f"session {name} shares tokens, which this target's layers cannot"
+        raise RemoteProtocolError(text, peer=peer)
     sampling = Sampling.of(message)
     prompt = message.prompt_length - message.resumed_tokens
     if message.common_prefix > sampling.shareable(prompt, message.prompt_length):

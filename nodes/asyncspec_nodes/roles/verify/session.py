@@ -44,6 +44,8 @@ class VerifyConfig(Struct, frozen=True):
     # Passes tried at load: rows of each, and microseconds it took.
     tried_rows: tuple[int, ...] = ()
     tried_microseconds: tuple[int, ...] = ()
+    # Whether a session may begin with slots of another's prompt: recurrent states are of one tip.
+    shares_prefixes: bool = True
 
     @property
     def last(self) -> bool:
