@@ -123,7 +123,7 @@ def test_the_list_of_depths_may_end_with_what_was_trained_for(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"speculators_model_type": "peagle"}, "speculators_model_type 'peagle' is not supported"),
+        ({"speculators_model_type": "medusa"}, "speculators_model_type 'medusa' is not supported"),
         ({"transformer_layer_config": []}, r"transformer_layer_config is \[\], expected an object"),
         ({"transformer_layer_config": None}, "missing setting: hidden_size"),
         ({"layer": {"model_type": "qwen3_next"}}, "layers of model_type 'qwen3_next'"),

@@ -114,9 +114,9 @@ def oldest_ancestor_unseen(
     return grown, tuple(replace(row, visible=row.visible[1:] or row.visible) for row in rows)
 
 
-def positions_of_a_chain(logits: Any, positions: Any, *rest: Any) -> tuple[int, ...]:
+def positions_of_a_chain(logits: Any, positions: Any, *rest: Any, **more: Any) -> tuple[int, ...]:
     """Rows draw for the positions that follow the first row's, as if they were a chain."""
-    return draw(logits, range(positions[0], positions[0] + len(positions)), *rest)
+    return draw(logits, range(positions[0], positions[0] + len(positions)), *rest, **more)
 
 
 FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [

@@ -218,7 +218,10 @@ def _cut_off(path: Path) -> None:
         (_without("model.safetensors"), "has neither model.safetensors nor"),
         (_written("model.safetensors", "hello"), "is not a whole safetensors file"),
         (_cut_off, "is cut off before tensor"),
-        (_configured(architectures=["MambaForCausalLM"]), "recurrent state cannot verify a tree"),
+        (
+            _configured(architectures=["MambaForCausalLM"]),
+            "with a recurrent state are of a kind",
+        ),
         (_configured(architectures=["NewForCausalLM"]), "NewForCausalLM, which is not supported"),
         (_configured(num_hidden_layers=0), "needs a positive number as num_hidden_layers"),
     ],

@@ -19,6 +19,8 @@ from asyncspec.constraint.grammar import Grammars, PathMatcher, Vocabulary
 from asyncspec.constraint.text import of_schema
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.bounds import COUNT, LARGE, Bounds
+from tools.bench.options import check_numbers
 
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 MOST = 4000
@@ -209,6 +211,13 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 where an answer is not what its schema describes."""
+    check_numbers(
+        options,
+        vocabulary=Bounds(1024, 1 << 20),
+        tokens=COUNT,
+        schemas=COUNT,
+        seed=Bounds(0, LARGE),
+    )
     seconds = mask_seconds(options.vocabulary, options.tokens)
     found = check_schemas(options.schemas, options.seed)
     if options.json:

@@ -30,7 +30,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, check_target
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, even_split
-from asyncspec_nodes.console.bounds import Bounds
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_protocol.messages import Finished, Submit
 from tools.bench.options import SEVERAL, check_numbers
@@ -49,6 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Measure and print."""
+    check_numbers(options, stages=COUNT)
     info = check_target(options.target, options.stages)
     check_numbers(options, repeats=SEVERAL, tokens=Bounds(2, info.context_length - 64))
     figures = asyncio.run(_nodes(options))
