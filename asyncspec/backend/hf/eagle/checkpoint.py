@@ -65,7 +65,7 @@ def open_eagle(name: str | Path, target: ModelInfo) -> EagleCheckpoint:
 
 def _read(name: str, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:
     if dtype.is_floating_point:
-        return _finite(name, info.file, read_tensor(info, dtype))
+        return finite(name, info.file, read_tensor(info, dtype))
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -108,10 +108,10 @@ def _convert(name: str, file: Path, tensor: torch.Tensor, dtype: torch.dtype) ->
     if tensor.dtype not in TORCH_DTYPES.values():
         raise CheckpointError(f"{file} holds {tensor.dtype} weights; use an unquantised one")
     # A copy in any case: the file is only mapped.
-    return _finite(name, file, tensor.detach().to(dtype, copy=True))
+    return finite(name, file, tensor.detach().to(dtype, copy=True))
 
 
-def _finite(name: str, file: Path, tensor: torch.Tensor) -> torch.Tensor:
+def finite(name: str, file: Path, tensor: torch.Tensor) -> torch.Tensor:
     """Raises ``CheckpointError`` where a number is none: nothing would ever be proposed."""
     # A sum takes no memory, but may be infinite where the numbers are not.
     if not torch.isfinite(tensor.sum(dtype=torch.float32)) and not tensor.isfinite().all():

@@ -32,6 +32,7 @@ from asyncspec.backend.hf.checkpoint_files import (
     TensorInfo,
 )
 from asyncspec.backend.hf.draft_model import best_successors
+from asyncspec.backend.hf.eagle.checkpoint import finite
 from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import target_matrix
 from asyncspec.backend.hf.eagle.source import EagleSource
@@ -165,10 +166,7 @@ def _check_finite(name: str, info: TensorInfo) -> None:
     """Raises ``CheckpointError`` where a number is none: nothing would ever be proposed."""
     stored_type(info)
     for first, end in row_spans(info):
-        if not read_rows(info, first, end).isfinite().all():
-            raise CheckpointError(
-                f"tensor {name} of {info.file} holds NaN or infinite numbers; download it again"
-            )
+        finite(name, info.file, read_rows(info, first, end))
 
 
 def mtp_footprint(files: CheckpointFiles, dtype: str) -> Footprint:
