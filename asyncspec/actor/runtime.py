@@ -309,9 +309,8 @@ class Runtime:
     def _ran(self, job: Job, at: float, until: float) -> None:
         self._watchdog.observe(job, until - at)
         if isinstance(job, Batch | Forward):
-            parts = job.passes if isinstance(job, Batch) else (job,)
             self.passes += 1
-            self.rows += sum(len(part.rows) for part in parts)
+            self.rows += job.row_count
         if self._hook is not None:
             self._hook.ran(job, at, until)
 
