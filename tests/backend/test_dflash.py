@@ -23,14 +23,12 @@ from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import block_heads
 from backend.block_heads import PlainBlocks, dflash, save_block_speculators, save_zlab
-from backend.eagle_cluster import EagleCluster
 from backend.eagle_growth import ONE, extend, grow
 from backend.eagle_heads import HIDDEN, TARGET
 from backend.hf_cluster import Loaded
-from backend.test_eagle_cluster import Target, check, request
+from backend.test_eagle_cluster import Target, check_on_clusters
 from backend.test_eagle_source import PROPOSES, paths
 from backend.tiny import VOCAB
-from laws import SMALL, Shaken
 
 pytestmark = pytest.mark.torch
 
@@ -167,17 +165,7 @@ def test_the_tree_ends_where_the_target_ends(tiny: MakeTiny, tmp_path: Path) -> 
 @pytest.mark.parametrize("case", ["z-lab", "dspark"])
 def test_a_cluster_writes_what_generate_does(case: str, target: Checkpoint, tmp_path: Path) -> None:
     source, _ = both(CASES[case], target, tmp_path / "head")
-    loaded = Loaded(target)
-    for stages, apart in ((1, False), (2, True)):
-        delays = [Random(stages).randint(0, 9) for _ in range(23)]
-        cluster = EagleCluster(
-            Shaken(delays), loaded, source, stages=stages, policies=SMALL, apart=apart
-        )
-        asked = [request(i, policy=policy) for i, policy in enumerate(("chunked", "flowspec"))]
-        for one in asked:
-            cluster.submit(one)
-        cluster.world.run(until=100_000.0)
-        check(cluster, asked, Target(loaded, target, target.path))
+    check_on_clusters(source, Target(Loaded(target), target, target.path))
 
 
 NO_NORM = {k: v for k, v in dflash().items() if k != "hidden_norm.weight"}

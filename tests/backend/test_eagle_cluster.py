@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.dflash.source import DFlashSource
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import decode
@@ -109,6 +110,20 @@ def check(cluster: EagleCluster, asked: Sequence[Request], target: Target) -> No
             found, features[index][: len(found)], atol=rounding, rtol=rounding
         )
     assert len(cluster.watched.fed) >= len(asked)
+
+
+def check_on_clusters(source: EagleSource | DFlashSource, target: Target) -> None:
+    """One stage, and two with the source on a node of its own, write what ``generate`` does."""
+    for stages, apart in ((1, False), (2, True)):
+        delays = [Random(stages).randint(0, 9) for _ in range(23)]
+        cluster = EagleCluster(
+            Shaken(delays), target.loaded, source, stages=stages, policies=SMALL, apart=apart
+        )
+        asked = [request(i, policy=policy) for i, policy in enumerate(("chunked", "flowspec"))]
+        for one in asked:
+            cluster.submit(one)
+        cluster.world.run(until=100_000.0)
+        check(cluster, asked, target)
 
 
 @pytest.mark.parametrize(

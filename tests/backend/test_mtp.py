@@ -18,14 +18,12 @@ from asyncspec.backend.hf.mtp.head import load_mtp, mtp_footprint
 from asyncspec.core.errors import CheckpointError
 from asyncspec_nodes.cluster.automatic import choose
 from backend import tiny
-from backend.eagle_cluster import EagleCluster
 from backend.eagle_growth import extend, grow
 from backend.hf_cluster import Loaded
 from backend.mtp_models import EXTRA, LAYERS, WEIGHTS, PlainMTP, save_mtp
-from backend.test_eagle_cluster import Target, check, request
+from backend.test_eagle_cluster import Target, check_on_clusters
 from backend.test_eagle_source import paths
 from backend.tiny import VOCAB
-from laws import SMALL, Shaken
 
 pytestmark = pytest.mark.torch
 
@@ -77,18 +75,7 @@ def test_a_cluster_writes_what_generate_does(case: str, tmp_path: Path) -> None:
     layout, family, changes = CASES[case]
     path = save_mtp(tmp_path / "target", layout, family, **changes)
     checkpoint = open_checkpoint(path)
-    source, loaded = load_mtp(checkpoint), Loaded(checkpoint)
-    target = Target(loaded, checkpoint, path)
-    for stages, apart in ((1, False), (2, True)):
-        delays = [Random(stages).randint(0, 9) for _ in range(23)]
-        cluster = EagleCluster(
-            Shaken(delays), loaded, source, stages=stages, policies=SMALL, apart=apart
-        )
-        asked = [request(i, policy=policy) for i, policy in enumerate(("chunked", "flowspec"))]
-        for one in asked:
-            cluster.submit(one)
-        cluster.world.run(until=100_000.0)
-        check(cluster, asked, target)
+    check_on_clusters(load_mtp(checkpoint), Target(Loaded(checkpoint), checkpoint, path))
 
 
 def test_memory_is_what_was_said(tmp_path: Path) -> None:

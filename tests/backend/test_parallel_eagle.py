@@ -20,15 +20,13 @@ from asyncspec.core.errors import CheckpointError
 from asyncspec.core.jobs import Release
 from asyncspec_protocol.ids import SessionId
 from backend.block_heads import MASK, PlainBlocks
-from backend.eagle_cluster import EagleCluster
 from backend.eagle_growth import ONE, extend, grow
 from backend.eagle_heads import HIDDEN, TARGET, Dice, Sizes, State, eagle3, save_speculators
 from backend.eagle_reference import PlainHead
 from backend.hf_cluster import Loaded
-from backend.test_eagle_cluster import Target, check, request
+from backend.test_eagle_cluster import Target, check_on_clusters
 from backend.test_eagle_source import PROPOSES, paths
 from backend.tiny import VOCAB
-from laws import SMALL, Shaken
 
 pytestmark = pytest.mark.torch
 
@@ -135,17 +133,8 @@ def test_sessions_end_and_begin(tiny: MakeTiny, tmp_path: Path) -> None:
 
 
 def test_a_cluster_writes_what_generate_does(target: Checkpoint, tmp_path: Path) -> None:
-    source, loaded = load(save(tmp_path / "head", peagle()), target), Loaded(target)
-    for stages, apart in ((1, False), (2, True)):
-        delays = [Random(stages).randint(0, 9) for _ in range(23)]
-        cluster = EagleCluster(
-            Shaken(delays), loaded, source, stages=stages, policies=SMALL, apart=apart
-        )
-        asked = [request(i, policy=policy) for i, policy in enumerate(("chunked", "flowspec"))]
-        for one in asked:
-            cluster.submit(one)
-        cluster.world.run(until=100_000.0)
-        check(cluster, asked, Target(loaded, target, target.path))
+    source = load(save(tmp_path / "head", peagle()), target)
+    check_on_clusters(source, Target(Loaded(target), target, target.path))
 
 
 REFUSED: dict[str, tuple[State, dict[str, Any], str]] = {
