@@ -6,13 +6,13 @@ state of a device may be bound to a thread.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct
 
+from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import StageJob, TensorRows
 from asyncspec.source.base import TokenSource
@@ -228,51 +228,6 @@ class LoadedSource(Struct, frozen=True):
     tensors: Tensors | None = None
     # Memory of a session beside its tokens, in bytes.
     session_bytes: int = 0
-
-
-def conversation(chat: str) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
-    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template."""
-    given = json.loads(chat)
-    if isinstance(given, list):
-        return given, None, {}
-    return given["messages"], given["tools"] or None, given["options"]
-
-
-class Tokenizer(Protocol):
-    """A target's tokenizer."""
-
-    @property
-    def has_template(self) -> bool:
-        """Whether there is a chat template."""
-
-    @property
-    def decodes_as_whole(self) -> bool:
-        """Whether later tokens may change the text of earlier ones at any distance."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a prompt, without chat template."""
-
-    @property
-    def template(self) -> str:
-        """The chat template, Jinja; empty where there is none."""
-
-    def render(self, chat: str) -> tuple[int, ...]:
-        """Tokens of a ``conversation``. Raises ``ValueError`` with a sentence for users."""
-
-    def prompt(self, chat: str) -> str:
-        """The text that ``render`` reads."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones left out."""
-
-    def spell(self, token: int) -> bytes:
-        """The bytes of a token; of a special one its name."""
-
-    def is_special(self, token: int) -> bool:
-        """Whether it is a special token, which ``decode`` skips."""
-
-    def is_byte(self, token: int) -> bool:
-        """Whether it is a single raw byte."""
 
 
 class Footprint(Struct, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.base import Tokenizer
+from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec_nodes.serving.text import (
     UNFINISHED,
     AnswerText,

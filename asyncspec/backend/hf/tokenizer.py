@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from asyncspec.backend.base import conversation
+from asyncspec.backend.tokenizer import conversation
 from asyncspec.core.errors import CheckpointError, first_line
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from asyncspec.backend.base import conversation
 from asyncspec.backend.llama.cut import VirtualFile
 from asyncspec.backend.llama.library import load_model
 from asyncspec.backend.llama.target import TOKENS, OpenTarget
+from asyncspec.backend.tokenizer import conversation
 from asyncspec.core.errors import CheckpointError, first_line
 
 _BYTE, _CONTROL = 1 << 5, 1 << 3

@@ -25,9 +25,9 @@ from asyncspec.backend.base import (
     StageOptions,
     StageSpec,
     Tensors,
-    conversation,
     twin_quantize,
 )
+from asyncspec.backend.tokenizer import conversation
 from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
 from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.core.errors import CheckpointError, InputProblem

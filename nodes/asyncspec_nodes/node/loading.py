@@ -21,12 +21,12 @@ from asyncspec.backend.base import (
     StageOptions,
     StageSpec,
     Tensors,
-    Tokenizer,
     reads_features,
 )
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.row_compression import packing_seconds
+from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from asyncspec.backend.base import Tokenizer
 from asyncspec.backend.registry import backend_of
+from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling

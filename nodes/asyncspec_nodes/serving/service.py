@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from asyncspec.backend.base import Tokenizer
+from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
 from asyncspec_nodes.serving.requests import (
     BAD_GRAMMAR,

@@ -12,7 +12,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from asyncspec.backend.base import Tokenizer
+from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec_protocol.clients import Submit
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"

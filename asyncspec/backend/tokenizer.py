@@ -1,0 +1,52 @@
+"""What a tokenizer provides, and the conversations that it renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+def conversation(chat: str) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
+    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template."""
+    given = json.loads(chat)
+    if isinstance(given, list):
+        return given, None, {}
+    return given["messages"], given["tools"] or None, given["options"]
+
+
+class Tokenizer(Protocol):
+    """A target's tokenizer."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a chat template."""
+
+    @property
+    def decodes_as_whole(self) -> bool:
+        """Whether later tokens may change the text of earlier ones at any distance."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a prompt, without chat template."""
+
+    @property
+    def template(self) -> str:
+        """The chat template, Jinja; empty where there is none."""
+
+    def render(self, chat: str) -> tuple[int, ...]:
+        """Tokens of a ``conversation``. Raises ``ValueError`` with a sentence for users."""
+
+    def prompt(self, chat: str) -> str:
+        """The text that ``render`` reads."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+
+    def spell(self, token: int) -> bytes:
+        """The bytes of a token; of a special one its name."""
+
+    def is_special(self, token: int) -> bool:
+        """Whether it is a special token, which ``decode`` skips."""
+
+    def is_byte(self, token: int) -> bool:
+        """Whether it is a single raw byte."""
