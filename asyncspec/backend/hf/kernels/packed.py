@@ -50,7 +50,7 @@ class PackedMatrix(Struct, frozen=True):
     def read(self, first: int, end: int) -> Tensor:
         """Weights of rows [first, end), [n, columns] float32: a ``ReadRows``."""
         levels = unpack_levels(self.values[first:end], self.bits).float()
-        blocks = levels.view(len(levels), -1, self.block)
+        blocks = levels.view(*self.scales[first:end].shape, self.block)
         zero = self.zero_points
         blocks -= 2 ** (self.bits - 1) if zero is None else zero[first:end].float().unsqueeze(-1)
         blocks *= self.scales[first:end].float().unsqueeze(-1)
@@ -98,7 +98,7 @@ def quantize(read: ReadRows, shape: tuple[int, ...], bits: int, block: int) -> P
     scales = torch.empty(height, blocks)
     zero_points = torch.empty(height, blocks, dtype=torch.uint8) if bits == 4 else None
     for first, end in row_slices(shape):
-        dense = pad_columns(read(first, end).float(), block).unflatten(1, (blocks, block))
+        dense = pad_columns(read(first, end).float(), block).view(-1, blocks, block)
         scale, zero = _symmetric(dense) if zero_points is None else _asymmetric(dense)
         levels = _levels(dense, scale, zero, bits)
         values[first:end] = pack_levels(levels.flatten(1), bits)
