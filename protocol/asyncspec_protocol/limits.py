@@ -33,8 +33,9 @@ MAX_COUNT = 2**53 - 1
 MAX_CAPACITY = 2**31
 # Nodes of a session's tree: a prune names all of them, and those accepted of late.
 MAX_TREE_NODES = 2 * MAX_NODES
-# Candidates that a token source looks at for one tree: each takes some hundred bytes there.
-MAX_CANDIDATES = 2**20
+# Candidates that a token source looks at for one tree, which other sessions wait for: a thirtieth
+# of a second, and some hundred bytes each. It expands ``MAX_TREE_NODES`` of them at most.
+MAX_CANDIDATES = 2**16
 # Seconds of anything, a clock or a duration: some ten thousand years. Sums and products of a few
 # of them are still numbers.
 MAX_SECONDS = 1e12

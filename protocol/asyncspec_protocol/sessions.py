@@ -78,7 +78,8 @@ class Open(WireMessage, array_like=True, frozen=True, tag="open"):
     common_prefix: Count = 0
     # Segments of it that wait at a stage may share a pass, where that costs less than one for each.
     coalesce: bool = False
-    # Nodes of its tree at most: its cache may come to ``capacity`` and these. -1: not known.
+    # Nodes of its tree at most: its cache may come to ``capacity`` and these. -1: not known, counts
+    # as ``MAX_TREE_NODES``.
     max_tree_nodes: Annotated[int, Meta(ge=-1, le=MAX_TREE_NODES)] = -1
     # With a grammar segments bear tokens everywhere, as with penalties.
     constraint: Constraint = UNCONSTRAINED
@@ -273,7 +274,7 @@ class Expand(WireMessage, array_like=True, frozen=True, tag="expand", gc=False):
     # Length of the committed path before ``committed``; 0 opens the session at the source.
     base: Count
     # Tokens committed since the last request.
-    committed: tuple[Count, ...]
+    committed: Annotated[tuple[Count, ...], Meta(max_length=MAX_NODES)]
     # Levels to grow, children per node, and nodes wanted: the best (EAGLE-2's rule).
     depth: TreeSize
     width: TreeSize
@@ -303,9 +304,10 @@ class Expand(WireMessage, array_like=True, frozen=True, tag="expand", gc=False):
         require(len(self.widths) in (0, self.depth), "every level has its width, or none")
         _check_tree(self.parents, self.tokens, self.scores)
         require(max(self.frontier, default=-1) < len(self.parents), "a frontier is known")
-        widest = max(self.width, *self.widths, 0)
-        grown = self.depth * max(self.beam or self.width, len(self.frontier)) * widest
-        require(grown <= MAX_CANDIDATES, "a tree has at most 2^20 candidates")
+        rows = self.depth * max(self.beam or self.width, len(self.frontier))
+        require(rows <= MAX_TREE_NODES, "a tree expands at most 8192 nodes")
+        grown = rows * max(self.width, *self.widths, 0)
+        require(grown <= MAX_CANDIDATES, "a tree has at most 2^16 candidates")
 
 
 class Features(WireMessage, array_like=True, frozen=True, tag="features", gc=False):

@@ -76,6 +76,7 @@ async def test_bodies(toy: Toy, body: bytes, status: int) -> None:
         web.post(PATH, data=body, headers=JSON) as reply,
     ):
         assert reply.status == status
+        assert reply.headers["Server"] == "asyncspec"
         assert reply.content_type == "application/json"
         assert (await error(reply))["message"]
 
@@ -174,6 +175,7 @@ async def test_bytes_that_are_not_http(
     writer.close()
     assert head.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
     assert b"application/json" in head
+    assert b"\r\nServer: asyncspec\r\n" in head
     assert json.loads(body)["error"]["code"] == "invalid_http"
     assert capsys.readouterr().err == "a request from 127.0.0.1 that is not HTTP was refused\n"
     assert not caplog.records

@@ -101,13 +101,14 @@ def test_nodes_beside_the_committed_path_are_refused() -> None:
 
 
 def test_sessions_for_which_there_is_no_memory_are_refused() -> None:
-    """A draft node admits none; what one takes all the same ends no stage."""
+    """A draft node admits none; what one takes all the same ends no stage. A tree of no stated size
+    is as large as any."""
     for rank in (1, 2):
         node = toy(rank, 2)
-        config = replace(node.driven.state.config, slots=100)
+        config = replace(node.driven.state.config, slots=8292)
         node.driven.state = replace(node.driven.state, config=config)
-        for session, capacity in enumerate((101, 60, 60, 40)):
-            opened = replace(opening(1, session=session), capacity=capacity, max_tree_nodes=0)
+        for session, capacity, tree in ((0, 101, -1), (1, 60, -1), (2, 60, 0), (3, 40, 0)):
+            opened = replace(opening(1, session=session), capacity=capacity, max_tree_nodes=tree)
             node.receive(rank - 1, opened)
         assert list(node.driven.state.sessions) == [1, 3]
         assert len(node.refused) == (2 if rank == 1 else 0)

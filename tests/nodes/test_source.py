@@ -216,3 +216,17 @@ def test_features_of_a_session_that_is_over() -> None:
     assert driven.feed(Received(DRAFT, Floor(1))) == forgotten(0)
     assert driven.feed(Received(DRAFT, Features(0, 1, 1), "x")) == []
     assert not driven.state.sessions
+
+
+def test_sessions_for_which_there_is_no_memory_cost_a_draft_node_its_link() -> None:
+    """It admits none. Another one's count for themselves, and what has ended not at all."""
+    driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, slots=5)))
+    other = draft_rank(1)
+    for peer in (DRAFT, other):
+        driven.feed(LinkUp(peer))
+    driven.feed(Received(DRAFT, question(0, (1, 2, 3))))
+    driven.feed(Received(other, question(0, (1, 2, 3), session=first_session(other))))
+    with pytest.raises(RemoteProtocolError, match="have 5 slots, and 6 are asked for"):
+        driven.feed(Received(DRAFT, question(0, (1, 2, 3), session=1)))
+    driven.feed(Received(DRAFT, Close(0)))
+    driven.feed(Received(DRAFT, question(0, (1, 2, 3), session=1)))

@@ -67,7 +67,7 @@ def expansions(draw: st.DrawFn) -> Expanded:
 def questions(draw: st.DrawFn) -> Expand:
     known = draw(expansions())
     size = len(known.tokens)
-    small = st.integers(0, 64)
+    small = st.integers(0, 40)
     depth = draw(small)
     widths = draw(st.lists(small, min_size=depth, max_size=depth)) if depth < 5 else []
     return Expand(

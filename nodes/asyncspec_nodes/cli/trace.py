@@ -15,6 +15,7 @@ from asyncspec.core.errors import UserError, writing
 from asyncspec.trace.file import read_trace
 from asyncspec.trace.records import Trace
 from asyncspec_nodes.console.arguments import Parser
+from asyncspec_protocol.errors import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,9 +104,10 @@ def print_summary(summary: Summary) -> None:
     """What the policy did and the bottleneck, then the tables behind it."""
     from rich.console import Console
 
-    # A trace is a foreign file: none of its text is markup.
+    # A trace is a foreign file: none of its text is markup, or controls the terminal.
     console = Console(markup=False, highlight=False)
-    console.print(f"{summary.speculation} {summary.bottleneck}\n".lstrip(), style="bold")
+    headline = printable(f"{summary.speculation} {summary.bottleneck}".lstrip())
+    console.print(f"{headline}\n", style="bold")
     console.print(
         f"{summary.tokens} tokens, {summary.rounds} rounds, {summary.misses} misses, "
         f"{summary.tokens_per_round:.2f} tokens a round, hit rate {summary.hit_rate:.0%}, "
@@ -145,7 +147,7 @@ def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) ->
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 

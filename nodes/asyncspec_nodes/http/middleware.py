@@ -33,6 +33,9 @@ PUBLIC_ROUTES = frozenset({"/health", "/ready", *site.FILES})
 
 METRICS_ROUTE = "/metrics"
 
+SERVER = "asyncspec"
+"""The ``Server`` header, which names no version of anything."""
+
 QUIET_ROUTES = frozenset({"/health", "/ready", "/state", METRICS_ROUTE, *site.FILES})
 """Requests that machines repeat: logged at level debug."""
 
@@ -86,6 +89,11 @@ def credentials(request: web.Request) -> str | None:
     """The key of a request, as ``Authorization`` has it; Anthropic's clients send it by itself."""
     key = request.headers.get("x-api-key")
     return request.headers.get("Authorization") or (f"Bearer {key}" if key else None)
+
+
+async def name_server(request: web.Request, response: web.StreamResponse) -> None:
+    """The ``Server`` header of a response that a handler begins; aiohttp would name its version."""
+    response.headers["Server"] = SERVER
 
 
 async def route_of(request: web.Request) -> str:

@@ -15,7 +15,7 @@ from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.limits import GracefulShutdown
 from asyncspec_nodes.http.metrics import Metrics
-from asyncspec_nodes.http.middleware import json_response, make_middleware
+from asyncspec_nodes.http.middleware import json_response, make_middleware, name_server
 from asyncspec_protocol.messages import Status
 
 LOADING_RETRY_SECONDS = 5
@@ -51,7 +51,7 @@ class Probes:
         """The routes."""
         middleware = make_middleware(self.options, self.metrics, self.log)
         app = web.Application(middlewares=[middleware])
-        app.on_response_prepare.append(self.options.origins.add_headers)
+        app.on_response_prepare.extend((self.options.origins.add_headers, name_server))
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics)

@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.middleware import (
+    SERVER,
     UNKNOWN_ROUTE,
     api_error,
     error_response,
@@ -71,6 +72,7 @@ class Connection(web.RequestHandler):
         if isinstance(resp, web.HTTPException) and isinstance(request, web.Request):
             self._metrics.requested(await route_of(request), request.method, resp.status)
             resp = error_response(api_error(resp, request))
+        resp.headers["Server"] = SERVER
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(

@@ -104,6 +104,7 @@ class JoinServer:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
         app = web.Application()
+        app.on_response_prepare.append(_unnamed)
         app.add_routes([web.get("/join", self._join)])
         app.add_routes(routes(self._target, self._allowed))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -160,6 +161,11 @@ class JoinServer:
             sending.cancel()
             self._admission.lost(member)
         return channel
+
+
+async def _unnamed(request: web.Request, response: web.StreamResponse) -> None:
+    """aiohttp would name its version."""
+    response.headers["Server"] = "asyncspec"
 
 
 def _check(offer: Offer) -> None:

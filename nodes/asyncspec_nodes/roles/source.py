@@ -185,6 +185,10 @@ def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, E
     if state.config.features and length > known.featured + 1:
         error = f"session {job.session} has features of {known.featured} tokens, not {length - 1}"
         raise RemoteProtocolError(error, peer=peer)
+    held = sum(state.sessions[other].length for other in _of(state, peer)) - known.length
+    if state.config.slots and held + length > state.config.slots:
+        error = f"the caches have {state.config.slots} slots, and {held + length} are asked for"
+        raise RemoteProtocolError(error, peer=peer)
     if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
     effects: Effects = ()

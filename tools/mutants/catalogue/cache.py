@@ -121,8 +121,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-one-node-too-many",
-        "if first and session.max_slots and slots > session.max_slots:",
-        "if first and session.max_slots and slots > session.max_slots + 1:",
+        "if first and slots > session.max_slots:",
+        "if first and slots > session.max_slots + 1:",
         "test_a_session_has_room_for_what_it_was_opened_for",
     ),
     Mutant(

@@ -20,7 +20,7 @@ from asyncspec_nodes.roles.draft import planning
 from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId
-from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES
+from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES, MAX_TREE_NODES
 from asyncspec_protocol.messages import Expand, Expanded, Features, Withdraw
 
 
@@ -100,7 +100,7 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     expanded = max(1, min(shape.beam or shape.width, most), len(start.frontier))
     children = max(1, min(most, MAX_CANDIDATES // expanded))
     widest = min(max(1, shape.width, *shape.widths), children)
-    levels = min(most, MAX_CANDIDATES // (expanded * widest))
+    levels = min(most, MAX_TREE_NODES // expanded, MAX_CANDIDATES // (expanded * widest))
     return replace(
         job,
         depth=min(shape.depth, levels),

@@ -12,7 +12,13 @@ from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Effects, Send, SendClosed
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
-from asyncspec_nodes.roles.verify.session import LinkCredit, StageSession, VerifyState, fault
+from asyncspec_nodes.roles.verify.session import (
+    LinkCredit,
+    StageSession,
+    VerifyState,
+    fault,
+    slots_of,
+)
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
 from asyncspec_protocol.messages import Close, Open, Ready
@@ -66,7 +72,7 @@ def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyS
         return state, (*onward, report(session))
     admit = Admit(
         name,
-        message.capacity + max(0, message.max_tree_nodes),
+        slots_of(message),
         sampling,
         prompt,
         features=message.features,
@@ -98,7 +104,7 @@ def _admission_error(state: VerifyState, message: Open, cached: int) -> str:
             f"{message.parent_session}, which has {cached}"
         )
     slots, draft = state.config.slots, owner(message.session)
-    needed = message.capacity + max(0, message.max_tree_nodes)
+    needed = slots_of(message)
     taken = sum(one.max_slots for name, one in state.sessions.items() if owner(name) == draft)
     taken += sum(length for name, length in state.cached_prompts.items() if owner(name) == draft)
     if not slots or taken + needed <= slots:

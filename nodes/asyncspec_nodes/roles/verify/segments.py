@@ -83,7 +83,7 @@ def receive_segment(
         state, granted = grant(state, (peer,))
         return state, (*closed, *granted, rejected)
     slots = session.slots.used + sum([len(waiting.ids) for waiting in (*before, live)])
-    if first and session.max_slots and slots > session.max_slots:
+    if first and slots > session.max_slots:
         # Checked here alone: no prune overtakes what was sent to the first stage after it.
         raise RemoteProtocolError(
             f"session {message.session} has {slots} live nodes, "

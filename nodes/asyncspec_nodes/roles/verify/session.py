@@ -15,6 +15,7 @@ from asyncspec.core.machine import Send
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version, is_draft, owner
+from asyncspec_protocol.limits import MAX_TREE_NODES
 from asyncspec_protocol.messages import Fault, Open, PruneIndices
 
 _MIN_STAGE_SECONDS = 1e-9
@@ -159,6 +160,13 @@ class NextPass(Struct, frozen=True):
     slots: Mapping[SessionId, SlotTable]
 
 
+def slots_of(opening: Open) -> int:
+    """Slots of prompt, answer and tree that a session may take. Of a tree whose size is not given,
+    as many as of the largest."""
+    tree = opening.max_tree_nodes
+    return opening.capacity + (MAX_TREE_NODES if tree < 0 else tree)
+
+
 class StageSession(Struct, frozen=True):
     """The state of one session, and what was spent on it."""
 
@@ -177,9 +185,8 @@ class StageSession(Struct, frozen=True):
 
     @property
     def max_slots(self) -> int:
-        """Slots of prompt, answer and tree; 0: the size of the tree was not given."""
-        opening = self.opening
-        return opening.capacity + opening.max_tree_nodes if opening.max_tree_nodes >= 0 else 0
+        """Slots of prompt, answer and tree at most."""
+        return slots_of(self.opening)
 
     def aux_states(self, layers: int) -> int:
         """Hidden states of the first ``layers`` layers that a row brings for the token source."""
