@@ -19,7 +19,8 @@ from asyncspec.backend.sampling import draw
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.core.sampling import Sampling, seen
-from asyncspec_nodes.client.client import Client, ReconnectingEngine
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.http.access import AllowedOrigins, ApiKeys, ServiceOptions
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.limits import Limits

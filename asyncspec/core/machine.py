@@ -34,6 +34,8 @@ class Request(Struct, frozen=True):
     top_logprobs: int = 0
     # Only requests of one tenant share prompt prefixes; all without a name are one tenant.
     tenant: str = ""
+    # The beginning of the answer, which the user has from an earlier draft node.
+    given: tuple[int, ...] = ()
 
 
 class Received(Struct, frozen=True):

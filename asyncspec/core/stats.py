@@ -128,17 +128,24 @@ class Counters(Struct, frozen=True):
 
 
 def summary(
-    counters: Counters, *, prompt_tokens: int, new_tokens: int, ended: float, stages: int
+    counters: Counters,
+    *,
+    prompt_tokens: int,
+    new_tokens: int,
+    ended: float,
+    stages: int,
+    given: int = 0,
 ) -> dict[str, float]:
-    """The statistics that a user gets."""
+    """The statistics that a user gets. ``given``: how many of the new tokens are an earlier draft
+    node's, of whose work nothing is known."""
     # Rows of a run without speculation.
     useful_rows = stages * (prompt_tokens + new_tokens - 1 - counters.shared)
     first = ended if counters.first_token is None else counters.first_token
     opened = ended if counters.opened is None else counters.opened
     seconds = ended - first
-    decoded = max(0, new_tokens - 1)
+    decoded = max(0, new_tokens - given - 1)
     # A stop string may have taken tokens back.
-    chosen = new_tokens - sum(place < new_tokens for place in counters.firsts)
+    chosen = max(0, new_tokens - given - sum(place < new_tokens for place in counters.firsts))
     misses = sum(place < new_tokens for place in counters.misses)
     return {
         "new_tokens": new_tokens,

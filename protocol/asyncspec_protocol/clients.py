@@ -58,6 +58,10 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     constraint: Constraint = UNCONSTRAINED
     # Nothing is computed: the answer is the prompt's tokens and their text.
     prompt_only: bool = False
+    # The beginning of the answer that the client has from a draft node which it has lost, with as
+    # many characters of its text: the answer goes on behind them.
+    given: tuple[Token, ...] = ()
+    given_text: Count = 0
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):

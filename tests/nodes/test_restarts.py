@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -14,20 +13,20 @@ import pytest
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 from asyncspec.core.errors import ClusterError
-from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
 from asyncspec_nodes.local.children import FORKS
 from asyncspec_nodes.local.cluster import (
     RESTART_ALL,
-    RESTART_STAGES,
     LocalCluster,
     LocalLauncher,
     RestartPolicy,
     local_config,
 )
 from asyncspec_protocol.messages import Finished, Output, Submit
-from nodes.background import START, no_process_left
+from nodes.background import no_process_left
 from nodes.test_processes import generate
 
 PROMPT = "Once upon a time there was a little fox"
@@ -75,18 +74,16 @@ class KilledCluster:
 
     async def ask(self) -> Finished:
         """The whole answer."""
-        client = await Client.connect(*self.cluster.address, self.cluster.config.cluster.name)
+        where = ClusterAddress(*self.cluster.address, self.cluster.config.cluster.name)
         submit = Submit(0, PROMPT, TOKENS, 0, 0.0, 0, 1.0, ignore_eos=True)
         self.tokens = []
-        try:
-            async for event in client.ask(submit):
+        async with ReconnectingEngine(where.connect) as engine:
+            async for event in engine.ask(submit):
                 if isinstance(event, Finished):
                     return event
                 assert isinstance(event, Output)
                 self.kill()
                 self.tokens.extend(event.token_ids)
-        finally:
-            await client.close()
         raise AssertionError("there was no end")
 
     def kill(self) -> None:
@@ -97,15 +94,16 @@ class KilledCluster:
 
 
 @pytest.mark.parametrize(
-    ("victim", "name", "apart", "forks"),
+    ("victim", "name", "apart", "forks", "sessions"),
     [
-        (2, "stage 2", False, FORKS),
-        (2, "stage 2", False, False),
-        (3, "the token source", True, FORKS),
+        (2, "stage 2", False, FORKS, 2),
+        (2, "stage 2", False, False, 2),
+        (3, "the token source", True, FORKS, 2),
+        (0, "the draft node", False, FORKS, 1),
     ],
 )
-def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> None:
-    asked = KilledCluster(victim, RESTART_STAGES, apart=apart, forks=forks)
+def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool, sessions: int) -> None:
+    asked = KilledCluster(victim, RESTART_ALL, apart=apart, forks=forks)
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -114,14 +112,15 @@ def test_the_text_goes_on(victim: int, name: str, apart: bool, forks: bool) -> N
     with no_process_left():
         end = asyncio.run(main())
     assert asked.said == [f"{name} was killed by SIGKILL; it is started again"]
-    assert (end.reason, end.stats["sessions"]) == ("length", 2)
+    assert (end.reason, end.stats["sessions"]) == ("length", sessions)
+    assert end.stats["new_tokens"] == TOKENS
     assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
 
 
 def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
     gguf_models: Any = pytest.importorskip("backend.gguf_models")
     target = gguf_models.convert(BUNDLED_TARGET, tmp_path / "target.gguf", "Q8_0")
-    asked = KilledCluster(2, RESTART_STAGES, target=target)
+    asked = KilledCluster(2, RESTART_ALL, target=target)
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -151,22 +150,3 @@ def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
         error = asyncio.run(main())
     assert str(error) == "stage 1 was killed by SIGKILL after 1 new starts within 600 s"
     assert asked.said == ["stage 1 was killed by SIGKILL; it is started again"]
-
-
-def test_a_draft_node_that_dies_takes_its_answer_with_it_and_no_other() -> None:
-    asked = KilledCluster(0, RESTART_ALL)
-
-    async def main() -> Finished:
-        async with asked.cluster:
-            with pytest.raises(ClusterError, match=r"the draft node .*is gone"):
-                await asked.ask()
-            async with asyncio.timeout(START):
-                while True:
-                    # Whoever dials waits for the node, a while each time.
-                    with contextlib.suppress(ClusterError):
-                        return await asked.ask()
-
-    end = asyncio.run(main())
-    assert asked.said == ["the draft node was killed by SIGKILL; it is started again"]
-    assert end.reason == "length"
-    assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]

@@ -73,6 +73,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "submit-prompt": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True),),
+    "submit-given": (m.Submit(7, "Hello", 9, 0, 0.0, 0, 1.0, given=(5, 600), given_text=4),),
     "submit-constraint": (
         m.Submit(7, "", 8, 5, 0.7, 0, 0.9, constraint=Constraint('start: "a"', ((5, -1.5),), 8)),
     ),

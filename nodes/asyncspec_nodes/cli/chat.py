@@ -28,12 +28,13 @@ from asyncspec_nodes.cli.chat_terminal import (
     read_setting,
 )
 from asyncspec_nodes.client.chat import ClusterTalker, End, HttpTalker, Talker
-from asyncspec_nodes.client.client import Client, ClusterAddress
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.cluster import RESTART_STAGES, LoadingSteps, LocalCluster
+from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster
 from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
@@ -140,7 +141,7 @@ async def _cluster(options: ChatOptions, stack: AsyncExitStack) -> LocalCluster 
     if not isinstance(where, Config):
         return None
     steps = LoadingSteps(where.stages)
-    cluster = LocalCluster(where, steps, options.logs, restarts=RESTART_STAGES, notify=print_notice)
+    cluster = LocalCluster(where, steps, options.logs, restarts=RESTART_ALL, notify=print_notice)
     with steps.display():
         return await stack.enter_async_context(cluster)
 
@@ -153,12 +154,11 @@ async def _talker(
         return await stack.enter_async_context(HttpTalker(where.url, where.key, where.model))
     if isinstance(where, Config):
         assert cluster is not None
-        client = await Client.connect(*cluster.address, where.cluster.name)
-    else:
-        client = await where.connect()
-    stack.push_async_callback(client.close)
-    draft = next(node for node in await client.nodes() if node.role == "draft")
-    return ClusterTalker(client, draft.model)
+        where = ClusterAddress(*cluster.address, where.cluster.name)
+    engine = ReconnectingEngine(where.connect, waits=True, notify=print_notice)
+    await stack.enter_async_context(engine)
+    draft = next(node for node in await engine.nodes() if node.role == "draft")
+    return ClusterTalker(engine, draft.model)
 
 
 class Chat:

@@ -21,14 +21,15 @@ from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cli.run_output import Printer
 from asyncspec_nodes.client.answers import DEMO, Answer, Prompt, answer_all, read_list, read_text
-from asyncspec_nodes.client.client import Client, ClusterAddress
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.automatic import described
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.cluster import RESTART_STAGES, LoadingSteps, LocalCluster, Progress
+from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster, Progress
 from asyncspec_nodes.reference import Comparison, Question, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
@@ -201,8 +202,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def start_cluster(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
-    """A cluster on this machine whose verify nodes and token source are restarted."""
-    return LocalCluster(config, progress, logs, restarts=RESTART_STAGES, notify=print_notice)
+    """A cluster on this machine whose nodes are restarted."""
+    return LocalCluster(config, progress, logs, restarts=RESTART_ALL, notify=print_notice)
 
 
 class Run:
@@ -224,9 +225,9 @@ class Run:
             if isinstance(where, Config):
                 await self._local(where)
             else:
-                client = await where.connect()
-                self._printer.begin(client.welcome.stages, "")
-                await self._ask(client, trace_from=0.0)
+                async with self._engine(where) as engine:
+                    self._printer.begin(engine.client.welcome.stages, "")
+                    await self._ask(engine, trace_from=0.0)
         finally:
             self._printer.stop()
             if self._trace is not None:
@@ -253,19 +254,23 @@ class Run:
                 cluster = self._start(config, steps, self._options.logs)
                 await stack.enter_async_context(cluster)
             self._printer.begin(config.stages, cluster.guarantee, described(config.draft))
-            client = await Client.connect(*cluster.address, config.cluster.name)
+            where = ClusterAddress(*cluster.address, config.cluster.name)
+            engine = await stack.enter_async_context(self._engine(where))
             # A cluster of our own is recorded from its start.
-            await _while_alive(cluster, self._ask(client, trace_from=-1.0))
+            await _while_alive(cluster, self._ask(engine, trace_from=-1.0))
 
-    async def _ask(self, client: Client, trace_from: float) -> None:
-        options = self._options
+    @staticmethod
+    def _engine(where: ClusterAddress) -> ReconnectingEngine:
+        return ReconnectingEngine(where.connect, waits=True, notify=print_notice)
+
+    async def _ask(self, engine: ReconnectingEngine, trace_from: float) -> None:
+        options, client = self._options, engine.client
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(client.close)
             if self._trace is not None:
                 download = TraceDownload(client, self._trace, last=trace_from)
                 await stack.enter_async_context(download)
             await answer_all(
-                client,
+                engine,
                 options.prompts,
                 options.submit,
                 chat=client.welcome.chat_template if options.chat is None else options.chat,

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.client.client import ClusterAddress, ReconnectingEngine
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
 from asyncspec_nodes.cluster.config import Config, GenerationConfig
 from asyncspec_nodes.console import log

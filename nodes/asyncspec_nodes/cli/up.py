@@ -18,7 +18,8 @@ from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import cluster_options, join, serve
 from asyncspec_nodes.cli.serve import Serving
-from asyncspec_nodes.client.client import ClusterAddress, ReconnectingEngine
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import WITHOUT_MODEL, parts
 from asyncspec_nodes.cluster.config import ClusterTable, Config
 from asyncspec_nodes.cluster.placement import MAX_CONTEXT, target_cost

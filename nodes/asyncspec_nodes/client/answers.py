@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError, reading
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.messages import Finished, Output, Submit
 
@@ -105,7 +106,7 @@ class Answer(Struct, frozen=True):
 
 
 async def answer_all(
-    client: Client,
+    client: Client | ReconnectingEngine,
     prompts: tuple[Prompt, ...],
     settings: Submit,
     *,
@@ -146,7 +147,9 @@ async def answer_all(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ask(client: Client, blank: Answer, show: Callable[[str], None]) -> Answer:
+async def _ask(
+    client: Client | ReconnectingEngine, blank: Answer, show: Callable[[str], None]
+) -> Answer:
     text: list[str] = []
     tokens: list[int] = []
     async for event in client.ask(blank.submit):

@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults, Sampling
-from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.messages import Finished, Output, Submit
 from asyncspec_protocol.sampling import MAX_INT
@@ -67,8 +67,8 @@ class Talker(Protocol):
 class ClusterTalker:
     """Talks to a draft node, which renders conversations by its target's chat template."""
 
-    def __init__(self, client: Client, name: str) -> None:
-        self._client = client
+    def __init__(self, engine: ReconnectingEngine, name: str) -> None:
+        self._engine = engine
         self.name = name
 
     async def answer(
@@ -84,7 +84,7 @@ class ClusterTalker:
             # Without a seed every answer is another one, as over HTTP.
             **asdict(replace(Sampling(temperature=1.0, seed=secrets.randbits(53)), **sampling)),
         )
-        async with aclosing(self._client.ask(submit)) as events:
+        async with aclosing(self._engine.ask(submit)) as events:
             async for event in events:
                 if isinstance(event, Output):
                     yield Piece(event.text, len(event.token_ids))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -45,10 +45,11 @@ PROBE_SECONDS = 2.0
 PLAN_STATUS_SECONDS = 10.0
 """Longer than a draft node waits for the first stage."""
 
-RECONNECT_SECONDS = (0.1, 5.0)
-"""Pause before reconnecting to a lost draft node: doubled from the first to the second."""
-
 Sink = Callable[[Events, memoryview | None], None]
+
+
+class LinkLostError(ClusterError):
+    """The draft node is gone while it worked on a request, which may go on when it is back."""
 
 
 class ClusterAddress(Struct, frozen=True):
@@ -232,8 +233,8 @@ class Client:
             raise self._lost(self.link.gone.result())
         return next(self._numbers)
 
-    def _lost(self, reason: str) -> ClusterError:
-        return ClusterError(f"the draft node at {self._where} is gone: {reason}")
+    def _lost(self, reason: str) -> LinkLostError:
+        return LinkLostError(f"the draft node at {self._where} is gone: {reason}")
 
     def _gone(self, link: Link, reason: str) -> None:
         if not self._welcome.done():
@@ -271,49 +272,3 @@ def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     return os.strerror(error.errno) if error.errno else str(error)
-
-
-class ReconnectingEngine:
-    """``async with``: a client that reconnects. Entering raises what the first ``connect`` raises;
-    later failures make requests fail with ``ClusterError`` until the link is back."""
-
-    def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
-        self._connect = connect
-        self._client: Client | None = None
-        # Why there is no client.
-        self._error = ""
-
-    async def __aenter__(self) -> ReconnectingEngine:
-        self._client = await self._connect()
-        self._reconnecting = asyncio.create_task(self._reconnect())
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._reconnecting.cancel()
-        await asyncio.gather(self._reconnecting, return_exceptions=True)
-        if self._client is not None:
-            await self._client.close()
-
-    def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        return self._connected_client().ask(submit)
-
-    async def nodes(self) -> tuple[Status, ...]:
-        return await self._connected_client().nodes()
-
-    def _connected_client(self) -> Client:
-        if self._client is None:
-            raise ClusterError(self._error)
-        return self._client
-
-    async def _reconnect(self) -> None:
-        first, most = RECONNECT_SECONDS
-        while True:
-            if self._client is not None:
-                self._error = f"the draft node is gone: {await self._client.link.gone}"
-                self._client, pause = None, first
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, most)
-            try:
-                self._client = await self._connect()
-            except AsyncSpecError as error:
-                self._error = str(error)

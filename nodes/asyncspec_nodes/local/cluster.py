@@ -125,7 +125,8 @@ def local_config(
 
 class RestartPolicy(Struct, frozen=True):
     """Nodes of ``roles`` are restarted at most ``most`` times each within ``seconds``. The draft
-    node keeps every committed path, so requests survive a stage's restart."""
+    node keeps every committed path, so requests survive a stage's restart; clients keep theirs, so
+    they survive the draft node's (``client.engine``)."""
 
     roles: tuple[Role, ...] = ()
     most: int = 3
@@ -141,11 +142,7 @@ class RestartPolicy(Struct, frozen=True):
 
 
 RESTART_NONE = RestartPolicy()
-RESTART_STAGES = RestartPolicy(("verify", "source"))
-"""For ``run``: without the draft node its requests are lost, so its end is an error."""
-
 RESTART_ALL = RestartPolicy(("verify", "source", "draft"))
-"""For ``serve``: requests after the draft node's restart are served."""
 
 
 class LocalLauncher:

@@ -225,6 +225,8 @@ def prepare(
             "context_length_exceeded",
         )
     stops = frozenset() if submit.ignore_eos else config.eos
+    if problem := _given_problem(submit, stops, config.vocab):
+        return Refusal(problem)
     if sampling.constraint.min_tokens:
         constraint = replace(sampling.constraint, stop_tokens=tuple(sorted(config.eos)))
         sampling = replace(sampling, constraint=constraint)
@@ -238,7 +240,19 @@ def prepare(
         log_probs=submit.log_probs,
         top_logprobs=submit.top_logprobs,
         tenant=submit.tenant,
+        given=submit.given,
     )
+
+
+def _given_problem(submit: Submit, stops: frozenset[int], vocab: int) -> str | None:
+    """Why ``Submit.given`` cannot begin an answer."""
+    if len(submit.given) > submit.max_new_tokens:
+        return f"{len(submit.given)} tokens are given, but only {submit.max_new_tokens} asked for"
+    if max(submit.given, default=0) >= vocab:
+        return f"a token that is given is not in the vocabulary of {vocab}"
+    if not stops.isdisjoint(submit.given[:-1]):
+        return "the tokens that are given go on behind the answer's end"
+    return None
 
 
 def _prompt_tokens(

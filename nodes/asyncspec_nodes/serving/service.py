@@ -25,7 +25,7 @@ from asyncspec_nodes.serving.requests import (
     prepare,
     tokenize,
 )
-from asyncspec_nodes.serving.text import answer_text
+from asyncspec_nodes.serving.text import Piece, answer_text
 from asyncspec_nodes.serving.totals import Totals
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
@@ -92,6 +92,27 @@ class _Answer:
         # Tokens sent, and whether a stop string has ended the answer.
         self.tokens = 0
         self.stopped = False
+        # Characters of the text to come that the client has.
+        self._known = submit.given_text
+
+    def push(self, tokens: Sequence[int]) -> Piece:
+        """Append tokens; the text to send."""
+        if self.matcher is not None:
+            self.matcher.commit(tokens)
+        piece = self.text.push(tokens)
+        self.tokens += piece.tokens
+        return self._unknown(piece)
+
+    def finish(self) -> Piece:
+        """The rest of the text."""
+        return self._unknown(self.text.finish())
+
+    def _unknown(self, piece: Piece) -> Piece:
+        if not self._known:
+            return piece
+        text = piece.text[self._known :]
+        self._known = max(0, self._known - len(piece.text))
+        return Piece(text, piece.tokens, piece.stopped)
 
 
 class TextService:
@@ -159,10 +180,7 @@ class TextService:
         answer = self._answers[effect.request]
         if answer.stopped:
             return ""  # emitted before the machine processed ``Stopped``
-        piece = answer.text.push(effect.tokens)
-        if answer.matcher is not None:
-            answer.matcher.commit(effect.tokens)
-        answer.tokens += piece.tokens
+        piece = answer.push(effect.tokens)
         self.totals.emitted(effect.request, piece.tokens)
         tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
         output = Output(answer.number, tokens, piece.text)
@@ -190,7 +208,7 @@ class TextService:
         answer = self._answers.pop(effect.request)
         reason, rest = effect.reason, ""
         if not answer.stopped:
-            piece = answer.text.finish()
+            piece = answer.finish()
             answer.stopped, rest = piece.stopped, piece.text
         if answer.stopped:
             reason = "stop"  # the machine may have ended it otherwise before ``Stopped``
@@ -242,8 +260,27 @@ class TextService:
             return
         grammar, grammars = submit.constraint.grammar, self._config.grammars
         matcher = grammars.matcher(grammar) if grammar and grammars else None
-        self._answers[number] = _Answer(client, submit, found.prompt, self._tokenizer, matcher)
-        self._feed(Submitted(found))
+        answer = _Answer(client, submit, found.prompt, self._tokenizer, matcher)
+        self._answers[number] = answer
+        if reason := self._read_given(answer, found):
+            stats = {"prompt_tokens": len(found.prompt), "new_tokens": answer.tokens}
+            self.finish(Finish(number, reason, stats=stats))
+        else:
+            self._feed(Submitted(found))
+
+    def _read_given(self, answer: _Answer, request: Request) -> str:
+        """Catch up with the client, which has the beginning of its answer. The reason of its end
+        where it has all of it; empty where it goes on."""
+        given = request.given
+        if not given:
+            return ""
+        piece = answer.push(given)
+        if piece.text:
+            answer.client.send(Output(answer.number, (), piece.text))
+        answer.stopped = piece.stopped
+        if piece.stopped or given[-1] in request.stop_tokens:
+            return "stop"
+        return "length" if len(given) >= request.max_new_tokens else ""
 
     def _cancel(self, number: int) -> None:
         pending = self._pending.pop(number, None)

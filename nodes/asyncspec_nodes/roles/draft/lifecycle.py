@@ -157,6 +157,7 @@ def finish_if_complete(
         new_tokens=session.new_tokens,
         ended=finishing.ended_at,
         stages=session.stages,
+        given=len(request.given),
     )
     stats.update(session.policy.stats(state.memories.get(request.policy)))
     if session.policy.top_logprobs:
@@ -168,9 +169,14 @@ def finish_if_complete(
 
 def unserved(queued: QueuedRequest, reason: str, detail: str, now: float, code: str = "") -> Finish:
     """The end of a request that is in no session."""
-    request, counters, tokens = queued.request, queued.counters, len(queued.given)
+    request, counters = queued.request, queued.counters
     stats = summary(
-        counters, prompt_tokens=len(request.prompt), new_tokens=tokens, ended=now, stages=0
+        counters,
+        prompt_tokens=len(request.prompt),
+        new_tokens=len(queued.given),
+        ended=now,
+        stages=0,
+        given=len(request.given),
     )
     return Finish(
         request.request, reason, stats=stats, detail=detail, code=code, earlier=counters.earlier

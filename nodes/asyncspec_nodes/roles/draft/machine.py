@@ -115,10 +115,10 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
 
 def _submitted(state: DraftState, request: Request, now: float) -> tuple[DraftState, Effects]:
     """Queue a request. Raises ``LocalProtocolError`` for an impossible one."""
-    fine = request.prompt and request.max_new_tokens > 0
+    fine = request.prompt and request.max_new_tokens > len(request.given)
     if not fine or request.policy not in state.config.policies:
         raise LocalProtocolError(f"request {request.request} is not one a user may make")
-    queued = QueuedRequest(request=request, counters=Counters(started=now))
+    queued = QueuedRequest(request, Counters(started=now), request.given)
     state = replace(state, backlog=(*state.backlog, queued))
     if state.up or len(state.backlog) > 1:
         return state, ()

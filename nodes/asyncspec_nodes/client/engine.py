@@ -1,0 +1,182 @@
+"""A client that reconnects, and whose answers go on behind a draft node that was lost.
+
+A request, and the tokens that it has brought, are all that an answer needs to go on: what is drawn
+depends on the seed and the position alone. So this side keeps both, and asks the draft node for the
+rest when it is back (``Submit.given``). Tokens that were committed there and did not come are drawn
+again, the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+
+from msgspec.structs import replace
+
+from asyncspec.actor.inbox import Event
+from asyncspec.core.errors import AsyncSpecError, ClusterError
+from asyncspec_nodes.client.client import Client, LinkLostError
+from asyncspec_protocol.clients import BREAKS
+from asyncspec_protocol.messages import Finished, Output, Status, Submit
+
+RECONNECT_SECONDS = (0.05, 2.0)
+"""Pause before reconnecting to a lost draft node: doubled from the first to the second."""
+
+RESUME_SECONDS = 60.0
+"""How long a request waits for a lost draft node; a machine starts again in less."""
+
+SUSPECT_LOSSES = 2
+"""Losses in a row without a token between after which a request is asked again alone: it may be
+what ends the draft node."""
+
+MAX_LOSSES = 3
+"""Losses in a row after which a request counts as their cause and is not asked again."""
+
+
+class Progress:
+    """What a request has brought."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+        self._tokens = list(submit.given)
+        self._characters = submit.given_text
+        # Draft nodes lost in a row without a token between.
+        self.losses = 0
+
+    def add(self, event: Event) -> None:
+        """An event of the answer has come."""
+        if isinstance(event, Output):
+            self._tokens += event.token_ids
+            self._characters += len(event.text)
+            if event.token_ids:
+                self.losses = 0
+
+    def rest(self) -> Submit:
+        """The request for what is missing."""
+        if not self._tokens:
+            return self._submit
+        return replace(self._submit, given=tuple(self._tokens), given_text=self._characters)
+
+    def poison(self) -> Finished:
+        """The end of a request that is not asked again."""
+        text = (
+            f"the draft node was lost {self.losses} times in a row while it worked on this "
+            "request, and no token came between; its log says why; it is not tried again"
+        )
+        stats = {"new_tokens": float(len(self._tokens))}
+        return Finished(self._submit.request, "error", text, stats, BREAKS)
+
+
+class ReconnectingEngine:
+    """``async with``: a client that reconnects. Entering raises what the first ``connect`` raises.
+    ``waits``: new requests wait for a lost draft node, as those that run do; otherwise they fail
+    with ``ClusterError`` until it is back. ``notify`` receives a line for each loss."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Client]],
+        *,
+        resume_seconds: float = RESUME_SECONDS,
+        waits: bool = False,
+        notify: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._connect = connect
+        self._resume_seconds = resume_seconds
+        self._waits = waits
+        self._notify = notify
+        self._client: Client | None = None
+        self._connected = asyncio.Event()
+        # Why there is no client.
+        self._error = ""
+        # Held by a request that may be what ends the draft node.
+        self._trial = asyncio.Lock()
+
+    async def __aenter__(self) -> ReconnectingEngine:
+        self._client = await self._connect()
+        self._connected.set()
+        self._reconnecting = asyncio.create_task(self._reconnect())
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self._reconnecting.cancel()
+        await asyncio.gather(self._reconnecting, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+
+    @property
+    def client(self) -> Client:
+        """The client now. Raises ``ClusterError`` while there is none."""
+        if self._client is None or self._client.link.gone.done():
+            raise ClusterError(self._error or "the draft node is gone")
+        return self._client
+
+    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
+        """The answer's events; the last is ``Finished``. Closing early cancels the request. Raises
+        ``ClusterError``, also where a lost draft node does not come back in time."""
+        progress = Progress(submit)
+        client = await self._back() if self._waits else self.client
+        model = _model(client)
+        while progress.losses < MAX_LOSSES:
+            try:
+                async with aclosing(self._tried(client, progress)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except LinkLostError:
+                progress.losses += 1
+            client = await self._back()
+            if _model(client) != model:
+                raise ClusterError("the draft node is back with another target: ask again")
+        yield progress.poison()
+
+    async def nodes(self) -> tuple[Status, ...]:
+        return await self.client.nodes()
+
+    async def _tried(self, client: Client, progress: Progress) -> AsyncGenerator[Event, None]:
+        """What is missing of an answer; until its first token alone, if it is a suspect."""
+        async with AsyncExitStack() as trial:
+            if progress.losses >= SUSPECT_LOSSES:
+                await trial.enter_async_context(self._trial)
+                client = await self._back()
+            async with aclosing(client.ask(progress.rest())) as events:
+                async for event in events:
+                    progress.add(event)
+                    if not progress.losses:
+                        await trial.aclose()
+                    yield event
+
+    async def _back(self) -> Client:
+        """The client, once the draft node is back. Raises ``ClusterError``."""
+        seconds = self._resume_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    await self._connected.wait()
+                    if self._client is not None and not self._client.link.gone.done():
+                        return self._client
+                    await asyncio.sleep(0)  # its loss is about to be noticed
+        except TimeoutError:
+            raise ClusterError(f"{self._error}; it was not back within {seconds:g} s") from None
+
+    async def _reconnect(self) -> None:
+        first, most = RECONNECT_SECONDS
+        while True:
+            if self._client is not None:
+                self._error = f"the draft node is gone: {await self._client.link.gone}"
+                self._connected.clear()
+                self._client, pause = None, first
+                self._notify(self._error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, most)
+            try:
+                self._client = await self._connect()
+                self._connected.set()
+            except AsyncSpecError as error:
+                self._error = str(error)
+
+
+def _model(client: Client) -> tuple[str, ...]:
+    """What must be the same for an answer to go on."""
+    facts = client.welcome
+    return facts.fingerprint, facts.dtype, facts.mode, facts.quantize
