@@ -13,6 +13,8 @@ from typing import cast
 
 from msgspec import Struct
 
+from asyncspec.actor import silence, tcp
+from asyncspec.actor.silence import SilenceWatch
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.bandwidth import NEVER_PACK, BandwidthEstimator, should_pack
 from asyncspec.core.machine import TraceHook
@@ -35,9 +37,10 @@ CLOSED = "the peer closed the connection"
 class LinkOptions(Struct, frozen=True):
     """Times in seconds, sizes in bytes."""
 
-    # Silence on either side is broken this often once the handshake is done.
+    # Silence on either side is broken this often once the handshake is done; more often on a short
+    # way to another node.
     heartbeat_seconds: float = 1.0
-    # A peer that is silent for so long is lost.
+    # A peer that is silent for so long is lost, one that is known to be quick sooner.
     timeout_seconds: float = 10.0
     # A dialling peer must send ``Hello`` within this time.
     hello_seconds: float = 10.0
@@ -89,6 +92,7 @@ class Link(asyncio.BufferedProtocol):
         self._reason = ""
         self._over = False
         self._heard = 0.0
+        self._silence: SilenceWatch | None = None
         # The peer's clock in its last heartbeat, 0 if none waits for its echo, and when that came.
         self._echo = self._came = 0.0
         self._beat: asyncio.TimerHandle | None = None
@@ -108,6 +112,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        tcp.keep_alive(transport)
         if self._over:  # given up while TLS was being agreed on
             self._transport.abort()
 
@@ -122,6 +127,8 @@ class Link(asyncio.BufferedProtocol):
             self._bandwidth.on_frame_end()
         self.bytes_received += nbytes
         heard, self._heard = self._heard, self._loop.time()
+        if self._silence is not None:
+            self._silence.heard(self._beat_seconds, beat=False)
         silent = self._heard - heard > SILENT_BEATS * self._options.heartbeat_seconds
         if silent and self.hook is not None:
             self.hook.silent(self.rank, heard, self._heard)
@@ -219,6 +226,7 @@ class Link(asyncio.BufferedProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._heard = self._loop.time()
+        self._silence = SilenceWatch(self._options.timeout_seconds, self._heard)
         self._tick()
 
     def refuse(self, fault: Fault) -> None:
@@ -246,21 +254,30 @@ class Link(asyncio.BufferedProtocol):
         """The first reason counts. It may be a peer's text, and goes into logs."""
         self._reason = self._reason or printable(reason)
 
+    @property
+    def _beat_seconds(self) -> float:
+        """Between two heartbeats. Clients are many, and a lost one costs nobody anything."""
+        most = self._options.heartbeat_seconds
+        return most if self.rank < 0 else silence.beat_seconds(self.rtt, most)
+
     def _tick(self) -> None:
-        options = self._options
-        if self._loop.time() - self._heard > options.timeout_seconds:
-            self.abort(f"silent for {options.timeout_seconds:g} s")
+        assert self._silence is not None
+        interval, path = self._beat_seconds, tcp.path_state(self._transport)
+        if reason := self._silence.check(path, interval, self._loop.time()):
+            self.abort(reason)
             return
         now = time.monotonic()  # uvloop's clock has whole milliseconds
         echo = self._echo and self._echo + (now - self._came)
         self.send(Heartbeat(sent=now, echo=echo, byte_seconds=self.byte_seconds))
         self._echo = 0.0
-        self._beat = self._loop.call_later(options.heartbeat_seconds, self._tick)
+        self._beat = self._loop.call_later(interval, self._tick)
 
     def _take(self, frame: Frame) -> None:
         """Handle a frame: heartbeats and clock probes here, all others by ``received``."""
         message, now = frame.message, time.monotonic()
         if isinstance(message, Heartbeat):
+            if self._silence is not None:
+                self._silence.heard(self._beat_seconds, beat=True)
             if message.echo:
                 # Bytes wait at both ends, so this is an upper bound; keep the least.
                 trip = max(0.0, now - message.echo)

@@ -127,7 +127,7 @@ async def test_both_ways_lead_to_the_same_answer() -> None:
     messages = [ChatText("system", "s"), ChatText("user", "é <b>")]
     settings: Settings = {"temperature": 0.7, "seed": 5, "max_new_tokens": 30}
     async with Toy("link", keys=("secret",)) as toy:
-        client = toy.engine._connected_client()  # type: ignore[union-attr]
+        client = toy.engine.client  # type: ignore[union-attr]
         heard: list[str] = []
         ends: list[End] = []
         async with HttpTalker(f"{toy.url}/v1/", "secret") as http:

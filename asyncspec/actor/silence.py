@@ -1,0 +1,117 @@
+"""How often a peer is told that this node lives, and when a silent peer counts as lost. Pure.
+
+Two things can be silent. The **machine**, or the way to it: a kernel acknowledges what comes
+whatever its processes do, so data without an acknowledgement means that it is gone, after a few
+retransmissions. The **process** of a machine that acknowledges: it may only be slow, on busy cores
+or behind a call that holds the interpreter lock. Its heartbeats say by how much they are late as a
+rule, and it is given ten times that. On a quiet LAN either takes less than a second.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+LEAST_BEAT_SECONDS = 0.2
+"""Between two heartbeats on a LAN: a link's cost 0.1 % of a core."""
+
+BEAT_TRIPS = 2.0
+"""Round trips between two heartbeats, where that is more."""
+
+LEAST_RTO_SECONDS = 0.2
+"""Linux's least allowance for delay before it retransmits, on top of the round trip."""
+
+NEAR_TIMEOUTS, FAR_TIMEOUTS = 3.0, 7.0
+"""Retransmission timeouts without an acknowledgement after which a peer is gone: the second attempt
+is one and the third three timeouts after the first one, the fourth seven. A LAN loses no packet
+twice, a WAN none thrice."""
+
+FAR_SECONDS = 20e-3
+"""Round trip from which a peer is on a WAN."""
+
+LEAST_SILENCE_SECONDS = 0.7
+"""Of a process that has been punctual: a garbage collection takes .3 s."""
+
+SILENT_BEATS = 3.0
+LATE_FACTOR = 10.0
+"""A process is lost when it has been silent for so many beats, and so many times the lateness of
+its heartbeats."""
+
+FIRST_LATENESS = 0.2
+"""Assumed of a new peer, in seconds."""
+
+FADING = 0.97
+"""Factor of the greatest lateness with each heartbeat."""
+
+
+class PathState(Struct, frozen=True):
+    """What the kernel knows of a connection, in seconds."""
+
+    # Whether data waits for an acknowledgement, and how long ago the last one came.
+    unacknowledged: bool
+    since_acknowledgement: float
+    # Round trip: smoothed, its mean deviation, and the least one.
+    srtt: float
+    rttvar: float
+    least_rtt: float
+
+
+def beat_seconds(rtt: float | None, most: float) -> float:
+    """Between two heartbeats on a link with this round trip; at most ``most``."""
+    return min(most, max(LEAST_BEAT_SECONDS, BEAT_TRIPS * (rtt or 0.0)))
+
+
+def path_limit(path: PathState) -> float:
+    """Seconds without an acknowledgement after which a peer's machine is gone."""
+    timeout = path.srtt + max(LEAST_RTO_SECONDS, 4 * path.rttvar)
+    far = min(1.0, path.least_rtt / FAR_SECONDS)
+    return timeout * (NEAR_TIMEOUTS + far * (FAR_TIMEOUTS - NEAR_TIMEOUTS))
+
+
+class SilenceWatch:
+    """Of one link, from its handshake on. ``most``: the limit of any silence, in seconds."""
+
+    def __init__(self, most: float, now: float) -> None:
+        self._most = most
+        # By how much the peer's heartbeats have lately been late at most.
+        self._lateness = FIRST_LATENESS
+        # Whether it has sent a heartbeat; until then it may be no peer that does.
+        self._beats = False
+        # Seconds since anything came, as far as this node was awake: one that was stopped, or busy,
+        # has not read what waits for it.
+        self._silent = 0.0
+        self._checked = now
+        # When the oldest heartbeat that waits for its acknowledgement was sent.
+        self._unacknowledged: float | None = None
+
+    def heard(self, interval: float, *, beat: bool) -> None:
+        """Bytes have come, with a heartbeat among them or not. ``interval``: between heartbeats."""
+        if beat:
+            self._beats = True
+            self._lateness *= FADING
+        self._lateness = max(self._lateness, self._silent - interval)
+        self._silent = 0.0
+
+    def limit(self, path: PathState | None, interval: float) -> float:
+        """Seconds of silence after which the peer's process is given up."""
+        if not self._beats:
+            return self._most
+        slow = SILENT_BEATS * interval + LATE_FACTOR * self._lateness
+        lost = 0.0 if path is None else path_limit(path)
+        return min(self._most, max(LEAST_SILENCE_SECONDS, slow, lost))
+
+    def check(self, path: PathState | None, interval: float, now: float) -> str:
+        """Why the peer is lost, or nothing; a heartbeat is sent after each check. ``path``: None
+        where the system does not say."""
+        passed = now - self._checked
+        if path is None or not path.unacknowledged or path.since_acknowledgement < passed:
+            self._unacknowledged = None
+        elif self._unacknowledged is None:
+            self._unacknowledged = self._checked
+        self._silent += min(passed, 2 * interval)
+        self._checked = now
+        if path is not None and self._unacknowledged is not None:
+            waited = now - self._unacknowledged
+            if waited > min(self._most, path_limit(path)):
+                return f"its machine or the network is down: no acknowledgement in {waited:.2g} s"
+        limit = self.limit(path, interval)
+        return f"silent for {limit:.2g} s" if self._silent > limit else ""

@@ -1,0 +1,171 @@
+"""Silent peers, on a virtual clock: gone machines, stopped processes, and such as are only slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.actor.silence import (
+    LATE_FACTOR,
+    LEAST_SILENCE_SECONDS,
+    PathState,
+    SilenceWatch,
+    beat_seconds,
+    path_limit,
+)
+
+MOST = 10.0
+LAN = PathState(False, 0.0, 40e-3, 15e-3, 0.2e-3)  # delayed acknowledgements: 40 ms
+WAN = PathState(False, 0.0, 120e-3, 20e-3, 100e-3)
+
+rtts = st.floats(0, 2)
+paths = st.builds(PathState, st.booleans(), st.floats(0, 60), rtts, rtts, rtts)
+
+
+class Line:
+    """A link with a peer that beats as it does; time is virtual."""
+
+    def __init__(self, path: PathState = LAN, most: float = MOST) -> None:
+        self.path = path
+        self.interval = beat_seconds(path.least_rtt, 1.0)
+        self.watch = SilenceWatch(most, 0.0)
+        self.now = 0.0
+        self.beats: Iterator[float] = iter(())
+        self.next_beat = 0.0
+
+    def hear(self, lateness: Iterator[float]) -> None:
+        """The peer's heartbeats from now on, each so late."""
+        self.beats, self.next_beat = lateness, self.now
+        self._beat()
+
+    def _beat(self) -> None:
+        late = next(self.beats, None)
+        self.next_beat = float("inf") if late is None else self.next_beat + self.interval + late
+
+    def run(self, seconds: float, *, cut: bool = False) -> str:
+        """Until the peer counts as lost, or so long; ``cut``: nothing is acknowledged."""
+        start = end = self.now
+        while self.now < start + seconds:
+            end += self.interval
+            while self.next_beat <= end:
+                self.watch.heard(self.interval, beat=True)
+                self._beat()
+            path = PathState(cut, end - start if cut else 0.0, *self._trips())
+            reason = self.watch.check(path, self.interval, end)
+            self.now = end
+            if reason:
+                return reason
+        return ""
+
+    def _trips(self) -> tuple[float, float, float]:
+        return self.path.srtt, self.path.rttvar, self.path.least_rtt
+
+
+def punctual(seconds: float = 60) -> Iterator[float]:
+    return iter([0.0] * int(seconds / 0.2))
+
+
+@pytest.mark.parametrize(("path", "most"), [(LAN, 1.0), (WAN, 2.5)])
+def test_a_machine_that_is_gone_is_noticed(path: PathState, most: float) -> None:
+    line = Line(path)
+    line.hear(punctual())
+    assert line.run(30) == ""
+    line.hear(iter(()))
+    assert line.run(60, cut=True)
+    assert line.now - 30 < most
+
+
+def test_a_machine_that_is_gone_is_noticed_at_once_also_behind_a_slow_process() -> None:
+    line = Line()
+    line.hear(iter([0.5] * 40))
+    assert line.run(15) == ""
+    line.hear(iter(()))
+    assert "no acknowledgement in" in line.run(60, cut=True)
+    assert line.now - 15 < 1.0 + line.interval
+
+
+@pytest.mark.parametrize(("path", "most"), [(LAN, 1.0), (WAN, 3.0)])
+def test_a_stopped_process_is_noticed(path: PathState, most: float) -> None:
+    line = Line(path)
+    line.hear(punctual())
+    assert line.run(30) == ""
+    line.hear(iter(()))
+    assert line.run(60).startswith("silent for ")
+    assert line.now - 30 < most
+
+
+@given(st.lists(st.floats(0, 0.25), max_size=200), st.floats(0, 0.6))
+def test_a_process_on_busy_cores_is_kept(lateness: list[float], longest: float) -> None:
+    """Heartbeats come up to .25 s late in any order, and sometimes one twice as late as any other:
+    a pass, or other programs, have had the cores."""
+    line = Line()
+    line.hear(iter([*lateness, min(longest, 2 * max(lateness, default=0.0)), 0.0]))
+    assert line.run(len(lateness) * line.interval + sum(lateness)) == ""
+
+
+@given(st.floats(0, 600), st.floats(0.05, 1))
+def test_what_this_node_has_slept_is_no_silence(slept: float, interval: float) -> None:
+    """It has not read what waits for it."""
+    watch = SilenceWatch(MOST, 0.0)
+    assert watch.check(None, interval, slept) == ""
+
+
+@given(st.one_of(st.none(), paths), st.lists(st.floats(0, 30), max_size=30))
+def test_limits_stay_within_bounds(path: PathState | None, silences: list[float]) -> None:
+    watch, now = SilenceWatch(MOST, 0.0), 0.0
+    for seconds in silences:
+        now += seconds
+        watch.check(path, 0.2, now)
+        watch.heard(0.2, beat=True)
+        assert LEAST_SILENCE_SECONDS <= watch.limit(path, 0.2) <= MOST
+
+
+@given(paths, st.floats(0, 1))
+def test_a_worse_path_gets_more_time(path: PathState, more: float) -> None:
+    worse = PathState(
+        path.unacknowledged,
+        path.since_acknowledgement,
+        path.srtt + more,
+        path.rttvar + more,
+        path.least_rtt + more,
+    )
+    assert path_limit(worse) >= path_limit(path)
+    # Two retransmissions on any path, three where packets may be lost.
+    timeout = path.srtt + max(0.2, 4 * path.rttvar)
+    assert path_limit(path) >= (7 if path.least_rtt >= 0.02 else 3) * timeout * (1 - 1e-9)
+
+
+@given(rtts, st.floats(0.01, 60))
+def test_heartbeats_follow_the_round_trip(rtt: float, most: float) -> None:
+    assert min(0.2, most) <= beat_seconds(rtt, most) <= most
+    assert beat_seconds(rtt, most) >= min(most, 2 * rtt)
+
+
+def test_a_peer_that_sends_no_heartbeats_is_quick_to_nobody() -> None:
+    watch = SilenceWatch(MOST, 0.0)
+    watch.heard(0.2, beat=False)
+    assert watch.limit(LAN, 0.2) == MOST
+    watch.heard(0.2, beat=True)
+    assert watch.limit(LAN, 0.2) < 3
+
+
+def test_lateness_is_forgotten() -> None:
+    line = Line()
+    line.hear(iter([0.8, *punctual(60)]))
+    line.run(2)
+    assert line.watch.limit(LAN, line.interval) > LATE_FACTOR * 0.5
+    line.run(40)
+    assert line.watch.limit(LAN, line.interval) < 1.0
+
+
+def test_an_idle_link_has_nothing_to_acknowledge() -> None:
+    """Of a slow heartbeat: the last acknowledgement is old when the next beat is sent."""
+    watch = SilenceWatch(MOST, 0.0)
+    for tick in range(1, 9):
+        watch.heard(5.0, beat=True)
+        # Sent at the last check, and acknowledged soon after; something else was sent just now.
+        path = PathState(True, 4.95, 1e-3, 1e-3, 1e-3)
+        assert watch.check(path, 5.0, 5.0 * tick) == ""
