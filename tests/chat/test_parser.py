@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.constraint.grammar import Grammars, Vocabulary
-from asyncspec_nodes.chat.calls import Call, Tool, after_reasoning, calls_grammar, read_calls
-from asyncspec_nodes.chat.parser import AnswerParser, Part
+from asyncspec_nodes.chat.calls import (
+    Call,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Tool,
+    after_reasoning,
+    calls_grammar,
+    read_calls,
+)
+from asyncspec_nodes.chat.parser import AnswerParser, Part, WholeCalls
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
 
 TOOLS = (
@@ -54,9 +63,11 @@ def taken(
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     parts = [part for a, b in pairwise(edges) for part in parser.feed(text[a:b])]
     parts += parser.finish()
+    joined = WholeCalls().joined(parts)
     content = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "content")
     thought = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "reasoning")
-    return content, thought, [part for part in parts if isinstance(part, Call)]
+    assert parser.calls == sum(isinstance(part, CallBegin) for part in parts)
+    return content, thought, [part for part in joined if isinstance(part, Call)]
 
 
 @pytest.mark.parametrize(("syntax", "text"), SPELLINGS)
@@ -89,6 +100,16 @@ pieces = st.lists(
             "}",
             "[",
             '{"name": "add", "arguments": {"a": 1}}',
+            '{"name": "say", "parameters": {"text": "</tool_call> \\" }"',
+            '"id": 7}',
+            ",",
+            '"',
+            "\\",
+            "<function=add>",
+            "<parameter=a>",
+            "</parameter>",
+            "</function>",
+            "[ARGS]",
         ]
     ),
     max_size=9,
@@ -118,7 +139,37 @@ def test_reasoning_content_and_two_calls() -> None:
     opened = taken(ChatFacts("hermes", True, "open"), text.removeprefix("<think>"), [9])
     assert opened == found
     parser = AnswerParser(ChatFacts("hermes", True, "tags"), TOOLS, parallel=False)
-    assert [p for p in parser.feed(text) if isinstance(p, Call)] == [CALL]
+    assert [p for p in WholeCalls().joined(parser.feed(text)) if isinstance(p, Call)] == [CALL]
+
+
+@pytest.mark.parametrize(("syntax", "text"), SPELLINGS)
+def test_arguments_are_passed_on_while_they_are_written(syntax: str, text: str) -> None:
+    parser = AnswerParser(ChatFacts(syntax), TOOLS)
+    place = text.index("1") + (len("1\n</parameter>") if syntax == "qwen3-coder" else 1)
+    begun = parser.feed(text[:place])
+    assert begun[0] == CallBegin("add")
+    written = "".join(part.text for part in begun[1:] if isinstance(part, CallArguments))
+    assert json.loads(written + "}") == {"a": 1}
+    assert parser.feed(text[place:])[-1] == CallEnd()
+    assert parser.finish() == []
+
+
+def test_a_call_may_contain_what_ends_calls_and_may_be_cut_short() -> None:
+    arguments = json.dumps({"text": '</tool_call> } \\ " <'})
+    text = f'<tool_call>{{"name": "say", "arguments": {arguments}}}</tool_call> so'
+    assert taken(ChatFacts("hermes"), text, [40]) == (" so", "", [Call("say", arguments)])
+    cut = text.index("</tool_call>")
+    assert taken(ChatFacts("hermes"), text[:cut], [9])[2] == [Call("say", '{"text": "')]
+    unended = '<tool_call>{"name": "add", "arguments": {"a": 1</tool_call> so'
+    assert taken(ChatFacts("hermes"), unended, [9]) == (" so", "", [Call("add", '{"a": 1')])
+    assert Call("add", '{"a": 1').given == {"INVALID_JSON": '{"a": 1'}
+
+
+def test_text_behind_a_call_without_marks_is_content() -> None:
+    call = '{"name": "add", "arguments": {"a": 1}, "id": "x"}'
+    assert taken(ChatFacts("json"), f"[{call}, {call}]\n", [3]) == ("", "", [CALL, CALL])
+    assert taken(ChatFacts("llama3"), f"{call}; {call}", [3]) == ("", "", [CALL, CALL])
+    assert taken(ChatFacts("json"), f"{call} done", [3])[0].endswith("done")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Official clients of several interfaces, as they are, against a scripted engine: tools, reasoning,
-streams. Those that are not installed are skipped (``pip install anthropic ollama litellm
-langchain-openai``)."""
+streams. LiteLLM's pins conflict with ours: it is skipped unless installed (``pip install
+litellm``)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
+import anthropic
+import ollama
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
 from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event
@@ -148,6 +152,47 @@ async def test_forced_calls_and_templates_without_tools() -> None:
         assert caught.value.param == "tool_choice"
 
 
+async def test_gpt_oss() -> None:
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
+    said = f"<|channel|>analysis<|message|>Rome, then.<|end|><|start|>assistant{call}"
+    facts = ChatFacts("harmony", True, "", ("reasoning_effort",))
+    async with serving(said, facts) as (url, engine), ai(url) as client:
+        ask = {"model": "toy", "messages": USER, "tools": TOOLS, "reasoning_effort": "low"}
+        whole = await client.chat.completions.create(**ask)
+        (choice,) = whole.choices
+        assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+        assert choice.message.reasoning_content == "Rome, then."
+        assert choice.message.tool_calls[0].function.arguments == '{"city": "Rome"}'
+        assert engine.chat["options"] == {"reasoning_effort": "low"}
+        history = [*USER, choice.message.model_dump()]
+        await client.chat.completions.create(**{**ask, "messages": history})
+        assert engine.chat["messages"][1]["thinking"] == "Rome, then."
+        form = {"type": "json_schema", "json_schema": {"name": "place", "schema": PARAMETERS}}
+        engine.said = '<|channel|>final<|message|>{"city": "Rome"}'
+        placed = await client.chat.completions.create(
+            model="toy", messages=USER, response_format=form
+        )
+        assert placed.choices[0].message.content == '{"city": "Rome"}'
+        assert "<|channel|>" in engine.asked[-1].constraint.grammar
+
+
+async def test_arguments_that_are_no_json() -> None:
+    """An answer may end amid a call."""
+    async with serving(CALL[: CALL.index("Rome")]) as (url, _), ai(url) as client:
+        whole = await client.chat.completions.create(model="toy", messages=USER, tools=TOOLS)
+        assert whole.choices[0].message.tool_calls[0].function.arguments == '{"city": "'
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
+            tools = [{"name": "weather", "input_schema": PARAMETERS}]
+            body: dict[str, Any] = {"model": "toy", "messages": USER}
+            for path, more in (
+                ("/v1/messages", {"tools": tools, "max_tokens": 9}),
+                ("/api/chat", {"tools": TOOLS, "stream": False}),
+            ):
+                async with session.post(url + path, json=body | more) as response:
+                    assert response.status == 200
+                    assert "INVALID_JSON" in await response.text()
+
+
 async def test_openai_reasoning_switches() -> None:
     async with serving() as (url, engine), ai(url) as client:
         ask = {"model": "toy", "messages": USER}
@@ -186,13 +231,12 @@ async def test_openai_responses() -> None:
 
 
 async def test_anthropic() -> None:
-    anthropic: Any = pytest.importorskip("anthropic")
     async with (
         serving() as (url, engine),
         anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client,
     ):
-        tool = {"name": "weather", "input_schema": PARAMETERS}
-        ask = {"model": "toy", "messages": USER, "tools": [tool], "max_tokens": 99}
+        tool: Any = {"name": "weather", "input_schema": PARAMETERS}
+        ask: dict[str, Any] = {"model": "toy", "messages": USER, "tools": [tool], "max_tokens": 99}
         whole = await client.messages.create(**ask, system="Be brief.")
         assert [block.type for block in whole.content] == [
             "thinking",
@@ -226,10 +270,9 @@ async def test_anthropic() -> None:
 
 
 async def test_ollama() -> None:
-    ollama: Any = pytest.importorskip("ollama")
     async with serving() as (url, engine):
         client = ollama.AsyncClient(url, headers={"Authorization": f"Bearer {KEY}"})
-        ask = {"model": "toy:latest", "messages": USER, "tools": TOOLS}
+        ask: dict[str, Any] = {"model": "toy:latest", "messages": USER, "tools": TOOLS}
         whole = await client.chat(**ask, options={"temperature": 0, "num_predict": 9})
         assert whole.message.content == "I look."
         assert whole.message.thinking == "Rome, then."
@@ -253,12 +296,14 @@ async def test_ollama() -> None:
         assert said.response.startswith("I look.")
         assert engine.asked[-1].constraint.grammar
         assert [model.model for model in (await client.list()).models] == ["toy"]
-        assert "tools" in (await client.show("toy")).capabilities
+        assert "tools" in ((await client.show("toy")).capabilities or ())
         with pytest.raises(ollama.ResponseError, match=r"mirostat"):
             await client.chat(**ask, options={"mirostat": 1})
 
 
-async def test_litellm() -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
+async def test_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm: Any = pytest.importorskip("litellm")
     async with serving() as (url, _):
         ask = {"model": "openai/toy", "api_base": f"{url}/v1", "api_key": KEY, "messages": USER}
@@ -268,12 +313,13 @@ async def test_litellm() -> None:
 
 
 async def test_langchain() -> None:
-    chat: Any = pytest.importorskip("langchain_openai")
     async with serving() as (url, engine):
-        model = chat.ChatOpenAI(model="toy", base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+        model = ChatOpenAI(model="toy", base_url=f"{url}/v1", api_key=KEY, max_retries=0)
         called = await model.bind_tools(TOOLS).ainvoke("Weather in Rome?")
         assert [call["args"]["city"] for call in called.tool_calls] == ["Rome", "Oslo"]
-        streamed = [part async for part in model.bind_tools(TOOLS).astream("Weather in Rome?")]
+        streamed: list[Any] = [
+            part async for part in model.bind_tools(TOOLS).astream("Weather in Rome?")
+        ]
         whole = streamed[0]
         for part in streamed[1:]:
             whole += part

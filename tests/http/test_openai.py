@@ -228,7 +228,7 @@ ERRORS: list[tuple[dict[str, Any], str, str]] = [
         "invalid_grammar",
     ),
     ({"extra_body": {"guided_regex": "a", "grammar": "x"}}, "grammar", ""),
-    ({"extra_body": {"best_of": 2}}, "best_of", ""),
+    ({"n": 3, "extra_body": {"best_of": 2}}, "best_of", ""),
     ({"top_logprobs": 2}, "top_logprobs", ""),
     ({"extra_body": {"best": 1}}, "best", "unknown_parameter"),
     ({"extra_body": {"policy": "best"}}, "policy", ""),
@@ -408,6 +408,29 @@ async def test_echo(toy: Toy) -> None:
         for wrong in ({"logprobs": 1}, {"prompt": [1]}):
             with pytest.raises(openai.BadRequestError, match="echo is"):
                 await ai.completions.create(model="toy", echo=True, **{**ask, **wrong})
+
+
+async def test_the_best_of_several_answers(toy: Toy) -> None:
+    ask: dict[str, Any] = {"model": "toy", "prompt": ["hello", "b"], "max_tokens": 5, "seed": 1}
+    async with client(toy) as ai:
+        every = await ai.completions.create(**ask, n=4, logprobs=0)
+        best = await ai.completions.create(**ask, n=2, best_of=4)
+
+        def likelihood(choice: Any) -> float:
+            found: list[float] = choice.logprobs.token_logprobs
+            return sum(found) / len(found)
+
+        want = [
+            choice.text
+            for group in (every.choices[:4], every.choices[4:])
+            for choice in sorted(group, key=likelihood, reverse=True)[:2]
+        ]
+        assert [choice.text for choice in best.choices] == want
+        assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+        assert best.choices[0].logprobs is None
+        assert best.usage == every.usage
+        with pytest.raises(openai.BadRequestError, match="best_of"):
+            await ai.completions.create(**ask, n=1, best_of=2, stream=True)
 
 
 async def test_tokens_of_prompts(toy: Toy) -> None:

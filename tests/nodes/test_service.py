@@ -29,6 +29,7 @@ class Letters:
     """A tokenizer with a token per character."""
 
     decodes_as_whole = False
+    template = ""
 
     def __init__(self) -> None:
         self.read: list[str] = []

@@ -62,6 +62,7 @@ class Pieces:
     """A vocabulary of bytes, also of parts of characters: token i is the i-th piece."""
 
     decodes_as_whole = False
+    template = ""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.constraint import text
+from asyncspec_nodes.chat.arguments import Arguments, JsonArguments, XmlArguments
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 """Around a call, of Hermes, Qwen and many others."""
@@ -38,16 +39,88 @@ class Call(Struct, frozen=True):
     name: str
     arguments: str
 
+    @property
+    def given(self) -> dict[str, object]:
+        """The arguments as an object; what is none (an answer cut short) as Anthropic's clients
+        know it."""
+        try:
+            return msgspec.json.decode(self.arguments, type=dict[str, object])
+        except msgspec.MsgspecError:
+            return {"INVALID_JSON": self.arguments}
 
-def read_calls(body: str, tools: Sequence[Tool]) -> list[Call] | None:
-    """The calls in a text that has nothing else; None where it is no call of one of ``tools``."""
-    body = body.strip()
-    known = {tool.name: tool for tool in tools}
-    for read in (_json_calls, _xml_calls, _deepseek_calls, _named_calls):
-        found = read(body, known)
-        if found and all(call.name in known for call in found):
-            return found
-    return None
+
+class CallBegin(Struct, frozen=True):
+    """A call of a known tool begins; its ``CallArguments`` and its ``CallEnd`` follow."""
+
+    name: str
+
+
+class CallArguments(Struct, frozen=True):
+    """More of the arguments."""
+
+    text: str
+
+
+class CallEnd(Struct, frozen=True):
+    """No more of them. Cut short, they need not be valid JSON."""
+
+
+CallPart = CallBegin | CallArguments | CallEnd
+
+
+class CallPattern:
+    """Recognises where a call of one of ``tools`` begins, as models of one ``syntax`` write it."""
+
+    def __init__(self, tools: Sequence[Tool], syntax: str) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        names = "|".join(re.escape(tool.name) for tool in tools)
+        forms = (_DEEPSEEK,) if syntax == "deepseek" else (_JSON, _NAMED, _XML)
+        self._forms = [re.compile(form.replace("NAMES", names)) for form in forms]
+
+    def match(self, text: str) -> tuple[CallBegin, Arguments, str] | None:
+        """A call at the start of ``text``, what reads its arguments, and the text behind. The
+        answer is the same with more text."""
+        for form in self._forms:
+            if (found := form.match(text)) is not None:
+                name = found[found.lastindex or 0]
+                properties = self._tools[name].arguments.get("properties", {})
+                xml = "<function=" in found[0]
+                reader = XmlArguments(properties) if xml else JsonArguments()
+                return CallBegin(name), reader, text[found.end() :]
+        return None
+
+
+_BETWEEN = r'(?:\s*(?:,\s*"\w+"\s*:\s*(?:"[^"]*"|\d+)\s*)*\})?[\s,;]*'
+"""Behind the arguments of a call before, which may be in an object with more keys."""
+
+_JSON = (
+    rf"{_BETWEEN}(?:\[TOOL_CALLS\]|<\|python_tag\|>)?[\s\[]*"
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(NAMES)"\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+"""An object, a list of them, or several in a row, as Llama 3 writes them."""
+
+_NAMED = r"[\s,;]*(?:\[TOOL_CALLS\])?\s*(NAMES)(?:\[ARGS\])?(?=\{)"
+"""``NAME{...}`` or ``NAME[ARGS]{...}`` (Mistral since its eleventh tokenizer)."""
+
+_XML = r"\s*<function=(NAMES)>"
+
+_BEGIN, _SEPARATOR, _END = (
+    f"<\uff5ctool\u2581{part}\uff5c>" for part in ("call\u2581begin", "sep", "call\u2581end")
+)
+_DEEPSEEK = (
+    rf"(?:\s|```|{re.escape(_END)})*{re.escape(_BEGIN)}\s*"
+    rf"(?:function{re.escape(_SEPARATOR)}(NAMES)\s*```(?:json)?|(NAMES){re.escape(_SEPARATOR)})"
+    r"\s*(?=\{)"
+)
+"""DeepSeek's, as V3 and R1 write them (``function``, a name, a block of code) and V3.1."""
+
+_NO_TEXT = re.compile(rf"{_BETWEEN}(?:[\s\]]|```|{re.escape(_END)})*")
+
+
+def is_text(rest: str) -> bool:
+    """Whether what follows a call's arguments is more than what ends it."""
+    return _NO_TEXT.fullmatch(rest) is None
 
 
 class _Raw(Struct):
@@ -65,78 +138,24 @@ class _Raw(Struct):
         return Call(self.name, text)
 
 
-def _json_calls(body: str, known: Mapping[str, Tool]) -> list[Call]:
-    """An object, a list of them, or several in a row, as Llama 3 writes them."""
-    body = body.removeprefix("[TOOL_CALLS]").removeprefix("<|python_tag|>").strip()
+def read_calls(body: str, tools: Sequence[Tool]) -> list[Call] | None:
+    """The calls in a complete text of JSON that has nothing else, whatever the order of its keys;
+    None where it is no call of one of ``tools``."""
+    body = body.strip().removeprefix("[TOOL_CALLS]").removeprefix("<|python_tag|>").strip()
     try:
         found = msgspec.json.decode(body, type=list[_Raw] | _Raw)
-        return [one.call() for one in (found if isinstance(found, list) else [found])]
+        calls = [one.call() for one in (found if isinstance(found, list) else [found])]
     except msgspec.MsgspecError:
-        pass
-    parts = re.split(r"(?<=\})\s*;?\s*(?=\{\s*\"name\")", body)
-    if len(parts) < 2:
-        return []
-    calls = [_json_calls(part, known) for part in parts]
-    return [call for some in calls for call in some] if all(calls) else []
-
-
-def _xml_calls(body: str, known: Mapping[str, Tool]) -> list[Call]:
-    """``<function=NAME><parameter=KEY>VALUE</parameter></function>`` (Qwen3-Coder)."""
-    calls = []
-    for name, inside in re.findall(r"<function=([^>]+)>(.*?)</function>", body, re.DOTALL):
-        tool = known.get(name)
-        properties = tool.arguments.get("properties", {}) if tool else {}
-        pairs = re.findall(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", inside, re.DOTALL)
-        arguments = {key: _typed(value, properties.get(key)) for key, value in pairs}
-        calls.append(Call(name, msgspec.json.encode(arguments).decode()))
-    return calls
-
-
-def _typed(value: str, schema: object) -> object:
-    """A value written without quotes, by its schema."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    if kinds == "string":
-        return value
-    try:
-        return msgspec.json.decode(value)
-    except msgspec.MsgspecError:
-        return value
-
-
-def _deepseek_calls(body: str, known: Mapping[str, Tool]) -> list[Call]:
-    """DeepSeek's, as V3 and R1 write them (``function``, a name, a block of code) and V3.1."""
-    begin, separator, end = (f"<\uff5ctool\u2581{part}\uff5c>" for part in _DEEPSEEK)
-    calls = []
-    for one in re.findall(f"{re.escape(begin)}(.*?){re.escape(end)}", body, re.DOTALL):
-        name, _, rest = one.partition(separator)
-        if name == "function":
-            name, _, rest = rest.partition("\n")
-        rest = re.sub(r"^\s*```(json)?\s*|\s*```\s*$", "", rest)
-        calls.append(Call(name.strip(), rest.strip()))
-    return calls
-
-
-_DEEPSEEK = ("call\u2581begin", "sep", "call\u2581end")
-
-
-def _named_calls(body: str, known: Mapping[str, Tool]) -> list[Call]:
-    """``NAME{...}`` or ``NAME[ARGS]{...}`` (Mistral since its eleventh tokenizer)."""
-    body = body.removeprefix("[TOOL_CALLS]")
-    names = "|".join(map(re.escape, known))
-    calls = []
-    for part in re.split(rf"(?:\[TOOL_CALLS\]|(?<=\}}))(?=(?:{names})(?:\[ARGS\])?\{{)", body):
-        match = re.fullmatch(rf"\s*({names})(?:\[ARGS\])?(\{{.*\}})\s*", part, re.DOTALL)
-        if match is None:
-            return []
-        calls.append(Call(match[1], match[2]))
-    return calls
+        return None
+    known = {tool.name for tool in tools}
+    return calls if calls and all(call.name in known for call in calls) else None
 
 
 # --- As a grammar.
 
 
 def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
-    """One call or, with ``parallel``, several of some tools, and nothing else."""
+    """One call or, with ``parallel``, several of some tools, and nothing else. Not for harmony."""
     one = {
         "anyOf": [
             {

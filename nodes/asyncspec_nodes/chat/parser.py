@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
+from asyncspec_nodes.chat.arguments import Arguments
 from asyncspec_nodes.chat.calls import (
     BEGIN,
     DEEPSEEK_BEGIN,
     DEEPSEEK_END,
     END,
     Call,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallPart,
+    CallPattern,
     Tool,
+    is_text,
     read_calls,
 )
 from asyncspec_nodes.serving.templates import ChatFacts
@@ -29,11 +36,70 @@ class Part(Struct, frozen=True):
     text: str
 
 
+AnswerPart = Part | CallPart
+
+
+class Parser(Protocol):
+    """Takes one answer apart. The sum of its parts does not depend on how the text is cut."""
+
+    @property
+    def calls(self) -> int:
+        """Calls that have begun."""
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """What is certain with some more text."""
+
+    def finish(self) -> list[AnswerPart]:
+        """The rest, at the end of the answer."""
+
+
+class WholeCalls:
+    """Joins the pieces of calls, for interfaces that send each call as one."""
+
+    def __init__(self) -> None:
+        self._name = self._arguments = ""
+
+    def joined(self, parts: Iterable[AnswerPart]) -> list[Part | Call]:
+        """With some more parts of the answer: text, and the calls that have ended."""
+        found: list[Part | Call] = []
+        for part in parts:
+            match part:
+                case Part():
+                    found.append(part)
+                case CallBegin():
+                    self._name, self._arguments = part.name, ""
+                case CallArguments():
+                    self._arguments += part.text
+                case CallEnd():
+                    found.append(Call(self._name, self._arguments))
+        return found
+
+
+class CallLimit:
+    """Counts the calls of an answer; without ``parallel`` only the first is passed on."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        self._parallel = parallel
+        self.calls = 0
+        self._dropped = False
+
+    def admit(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+        """Those of ``parts`` that count."""
+        found = []
+        for part in parts:
+            if isinstance(part, CallBegin):
+                self._dropped = not self._parallel and self.calls > 0
+                self.calls += not self._dropped
+            if isinstance(part, Part) or not self._dropped:
+                found.append(part)
+        return found
+
+
 class AnswerParser:
-    """Of one answer. The sum of its parts does not depend on how the text is cut into pieces.
+    """A ``Parser`` of reasoning in tags, and calls in tags or, as the whole answer, without.
 
     What begins like a call of one of ``tools`` and is none is content. Blanks around a call are
-    none."""
+    none. A call's arguments are passed on as they are written, once its name is known."""
 
     def __init__(
         self,
@@ -46,7 +112,12 @@ class AnswerParser:
         """``parallel``: more than one call counts. ``opened``: whether the answer begins with
         reasoning, where that is not the template's habit."""
         self._tools = tools
-        self._parallel = parallel
+        self._pattern = CallPattern(tools, facts.syntax)
+        # Of the call whose arguments are being read.
+        self._arguments: Arguments | None = None
+        # Whether a call was read since the last marker.
+        self._read = False
+        self._limit = CallLimit(parallel=parallel)
         opened = facts.reasoning == "open" if opened is None else opened
         self._state: Literal["start", "content", "reasoning", "call", "bare"] = "start"
         # Of the call being read: what begins it, with the blanks before it, and what ends it.
@@ -59,28 +130,34 @@ class AnswerParser:
         tagged = {"deepseek": {DEEPSEEK_BEGIN: DEEPSEEK_END}}.get(facts.syntax, {BEGIN: END})
         self._markers = tagged if tools else {}
         self._text = ""
-        self.calls = 0
 
-    def feed(self, text: str) -> list[Part | Call]:
-        """What is certain with some more text."""
+    @property
+    def calls(self) -> int:
+        """See ``Parser``."""
+        return self._limit.calls
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """See ``Parser``."""
         self._text += text
-        found: list[Part | Call] = []
+        found: list[AnswerPart] = []
         while (step := self._step()) is not None:
             found += step
-        return found
+        return self._limit.admit(found)
 
-    def finish(self) -> list[Part | Call]:
-        """The rest, at the end of the answer."""
+    def finish(self) -> list[AnswerPart]:
+        """See ``Parser``."""
         text, self._text = self._text, ""
         match self._state:
             case "reasoning":
-                return _parts("reasoning", text.rstrip("\n"))
+                return [*_parts("reasoning", text.rstrip("\n"))]
             case "call" | "bare":
-                return self._calls(text, text if self._state == "bare" else self._begun + text)
+                if self._arguments is not None:
+                    return self._limit.admit([*_arguments(text), CallEnd()])
+                return self._limit.admit(self._block(text, self._begun + text))
             case _:
-                return _parts("content", text.lstrip() if self._fresh else text)
+                return [*_parts("content", text.lstrip() if self._fresh else text)]
 
-    def _step(self) -> list[Part | Call] | None:
+    def _step(self) -> Sequence[AnswerPart] | None:
         """Take something from the text; None where more of it is needed."""
         match self._state:
             case "start":
@@ -89,16 +166,10 @@ class AnswerParser:
                 return self._content()
             case "reasoning":
                 return self._until(THOUGHT)
-            case "call":
-                before, end, after = self._text.partition(self._ends)
-                if not end:
-                    return None
-                self._text, self._state = after, "content"
-                return self._calls(before, f"{self._begun}{before}{end}")
-            case "bare":
-                return None
+            case "call" | "bare":
+                return self._call()
 
-    def _start(self) -> list[Part | Call] | None:
+    def _start(self) -> Sequence[AnswerPart] | None:
         """Before the first character that is no blank."""
         text = self._text.lstrip()
         if not text or (self._reasons and THINK.startswith(text)):
@@ -106,7 +177,7 @@ class AnswerParser:
         if self._reasons and text.startswith(THINK):
             self._text, self._state, self._fresh = text.removeprefix(THINK), "reasoning", True
         elif self._tools and self._bare(text):
-            self._text, self._state = text, "bare"
+            self._text, self._state, self._begun = text, "bare", ""
         elif self._tools and any(name.startswith(text) for name in self._names()):
             return None
         else:
@@ -124,7 +195,7 @@ class AnswerParser:
             text.startswith((f"{tool.name}{{", f"{tool.name}[")) for tool in self._tools
         ) or text.startswith("<|python_tag|>")
 
-    def _content(self) -> list[Part | Call] | None:
+    def _content(self) -> Sequence[AnswerPart] | None:
         found = [(i, mark) for mark in self._markers if (i := self._text.find(mark)) >= 0]
         if found:
             place, mark = min(found)
@@ -143,7 +214,7 @@ class AnswerParser:
         )
         return _parts("content", text) or None
 
-    def _until(self, end: str) -> list[Part | Call] | None:
+    def _until(self, end: str) -> Sequence[AnswerPart] | None:
         if self._fresh:
             self._text = self._text.lstrip("\n")
             self._fresh = not self._text
@@ -161,15 +232,45 @@ class AnswerParser:
         )
         return _parts("reasoning", text) or None
 
-    def _calls(self, body: str, raw: str) -> list[Part | Call]:
-        calls = read_calls(body, self._tools)
+    def _call(self) -> Sequence[AnswerPart] | None:
+        """Inside of what may be calls."""
+        if self._arguments is not None:
+            written, self._text, ended = self._arguments.feed(self._text)
+            if ended:
+                self._arguments = None
+                return [*_arguments(written), CallEnd()]
+            return _arguments(written) or None
+        if (found := self._pattern.match(self._text)) is not None:
+            begin, self._arguments, self._text = found
+            self._read = True
+            return [begin]
+        if self._state == "bare":
+            return None
+        before, end, after = self._text.partition(self._ends)
+        if not end:
+            return None
+        self._text, self._state = after, "content"
+        return self._block(before, f"{self._begun}{before}{end}")
+
+    def _block(self, rest: str, raw: str) -> Sequence[AnswerPart]:
+        """The rest of what may be calls; ``raw`` is what it is as content if none was read."""
+        if self._read:
+            self._read = False
+            return _parts("content", rest) if is_text(rest) else ()
+        calls = read_calls(rest, self._tools)
         if calls is None:
             return _parts("content", raw)
-        if not self._parallel:
-            calls = calls[: max(0, 1 - self.calls)]
-        self.calls += len(calls)
-        return [*calls]
+        return [part for one in calls for part in whole_call(one)]
 
 
-def _parts(kind: Literal["content", "reasoning"], text: str) -> list[Part | Call]:
+def whole_call(call: Call) -> tuple[AnswerPart, ...]:
+    """A call that came in one piece."""
+    return CallBegin(call.name), CallArguments(call.arguments), CallEnd()
+
+
+def _arguments(text: str) -> list[CallArguments]:
+    return [CallArguments(text)] if text else []
+
+
+def _parts(kind: Literal["content", "reasoning"], text: str) -> list[Part]:
     return [Part(kind, text)] if text else []

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Syntax = Literal["hermes", "qwen3-coder", "deepseek", "mistral", "llama3", "json"]
+Syntax = Literal["harmony", "hermes", "qwen3-coder", "deepseek", "mistral", "llama3", "json"]
 """How a model writes calls of tools."""
 
 OPTIONS = ("enable_thinking", "thinking", "reasoning_effort")
@@ -26,7 +26,16 @@ class ChatFacts(Struct, frozen=True):
     options: tuple[str, ...] = ()
 
 
+CHANNEL = "<|channel|>"
+"""Sign of templates in OpenAI's harmony format (gpt-oss)."""
+
+HARMONY_MARKERS = frozenset(
+    f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")
+)
+"""Special tokens that structure an answer in harmony."""
+
 _SYNTAXES: tuple[tuple[str, Syntax], ...] = (
+    (CHANNEL, "harmony"),
     ("<function=", "qwen3-coder"),
     ("<tool_call>", "hermes"),
     ("tool\u2581calls\u2581begin", "deepseek"),
@@ -47,3 +56,8 @@ def facts_of(template: str, prompt: str = "") -> ChatFacts:
         "open" if opened else "tags" if "<think>" in template else "",
         tuple(name for name in OPTIONS if re.search(rf"\b{name}\b", template)),
     )
+
+
+def answer_markers(template: str) -> frozenset[str]:
+    """Special tokens that are part of an answer's text: without them its parts run together."""
+    return HARMONY_MARKERS if CHANNEL in template else frozenset()

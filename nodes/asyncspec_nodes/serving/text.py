@@ -13,6 +13,7 @@ from itertools import islice
 from msgspec import Struct
 
 from asyncspec.backend.tokenizer import Tokenizer
+from asyncspec_nodes.serving.templates import answer_markers
 from asyncspec_protocol.clients import Submit
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -75,6 +76,41 @@ class Detokenizer:
         return whole[len(pieces) :] if whole.startswith(pieces) else ""
 
 
+class MarkedDetokenizer:
+    """As ``Detokenizer``, with the names of the special tokens in ``markers``, where a model
+    structures its answer by special tokens (gpt-oss)."""
+
+    def __init__(self, tokenizer: Tokenizer, markers: frozenset[str]) -> None:
+        self._tokenizer = tokenizer
+        self._markers = markers
+        self._part = Detokenizer(tokenizer)
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """See ``Detokenizer``."""
+        text = ""
+        for token in tokens:
+            if (name := self._marker(token)) is None:
+                text += self._part.push((token,))
+            else:
+                text += self._part.finish() + name
+                self._part = Detokenizer(self._tokenizer)
+        return text
+
+    def open(self) -> str:
+        """See ``Detokenizer``."""
+        return self._part.open()
+
+    def finish(self) -> str:
+        """See ``Detokenizer``."""
+        return self._part.finish()
+
+    def _marker(self, token: int) -> str | None:
+        if not self._tokenizer.is_special(token):
+            return None
+        name = self._tokenizer.spell(token).decode(errors="replace")
+        return name if name in self._markers else None
+
+
 def _context(tokenizer: Tokenizer, after: Sequence[int]) -> list[int]:
     """The last tokens of ``after``; none where their text depends on what follows."""
     if tokenizer.decodes_as_whole:
@@ -133,8 +169,12 @@ class AnswerText:
         *,
         include: bool = False,
         after: Sequence[int] = (),
+        markers: frozenset[str] = frozenset(),
     ) -> None:
-        self._text = Detokenizer(tokenizer, after)
+        """``markers``: special tokens that are part of the text, of answers that continue none."""
+        self._text = (
+            MarkedDetokenizer(tokenizer, markers) if markers else Detokenizer(tokenizer, after)
+        )
         self._stops = tuple(stops)
         self._include = include
         self._held = ""
@@ -168,5 +208,8 @@ class AnswerText:
 
 def answer_text(tokenizer: Tokenizer, submit: Submit, prompt: Sequence[int]) -> AnswerText:
     """The text of an answer to ``submit``, whose prompt is the tokens ``prompt``."""
+    markers = answer_markers(tokenizer.template) if submit.chat else frozenset()
     after = () if submit.chat else prompt
-    return AnswerText(tokenizer, submit.stop, include=submit.include_stop, after=after)
+    return AnswerText(
+        tokenizer, submit.stop, include=submit.include_stop, after=after, markers=markers
+    )

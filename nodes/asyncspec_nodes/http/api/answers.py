@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from msgspec import Struct
 
@@ -71,6 +72,13 @@ class ChoiceBuffer:
     @property
     def text(self) -> str:
         return "".join(self._text)
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, natural logarithm, where they have log-probabilities and nothing of them
+        was written; the least number for none."""
+        count = len(self.logprobs)
+        return sum(one.chosen.logprob for one in self.logprobs) / count if count else -inf
 
     def add(self, event: Output | Finished) -> None:
         if isinstance(event, Finished):

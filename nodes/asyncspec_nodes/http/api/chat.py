@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec_nodes.chat.calls import Call, Tool, after_reasoning, calls_grammar, described
-from asyncspec_nodes.chat.parser import AnswerParser, Part
+from asyncspec_nodes.chat.answers import answer_parser, forced_call, in_content
+from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, Tool, described
+from asyncspec_nodes.chat.parser import AnswerPart, Parser, Part, WholeCalls
 from asyncspec_nodes.http.api.answers import (
     ChoiceBuffer,
     PositionLogprobs,
@@ -123,6 +124,9 @@ def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
     for name in ("tool_call_id", "name", "reasoning_content"):
         if (value := getattr(message, name)) is not None and native:
             found[name] = value
+    if native and message.reasoning_content and not (calls and found["content"]):
+        # The name in gpt-oss's template, which takes one text beside a call.
+        found["thinking"] = message.reasoning_content
     return found
 
 
@@ -253,25 +257,24 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
             log_probs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
-        constraint = submit.constraint
+        opened, grammar = _opened(facts, options), submit.constraint.grammar
         if self.forced:
             parallel = self.parallel_tool_calls is not False and self.tool_choice == "required"
-            grammar = calls_grammar(self.callable, facts.syntax, parallel=parallel)
-            constraint = replace(constraint, grammar=grammar)
-        if constraint.grammar and _opened(facts, options):
-            constraint = replace(constraint, grammar=after_reasoning(constraint.grammar))
-        return replace(submit, constraint=constraint)
+            grammar = forced_call(facts, self.callable, parallel=parallel, opened=opened)
+        elif grammar:
+            grammar = in_content(facts, grammar, opened=opened)
+        return replace(submit, constraint=replace(submit.constraint, grammar=grammar))
 
     def form(self) -> tuple[str, str]:
         """See ``CompletionParameters``; the parameter also of a forced call."""
         grammar, name = super().form()
         return grammar, name or ("tools" if self.forced else "")
 
-    def parser(self, facts: ChatFacts) -> AnswerParser:
+    def parser(self, facts: ChatFacts) -> Parser:
         """Of an answer to this request."""
         parallel = self.parallel_tool_calls is not False
         opened = _opened(facts, self.options(facts))
-        return AnswerParser(facts, self.callable, parallel=parallel, opened=opened)
+        return answer_parser(facts, self.callable, parallel=parallel, opened=opened)
 
 
 def _opened(facts: ChatFacts, options: Mapping[str, Any]) -> bool:
@@ -307,15 +310,15 @@ class ChatCompletion(Completion):
         self.parsers = [request.parser(context.facts) for _ in self.submits]
         self._called = [0] * len(self.submits)
 
-    def parts(self, index: int, answer: ChoiceBuffer) -> list[Part | Call]:
-        """What has come of an answer since the last call."""
+    def parts(self, index: int, answer: ChoiceBuffer) -> list[AnswerPart]:
+        """What has come of an answer since this was last called."""
         parser = self.parsers[index]
         found = parser.feed(answer.text)
         return found + parser.finish() if answer.end is not None else found
 
     def choice(self, index: int, answer: ChoiceBuffer) -> Json:
         """See ``Completion``."""
-        parts = self.parts(index, answer)
+        parts = WholeCalls().joined(self.parts(index, answer))
         content = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "content")
         thought = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "reasoning")
         calls = [self.call_object(index, part) for part in parts if isinstance(part, Call)]
@@ -337,13 +340,14 @@ class ChatCompletion(Completion):
             if isinstance(part, Part):
                 name = "content" if part.kind == "content" else "reasoning_content"
                 deltas.append({name: part.text})
-            else:
+            elif isinstance(part, CallBegin):
                 number = self._called[index]
-                whole = self.call_object(index, part)
-                begun = {**whole, "function": {"name": part.name, "arguments": ""}}
-                deltas.append({"tool_calls": [{"index": number, **begun}]})
-                rest = {"index": number, "function": {"arguments": part.arguments}}
-                deltas.append({"tool_calls": [rest]})
+                call = self.call_object(index, Call(part.name, ""))
+                deltas.append({"tool_calls": [{"index": number, **call}]})
+            elif isinstance(part, CallArguments):
+                number = self._called[index] - 1
+                more = {"index": number, "function": {"arguments": part.text}}
+                deltas.append({"tool_calls": [more]})
         logprobs = self._logprobs_of(answer.logprobs)
         if not deltas and (answer.logprobs or (answer.tokens and self._details)):
             deltas.append({"content": ""})

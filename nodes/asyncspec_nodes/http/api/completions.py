@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
-from typing import ClassVar, cast
+from typing import ClassVar
 
 from msgspec.structs import replace
 
@@ -43,10 +43,17 @@ class Completion:
     ) -> None:
         self._seed = context.seed if request.seed is None else request.seed
         self._choices = request.choices
+        # Answers to each prompt, of which the best ``_choices`` are returned.
+        self._candidates = request.candidates
+        compared = self._candidates > self._choices
         self.submits = tuple(
-            replace(submit, seed=seed_of_choice(self._seed, choice))
+            replace(
+                submit,
+                seed=seed_of_choice(self._seed, choice),
+                log_probs=submit.log_probs or compared,
+            )
             for submit in submits
-            for choice in range(self._choices)
+            for choice in range(self._candidates)
         )
         self.stream = bool(request.stream)
         # The parameter blamed in errors of the answer's grammar.
@@ -85,14 +92,27 @@ class Completion:
     def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """The JSON of a whole response."""
         choices = [
-            self._choice(i, self.choice(i, one), one.tokens, one.end)
-            for i, one in enumerate(answers)
+            self._choice(place, self.choice(i, answers[i]), answers[i].tokens, answers[i].end)
+            for place, i in enumerate(self._best(answers))
         ]
         return {
             **self._object(self.full_object, choices),
             "usage": self._usage(answers),
             "seed": self._seed,
         }
+
+    def _best(self, answers: Sequence[ChoiceBuffer]) -> list[int]:
+        """The answers that are returned: of each prompt's those with the greatest mean
+        log-probability of a token, the best first; all of them in their order without
+        ``best_of``."""
+        if self._candidates == self._choices:
+            return list(range(len(answers)))
+        found: list[int] = []
+        for first in range(0, len(answers), self._candidates):
+            group = range(first, first + self._candidates)
+            ranked = sorted(group, key=lambda i: answers[i].mean_logprob, reverse=True)
+            found += ranked[: self._choices]
+        return found
 
     def begin(self) -> bytes:
         """The first frames of a stream."""
@@ -141,7 +161,8 @@ class Completion:
     def _usage(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """Token counts. A prompt with several answers counts once: only the first computes it."""
         ends = [one.end.stats if one.end else {} for one in answers]
-        prompts = [ends[i : i + self._choices] for i in range(0, len(ends), self._choices)]
+        each = self._candidates
+        prompts = [ends[i : i + each] for i in range(0, len(ends), each)]
         prompt = sum(int(group[-1].get("prompt_tokens", 0)) for group in prompts)
         completion = sum(int(stats.get("new_tokens", 0)) for stats in ends)
         cached = sum(
@@ -189,7 +210,7 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
             else replace(submit, prompt_ids=prompt)
             for prompt in _prompts(self.prompt)
         ]
-        if len(submits) * self.choices > MAX_CHOICES:
+        if len(submits) * self.candidates > MAX_CHOICES:
             raise invalid(f"more than {MAX_CHOICES} answers are asked for", "prompt")
         return TextCompletion(self, submits, context)
 
@@ -223,16 +244,6 @@ class TextCompletion(Completion):
         super().__init__(request, submits, context)
         self._echo = bool(request.echo)
 
-    def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
-        """See ``Completion``; with ``echo`` texts begin with their prompts."""
-        body = super().body(answers)
-        if self._echo:
-            for choice, submit in zip(
-                cast("list[Json]", body["choices"]), self.submits, strict=True
-            ):
-                choice["text"] = f"{submit.prompt}{choice['text']}"
-        return body
-
     def begin(self) -> bytes:
         """See ``Completion``."""
         if not self._echo:
@@ -241,8 +252,9 @@ class TextCompletion(Completion):
         return b"".join(self._chunk(i, prompt) for i, prompt in enumerate(prompts))
 
     def choice(self, index: int, answer: ChoiceBuffer) -> Json:
-        """See ``Completion``."""
-        return self._content(answer.text, answer.logprobs)
+        """See ``Completion``; with ``echo`` texts begin with their prompts."""
+        said = self._content(answer.text, answer.logprobs)
+        return {**said, "text": self.submits[index].prompt + answer.text} if self._echo else said
 
     def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
         """See ``Completion``."""

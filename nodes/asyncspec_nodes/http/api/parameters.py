@@ -136,7 +136,7 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     include_stop_str_in_output: bool | None = None
     logit_bias: dict[str, Bias] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
-    # As many answers as ``n``: more are not compared.
+    # Answers of which the best ``n`` are returned.
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     # The form of an answer: the API's, and those of vLLM and llama.cpp.
     response_format: ResponseFormat | None = None
@@ -157,6 +157,11 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.n or 1
 
     @property
+    def candidates(self) -> int:
+        """Answers to each prompt of which the best are returned."""
+        return self.best_of or self.choices
+
+    @property
     def limit(self) -> int | None:
         """The requested maximum of tokens; None: not given."""
         return self.max_tokens
@@ -167,10 +172,13 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise invalid("stream_options is only for stream: true", "stream_options")
         if (problem := stop_problem(self.stops)) is not None:
             raise invalid(problem, "stop")
-        if self.best_of not in (None, self.choices):
+        if self.candidates < self.choices:
             raise invalid(
-                f"best_of is {self.best_of}, n {self.choices}; only as many are served", "best_of"
+                f"best_of is {self.best_of}, n {self.choices}; it must be at least as large",
+                "best_of",
             )
+        if self.stream and self.candidates > self.choices:
+            raise invalid("best_of is not for stream: true: all answers are compared", "best_of")
         if self.policy is not None and (problem := POLICIES.problem(self.policy)) is not None:
             raise invalid(problem, "policy")
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncspec_nodes.chat.calls import Call
-from asyncspec_nodes.chat.parser import Part
+from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, CallEnd
+from asyncspec_nodes.chat.parser import Part, WholeCalls
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.chat import (
     CalledFunction,
@@ -204,9 +204,9 @@ class AnthropicMessage(ChatCompletion):
 
     def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
         content: list[Json] = []
-        for part in self.parts(0, answers[0]):
+        for part in WholeCalls().joined(self.parts(0, answers[0])):
             if isinstance(part, Call):
-                content.append(self._tool_use(part, msgspec.json.decode(part.arguments)))
+                content.append(self._tool_use(part.name, part.given))
             elif content and content[-1]["type"] == _kind(part):
                 content[-1][_field(part)] = f"{content[-1][_field(part)]}{part.text}"
             else:
@@ -222,10 +222,13 @@ class AnthropicMessage(ChatCompletion):
     def write(self, index: int, answer: ChoiceBuffer) -> bytes:
         frames = b""
         for part in self.parts(index, answer):
-            if isinstance(part, Call):
-                frames += self._close()
-                frames += self._open("tool_use", self._tool_use(part, {}))
-                frames += self._delta({"type": "input_json_delta", "partial_json": part.arguments})
+            if isinstance(part, CallBegin):
+                frames += self._close() + self._open("tool_use", self._tool_use(part.name, {}))
+                continue
+            if isinstance(part, CallArguments):
+                frames += self._delta({"type": "input_json_delta", "partial_json": part.text})
+                continue
+            if isinstance(part, CallEnd):
                 frames += self._close()
                 continue
             if self._block != _kind(part):
@@ -266,9 +269,9 @@ class AnthropicMessage(ChatCompletion):
             "output_tokens": usage["completion_tokens"],
         }
 
-    def _tool_use(self, call: Call, given: object) -> Json:
-        name = self.call_object(0, call)["id"]
-        return {"type": "tool_use", "id": name, "name": call.name, "input": given}
+    def _tool_use(self, called: str, given: object) -> Json:
+        name = self.call_object(0, Call(called, ""))["id"]
+        return {"type": "tool_use", "id": name, "name": called, "input": given}
 
     def _opened(self, part: Part, text: str) -> Json:
         signature = {"signature": ""} if part.kind == "reasoning" else {}

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec_nodes.chat.calls import Call
+from asyncspec_nodes.chat.parser import WholeCalls
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.chat import (
     CalledFunction,
@@ -21,6 +22,7 @@ from asyncspec_nodes.http.api.chat import (
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_protocol.messages import Submit
 
 _OPTIONS = {
     "temperature": "temperature",
@@ -191,6 +193,12 @@ class OllamaChat(ChatCompletion):
     # Lines have no comments.
     alive: ClassVar[bytes] = b""
 
+    def __init__(
+        self, request: ChatRequest, submits: Sequence[Submit], context: RequestContext
+    ) -> None:
+        super().__init__(request, submits, context)
+        self._whole = WholeCalls()
+
     @property
     def _created(self) -> int:
         created = self._head["created"]
@@ -217,12 +225,10 @@ class OllamaChat(ChatCompletion):
 
     def _said(self, answer: ChoiceBuffer, index: int) -> Json:
         found: Any = {"content": "", "thinking": "", "tool_calls": []}
-        for part in self.parts(index, answer):
+        for part in self._whole.joined(self.parts(index, answer)):
             if isinstance(part, Call):
-                arguments = msgspec.json.decode(part.arguments)
-                found["tool_calls"].append(
-                    {"function": {"name": part.name, "arguments": arguments}}
-                )
+                function = {"name": part.name, "arguments": part.given}
+                found["tool_calls"].append({"function": function})
             else:
                 found["content" if part.kind == "content" else "thinking"] += part.text
         return {name: value for name, value in found.items() if value or name == "content"}

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncspec_nodes.chat.calls import Call
-from asyncspec_nodes.chat.parser import Part
+from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, CallEnd
+from asyncspec_nodes.chat.parser import AnswerPart, Part
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.chat import (
     CalledFunction,
@@ -255,26 +255,22 @@ class Response(ChatCompletion):
         self._sequence += 1
         return event(event_name, {"sequence_number": self._sequence - 1, **data})
 
-    def _add(self, part: Part | Call) -> bytes:
+    def _add(self, part: AnswerPart) -> bytes:
         """Take a part; the events that tell it."""
-        if isinstance(part, Call):
-            frames = self._finish()
-            name = self.call_object(0, part)["id"]
-            item = {
-                "type": "function_call",
-                "id": f"fc_{name}",
-                "call_id": name,
-                "name": part.name,
-                "arguments": "",
-                "status": "in_progress",
-            }
-            frames += self._begin_item(item)
-            where = {"item_id": item["id"], "output_index": len(self._items) - 1}
-            item["arguments"] = part.arguments
-            kind = "response.function_call_arguments"
-            frames += self._event(f"{kind}.delta", delta=part.arguments, **where)
-            frames += self._event(f"{kind}.done", arguments=part.arguments, name=part.name, **where)
-            return frames + self._finish()
+        match part:
+            case CallBegin():
+                return self._finish() + self._begin_call(part.name)
+            case CallArguments():
+                self._items[-1]["arguments"] += part.text
+                return self._call_event("delta", delta=part.text)
+            case CallEnd():
+                item = self._items[-1]
+                done = {"arguments": item["arguments"], "name": item["name"]}
+                return self._call_event("done", **done) + self._finish()
+            case Part():
+                return self._add_text(part)
+
+    def _add_text(self, part: Part) -> bytes:
         frames = b""
         kind = "message" if part.kind == "content" else "reasoning"
         if not self._open or self._items[-1]["type"] != kind:
@@ -285,6 +281,22 @@ class Response(ChatCompletion):
         return frames + self._event(
             f"response.{inside['type']}.delta", delta=part.text, **self._place(), **logprobs
         )
+
+    def _begin_call(self, called: str) -> bytes:
+        name = self.call_object(0, Call(called, ""))["id"]
+        item = {
+            "type": "function_call",
+            "id": f"fc_{name}",
+            "call_id": name,
+            "name": called,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        return self._begin_item(item)
+
+    def _call_event(self, kind: str, **data: object) -> bytes:
+        where = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return self._event(f"response.function_call_arguments.{kind}", **data, **where)
 
     def _begin_text(self, kind: str) -> bytes:
         number = len(self._items)
