@@ -270,8 +270,8 @@ async def test_anthropic() -> None:
 
 
 async def test_ollama() -> None:
-    async with serving() as (url, engine):
-        client = ollama.AsyncClient(url, headers={"Authorization": f"Bearer {KEY}"})
+    key = {"Authorization": f"Bearer {KEY}"}
+    async with serving() as (url, engine), ollama.AsyncClient(url, headers=key) as client:
         ask: dict[str, Any] = {"model": "toy:latest", "messages": USER, "tools": TOOLS}
         whole = await client.chat(**ask, options={"temperature": 0, "num_predict": 9})
         assert whole.message.content == "I look."
@@ -333,3 +333,4 @@ async def test_langchain() -> None:
             place = await model.with_structured_output(schema, method=method).ainvoke("Where?")
             assert place == {"city": "Rome"}
             assert engine.asked[-1].constraint.grammar
+        await model.root_async_client.close()
