@@ -19,6 +19,7 @@ from backend import predictable_models
 from backend.hf_cluster import Loaded
 from backend.matrix import DRAWS, Cell, Matrix
 from backend.probe import cut
+from backend.quantized_checkpoints import PUBLISHED, publish
 
 pytestmark = pytest.mark.torch
 
@@ -94,7 +95,18 @@ def test_a_gguf_target_has_none(name: str) -> None:
             ask()
 
 
-def test_a_target_that_is_quantised_already(tiny: MakeTiny) -> None:
-    path = tiny("llama", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(CheckpointError, match=r"quantised by gptq; use the unquantised checkpoint"):
-        backend_of_source("twin", str(path)).source_footprint("twin", str(path), "auto")
+@pytest.mark.parametrize(("layout", "kept"), [("awq", "int8"), ("fp8-rows", "int8")])
+def test_a_target_that_is_quantised_already(
+    layout: str, kept: str, tiny: MakeTiny, tmp_path: Path
+) -> None:
+    """Its weights are rounded once more."""
+    source = tiny("llama", num_hidden_layers=2, intermediate_size=96)
+    path, _ = publish(source, tmp_path, PUBLISHED[layout])
+    backend = backend_of_source("twin", str(path))
+    predicted = backend.source_footprint("twin:int8", str(path), "auto")
+    twin = load("twin:int8", path).source
+    assert isinstance(twin, DraftModel)
+    assert twin.shard.weight_bytes == pytest.approx(predicted.weights, rel=0.02)
+    assert kept in twin.shard.describe()
+    wrote = decode(cut(open_checkpoint(path), 2, dtype="auto"), PROMPT, 40)
+    assert agreement(twin, wrote) >= 0.8

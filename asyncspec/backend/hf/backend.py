@@ -31,11 +31,14 @@ from asyncspec.backend.base import (
 )
 from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.eagle.geometry import check_head
+from asyncspec.backend.hf.formats.layouts import quantized_tensors
+from asyncspec.backend.hf.formats.settings import check_requantized
 from asyncspec.backend.hf.hub import locate, open_files, short_name
 from asyncspec.backend.hf.model_config import (
     inspect_checkpoint,
     read_config,
     read_generation_config,
+    text_config,
 )
 from asyncspec.backend.hf.mtp.layouts import find_mtp
 from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
@@ -79,7 +82,9 @@ class HFBackend:
         target_directory = files.directory
         if name == MTP:
             info = inspect_checkpoint(target_directory)
-            find_mtp(target_directory, read_config(target_directory), files.tensors(), info)
+            config = read_config(target_directory)
+            tensors = quantized_tensors(text_config(config), files.tensors())
+            find_mtp(target_directory, config, tensors, info)
             return MTP
         if (twin := twin_quantize(name)) is not None:
             return f"{TWIN}:{twin}"
@@ -101,28 +106,31 @@ class HFBackend:
         return stage_files(name, span)
 
     def weight_count(self, name: str) -> int:
-        found = open_files(name, tokenizer=False).tensors()
+        files = open_files(name, tokenizer=False)
+        found = quantized_tensors(text_config(read_config(files.directory)), files.tensors())
         return sum(prod(tensor.shape) for tensor in found.values())
 
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
-        from asyncspec.backend.hf.footprint import footprint, stored_info
+        from asyncspec.backend.hf.footprint import footprint, stored_model
 
         files = open_files(name, tokenizer=False)
-        info, how = stored_info(files), (options.dtype, options.mode, options.quantize)
+        check_requantized(text_config(read_config(files.directory)), options.quantize)
+        info, _ = stored_model(files)
+        how = (options.dtype, options.mode, options.quantize)
         return [footprint(files.directory, info, span, *how) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         from asyncspec.backend.hf.eagle.head import head_footprint
-        from asyncspec.backend.hf.footprint import footprint, stored_info
+        from asyncspec.backend.hf.footprint import footprint, stored_model
 
         if name.startswith(EAGLE) and backend_name(target) != DEFAULT:
             # The type of ``SharingModel.shared_matrix``.
             info = replace(backend_of(target).inspect(target), dtype="float16")
             return head_footprint(name.removeprefix(EAGLE), info, dtype)
         files = open_files(target if in_target(name) else name, tokenizer=False)
-        info = stored_info(files)
+        info, _ = stored_model(files)
         if name.startswith(EAGLE):
             return head_footprint(name.removeprefix(EAGLE), info, dtype)
         if name == MTP:

@@ -20,6 +20,9 @@ from asyncspec.backend.hf.checkpoint_files import (
     main_dtype,
 )
 from asyncspec.backend.hf.experts import unstack_experts
+from asyncspec.backend.hf.formats.dense import quantized_rows
+from asyncspec.backend.hf.formats.layouts import quantized_tensors
+from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.hub import open_files
 from asyncspec.backend.hf.model_config import (
     EXPERTS,
@@ -27,17 +30,15 @@ from asyncspec.backend.hf.model_config import (
     architecture,
     inspect_checkpoint,
     read_config,
+    text_config,
 )
+from asyncspec.backend.hf.stored import TORCH_DTYPES, read_stored, read_stored_rows
 from asyncspec.core.errors import CheckpointError, UserError
 
-TORCH_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
 _CONVERTED = 16 << 20
 """Bytes converted at a time."""
+_LOOKED_UP = 8
+"""Times as many bytes that the conversion of a quantised matrix needs."""
 
 TEXT_PREFIXES = {
     "model.language_model.": "model.",
@@ -58,8 +59,10 @@ class Checkpoint(Struct, frozen=True):
     info: ModelInfo
     # transformers' configuration object.
     config: Any
-    # By name; every expert has its own.
+    # By name; every expert has its own, and a quantised matrix is one.
     tensors: Mapping[str, TensorInfo]
+    # The same, as the files have them.
+    stored: Mapping[str, TensorInfo]
     fingerprint: str
 
     @property
@@ -72,7 +75,7 @@ class Checkpoint(Struct, frozen=True):
 
     def fetch(self, tensors: Iterable[TensorInfo]) -> None:
         """Make the files of some of its tensors available. Raises as ``CheckpointFiles.fetch``."""
-        self.files.fetch({info.file for info in tensors})
+        self.files.fetch({part.file for info in tensors for part in info.stored})
 
 
 def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
@@ -81,11 +84,7 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
     files = open_files(name, tokenizer=tokenizer)
     path = files.directory
     model_info = inspect_checkpoint(path)
-    tensors = files.tensors()
-    if architecture(read_config(path)) in TEXT_PARTS:
-        tensors = text_tensors(tensors)
-    if model_info.architecture in EXPERTS:
-        tensors = unstack_experts(tensors)
+    stored, tensors = model_tensors(files)
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -111,13 +110,31 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
         info=replace(model_info, dtype=main_dtype(tensors)),
         config=config,
         tensors=tensors,
-        fingerprint=files.fingerprint(read_config(path), tensors),
+        stored=stored,
+        fingerprint=files.fingerprint(read_config(path), stored),
     )
 
 
+def model_tensors(files: CheckpointFiles) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
+    """The tensors of a model's files by name, each expert's by itself: as they are stored, and
+    with those of a quantised matrix put together. Raises ``CheckpointError``."""
+    settings = read_config(files.directory)
+    stored = files.tensors()
+    tensors = quantized_tensors(text_config(settings), stored)
+    if architecture(settings) in TEXT_PARTS:
+        stored, tensors = text_tensors(stored), text_tensors(tensors)
+    if architecture(text_config(settings)) in EXPERTS:
+        stored, tensors = unstack_experts(stored), unstack_experts(tensors)
+    return stored, tensors
+
+
 def text_part(config: Any) -> Any:
-    """Of a multimodal model's configuration the language model's; any other as it is."""
+    """Of a multimodal model's configuration the language model's; any other as it is. transformers
+    must not look for what quantised the weights: they are read without it."""
     text = config.get_text_config()
+    for one in (config, text):
+        if hasattr(one, "quantization_config"):
+            del one.quantization_config
     if text is not config:
         text.tie_word_embeddings = config.tie_word_embeddings
     return text
@@ -183,7 +200,9 @@ def head_is_embedding(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
 
 def read_tensor(info: TensorInfo, dtype: torch.dtype) -> Tensor:
     """Read one tensor in memory of its own, converted by ``_CONVERTED`` bytes without a copy."""
-    if stored_type(info) == dtype or info.size <= _CONVERTED or info.transposed:
+    if not isinstance(info, QuantizedTensor) and (
+        stored_type(info) == dtype or info.size <= _CONVERTED or info.transposed
+    ):
         return _read(info).to(dtype)
     tensor = torch.empty(info.shape, dtype=dtype)
     for first, end in row_spans(info):
@@ -192,41 +211,38 @@ def read_tensor(info: TensorInfo, dtype: torch.dtype) -> Tensor:
 
 
 def row_spans(info: TensorInfo) -> list[tuple[int, int]]:
-    """[first, end) of rows of a tensor, which make about ``_CONVERTED`` bytes each."""
+    """[first, end) of rows of a tensor, which make about ``_CONVERTED`` bytes each; less where
+    codes are looked up in between."""
     rows = info.shape[0]
-    step = max(1, _CONVERTED * rows // info.size)
+    size = _CONVERTED // _LOOKED_UP if isinstance(info, QuantizedTensor) else _CONVERTED
+    step = max(1, size * rows // info.size)
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 
 
 def read_rows(info: TensorInfo, first: int, end: int) -> Tensor:
-    """Rows [first, end) of a tensor's first dimension, in the type they are stored in."""
+    """Rows [first, end) of a tensor's first dimension, in the type they are stored in; float32 of a
+    quantised one."""
+    if isinstance(info, QuantizedTensor):
+        return quantized_rows(info, first, end)
     if info.transposed:
         return _read(info)[first:end].contiguous()
-    row = info.size // info.shape[0]
-    shape = (end - first, *info.shape[1:])
-    offset, size = info.offset + first * row, (end - first) * row
-    return _read(replace(info, offset=offset, size=size, shape=shape))
+    return read_stored_rows(info, first, end)
 
 
 def _read(info: TensorInfo) -> Tensor:
     if info.transposed:
         stored = replace(info, shape=info.shape[::-1], transposed=False)
         return _read(stored).t().contiguous()
-    tensor = torch.empty(info.shape, dtype=stored_type(info))
-    try:
-        with info.file.open("rb") as stream:
-            stream.seek(info.offset)
-            count = stream.readinto(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    except OSError as error:
-        raise CheckpointError(f"{info.file} cannot be read ({error})") from error
-    if count < info.size:
-        raise CheckpointError(f"{info.file} is shorter than its header says")
-    return tensor
+    return read_stored(info)
 
 
 def stored_type(info: TensorInfo) -> torch.dtype:
-    """The type a tensor is stored in. Raises ``CheckpointError`` for one of quantised weights."""
+    """The type a tensor of weights is stored in, or stands for. Raises ``CheckpointError`` where
+    that is none of weights."""
     stored = TORCH_DTYPES.get(info.dtype)
     if stored is None:
-        raise CheckpointError(f"{info.file} holds {info.dtype} weights; use an unquantised one")
+        raise CheckpointError(
+            f"{info.file} holds {info.dtype} weights, which its config.json does not explain; use "
+            "an unquantised one"
+        )
     return stored

@@ -23,7 +23,12 @@ SINGLE = "model.safetensors"
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
+_ITEM_BYTES = (
+    dict.fromkeys(("F64", "I64", "U64"), 8)
+    | dict.fromkeys(("F32", "I32", "U32"), 4)
+    | dict.fromkeys(("F16", "BF16", "I16", "U16"), 2)
+    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1)
+)
 _MAX_HEADER = 100 << 20
 """Bytes; the limit of the safetensors library."""
 
@@ -50,6 +55,11 @@ class TensorInfo(Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     transposed: bool = False
+
+    @property
+    def stored(self) -> tuple[TensorInfo, ...]:
+        """The tensors of the files that it is made of."""
+        return (self,)
 
 
 class CheckpointFiles:

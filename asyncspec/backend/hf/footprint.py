@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,18 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import Footprint, Mode, ModelInfo, Quantize
 from asyncspec.backend.hf.cache import CacheShape
-from asyncspec.backend.hf.checkpoint import LAYERS, in_line, resolve_dtype, text_part
-from asyncspec.backend.hf.checkpoint_files import CheckpointFiles, main_dtype
+from asyncspec.backend.hf.checkpoint import (
+    LAYERS,
+    in_line,
+    model_tensors,
+    resolve_dtype,
+    text_part,
+)
+from asyncspec.backend.hf.checkpoint_files import (
+    CheckpointFiles,
+    TensorInfo,
+    main_dtype,
+)
 from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.layer_shapes import layer_shapes
@@ -78,13 +89,15 @@ def footprint(
     )
 
 
-def stored_info(files: CheckpointFiles) -> ModelInfo:
-    """The configuration, with the type of most bytes of the weights, if they are here."""
+def stored_model(files: CheckpointFiles) -> tuple[ModelInfo, Mapping[str, TensorInfo]]:
+    """The configuration, with the type of most bytes of the weights, and the tensors by name, if
+    they are here."""
     info = inspect_checkpoint(files.directory)
     try:
-        return replace(info, dtype=main_dtype(files.tensors()))
+        tensors = model_tensors(files)[1]
     except CheckpointError:
-        return info  # not all there; loading says what is missing
+        return info, {}  # not all there; loading says what is missing
+    return replace(info, dtype=main_dtype(tensors)), tensors
 
 
 def stored_half(model_info: ModelInfo) -> torch.dtype | None:
@@ -98,7 +111,12 @@ def pass_scores(heads: int) -> int:
 
 
 def _weights(
-    model: Any, dtype: torch.dtype, in_linear: torch.dtype, quantize: Quantize, *, tied: bool
+    model: Any,
+    dtype: torch.dtype,
+    in_linear: torch.dtype,
+    quantize: Quantize,
+    *,
+    tied: bool,
 ) -> int:
     """Bytes of a model's numbers, of type ``dtype``; those of linear layers, and of an embedding
     kept as stored, are ``in_linear``. ``tied``: the head is the embedding, held once if alike."""

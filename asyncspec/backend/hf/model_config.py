@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncspec.backend.base import ModelInfo
+from asyncspec.backend.hf.formats.settings import refusal
 from asyncspec.core.errors import CheckpointError
 
 GENERATION_CONFIG = "generation_config.json"
@@ -177,13 +178,8 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
     # Some programs write null where there is none.
     if config.get("text_config") is not None or config.get("vision_config") is not None:
         return "multimodal models are not supported; use the text-only checkpoint"
-    if (quantized := config.get("quantization_config")) is not None:
-        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-        by = f" by {method}" if isinstance(method, str) else ""
-        return (
-            f"its weights are quantised{by}; use the unquantised checkpoint, which --quantize int8 "
-            "or int4 makes as small"
-        )
+    if reason := refusal(config):
+        return reason
     kinds = config.get("layer_types") or config.get("layers_block_type") or []
     if name not in RECURRENT and (
         any(str(kind).startswith(_LINEAR_LAYERS) for kind in kinds)

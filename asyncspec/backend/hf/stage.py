@@ -17,9 +17,11 @@ from asyncspec.backend.hf.attention import (
 from asyncspec.backend.hf.cache import POSITION_BYTES, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.eagle.hidden_states import capture_hidden_states
+from asyncspec.backend.hf.formats.settings import check_requantized
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
+from asyncspec.backend.hf.model_config import read_config, text_config
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.self_test import choose_settings, confirm
@@ -127,6 +129,7 @@ def load_stage(
     ``settings`` are given, and the loaded stage is tested. Raises ``UserError`` or
     ``CheckpointError`` with what to change."""
     check_quantize(quantize)
+    check_requantized(text_config(read_config(checkpoint.path)), quantize)
     torch_dtype = resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():
         initial = FAST if mode == "fast" else settings or KernelSettings()

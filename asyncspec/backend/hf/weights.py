@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import (
     LAYERS,
-    TORCH_DTYPES,
     Checkpoint,
     head_is_embedding,
     read_rows,
@@ -26,6 +25,7 @@ from asyncspec.backend.hf.checkpoint import (
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
 from asyncspec.backend.hf.experts import GATES, ROUTERS, expected_shapes, split_experts, split_name
+from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
@@ -33,6 +33,7 @@ from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
 from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.model_config import EXPERTS
 from asyncspec.backend.hf.process import free_heap
+from asyncspec.backend.hf.stored import TORCH_DTYPES
 from asyncspec.core.errors import CheckpointError
 
 NORM_PREFIX = "model.norm."
@@ -110,20 +111,13 @@ def read_shard_tensors(
     tied = bool(checkpoint.config.tie_word_embeddings)
     if has_head:
         tied = head_is_embedding(checkpoint, dtype)
-    prefixes = {f"{LAYERS}{i}.": f"{LAYERS}{i - first}." for i in range(first, last)}
     others = {n: has_head for n in checkpoint.tensors if n.startswith(NORM_PREFIX)}
     others[EMBEDDING] = first == 0 or (has_head and tied)
     others[NORM] = has_head
     others[HEAD] = has_head and not tied
-    chosen: dict[str, TensorInfo] = {}
     splits = checkpoint.info.architecture in EXPERTS
-    for name, info in checkpoint.tensors.items():
-        prefix = layer_of(name)
-        if prefix in prefixes:
-            own = prefixes[prefix] + name.removeprefix(prefix)
-            chosen[split_name(own) if splits else own] = info
-        elif others.get(name):
-            chosen[name] = info
+    chosen = layer_tensors(checkpoint.tensors, first, last, splits=splits)
+    chosen |= {n: info for n, info in checkpoint.tensors.items() if others.get(n)}
     named = set(map(layer_of, checkpoint.tensors))
     for i in range(first, last):
         if f"{LAYERS}{i}." not in named:
@@ -155,6 +149,21 @@ def read_shard_tensors(
             placeholders[HEAD] = (vocab, width)
     state |= {n: torch.empty(1, dtype=dtype).expand(shape) for n, shape in placeholders.items()}
     return ShardTensors(state, matrices, tied)
+
+
+def layer_tensors(
+    tensors: Mapping[str, TensorInfo], first: int, last: int, *, splits: bool
+) -> dict[str, TensorInfo]:
+    """Those of layers [first, last), by their names in a model of these layers alone. ``splits``:
+    one whose experts were opened."""
+    prefixes = {f"{LAYERS}{i}.": f"{LAYERS}{i - first}." for i in range(first, last)}
+    found: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        prefix = layer_of(name)
+        if prefix in prefixes:
+            own = prefixes[prefix] + name.removeprefix(prefix)
+            found[split_name(own) if splits else own] = info
+    return found
 
 
 def layer_of(name: str) -> str:
@@ -191,6 +200,7 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
             shape, fits = sources[name].shape, tuple(linears[owner].weight.shape)
             if shape != fits:  # of a single expert: transformers has checked the others
                 raise CheckpointError(f"tensor {name} has shape {[*shape]}, not {[*fits]}")
+            _check_bias(owner, sources[name], linears[owner], tensors.state)
             model.set_submodule(owner, _linear(model, owner, sources[name], counts, wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
             body, kept = model.model, weight_dtype(stored_type(sources[name]), wanted.dtype)
@@ -210,6 +220,24 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
         if parameter.numel() > 1 and not any(parameter.stride()):
             # Still a placeholder: transformers makes it of tensors of other names.
             raise CheckpointError(f"the checkpoint has no tensor {name} as a stage reads it")
+
+
+def _check_bias(
+    name: str, info: TensorInfo, linear: nn.Linear, state: Mapping[str, Tensor]
+) -> None:
+    """Raises ``CheckpointError`` where a quantised matrix has a bias that the model has no place
+    for. GPTQ's programs add biases of zeros."""
+    bias = state.get(f"{name}.bias")
+    if (
+        isinstance(info, QuantizedTensor)
+        and linear.bias is None
+        and bias is not None
+        and bias.any()
+    ):
+        raise CheckpointError(
+            f"the quantised checkpoint has a bias {name}.bias, which its model has not; use the "
+            "unquantised one"
+        )
 
 
 def _read_parameter(model: Any, name: str, info: TensorInfo) -> None:

@@ -36,7 +36,7 @@ from asyncspec.backend.hf.eagle.checkpoint import finite
 from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import target_matrix
 from asyncspec.backend.hf.eagle.source import EagleSource
-from asyncspec.backend.hf.footprint import footprint, stored_info
+from asyncspec.backend.hf.footprint import footprint, stored_model
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
 from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
 from asyncspec.backend.hf.model_config import read_config
@@ -173,7 +173,7 @@ def mtp_footprint(files: CheckpointFiles, dtype: str) -> Footprint:
     """Memory of the next-token layer as ``load_mtp`` loads it. Raises ``CheckpointError``."""
     from transformers import AutoConfig
 
-    path, info, tensors = files.directory, stored_info(files), files.tensors()
+    path, info, tensors = files.directory, *stored_model(files)
     layout = find_mtp(path, read_config(path), tensors, info)
     try:
         config = AutoConfig.from_pretrained(path)

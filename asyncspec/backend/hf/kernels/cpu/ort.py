@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from asyncspec.backend.hf.checkpoint import read_tensor
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.cpu.capabilities import is_intel
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.process import free_heap
@@ -200,7 +201,8 @@ class MlasLinear(RowwiseLinear):
 
 def can_mmap(info: TensorInfo) -> bool:
     """Whether a tensor's bytes in the file are float32 numbers of this machine."""
-    return info.dtype == "F32" and sys.byteorder == "little"
+    plain = info.dtype == "F32" and not isinstance(info, QuantizedTensor)
+    return plain and sys.byteorder == "little"
 
 
 class MmapLinear(RowwiseLinear):
