@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test compat check format lint types imports cover fuzz mutants nightly clean setup-llama
+.PHONY: help install setup demo test compat check format lint types imports cover fuzz mutants schedules nightly clean setup-llama
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
@@ -34,8 +34,9 @@ help:
 	@echo "make compat  the wheel with the oldest and the newest versions it allows of what it needs"
 	@echo "make types   mypy --strict          make imports  who may import whom"
 	@echo "make format  write the format       make cover    branch coverage"
-	@echo "make nightly every test, every cell of the matrices, fuzz and mutants: hours"
+	@echo "make nightly every test, every cell of the matrices, fuzz, schedules and mutants: hours"
 	@echo "make fuzz    the property tests with many more examples"
+	@echo "make schedules  10,000 random schedules of requests and faults on simulated clusters"
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clean   remove what these made"
 
@@ -88,10 +89,13 @@ cover: $(STAMP)
 	$(BIN)/python -m coverage report
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
-nightly: test fuzz mutants
+nightly: test fuzz schedules mutants
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600
+
+schedules: $(STAMP)
+	$(BIN)/python tools/schedules
 
 mutants: $(STAMP)
 	$(BIN)/python tools/mutants

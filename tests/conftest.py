@@ -26,7 +26,7 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
 
 
-LONGEST = ("backend/test_matrix.py", "sim/test_schedules.py", "sim/test_multiple_drafts.py")
+LONGEST = ("backend/test_matrix.py", "sim/test_fault_schedules.py", "sim/test_multiple_drafts.py")
 """Files of half a minute and more."""
 
 

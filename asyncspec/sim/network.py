@@ -106,12 +106,18 @@ class Network:
         return True
 
     def cut(self, one: Rank, other: Rank) -> bool:
-        """Take down a link; False where it is down already."""
+        """Take down a link; False where it is down already. What is on the way is lost."""
+        severed = self.sever(one, other)
+        for channel in severed:
+            channel.up = False
+        return bool(severed)
+
+    def sever(self, one: Rank, other: Rank) -> tuple[Channel, ...]:
+        """Let no more messages onto a link; what is on the way arrives while its channel is up.
+        Returns the two channels, from ``one`` first, or none where the link is down already."""
         if (one, other) not in self._channels:
-            return False
-        for ends in ((one, other), (other, one)):
-            self._channels.pop(ends).up = False
-        return True
+            return ()
+        return self._channels.pop((one, other)), self._channels.pop((other, one))
 
     def send(self, channel: Channel, message: Message, handle: object | None) -> int:
         """Send a message, with the receiver's handle to its rows. Returns its bytes if measured."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.core.machine import Cancelled, Effect, Finish, Input, Request
+from asyncspec.core.machine import Effect, Finish, Input, Request
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import LOSSLESS
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
 from costs import UnitCosts
-from laws import check_after, check_empty, clusters, requests, watch_invariants
+from laws import check_after, clusters, requests, watch_invariants
 
 # More virtual time than any of these small requests can need: a bound on liveness.
 BOUND = 100_000.0
@@ -27,56 +26,6 @@ def test_output_is_the_reference_decoders(cluster: Cluster, asked: list[Request]
         cluster.submit(request)
     cluster.world.run(until=BOUND)
     check_after(cluster, asked)
-
-
-@settings(max_examples=200)
-@given(
-    clusters(),
-    requests(3),
-    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4), st.booleans()), max_size=4),
-)
-def test_a_lost_peer_ends_sessions_never_requests(
-    cluster: Cluster, asked: list[Request], losses: list[tuple[int, int, bool]]
-) -> None:
-    watch_invariants(cluster)
-    world = cluster.world
-    for request in asked:
-        cluster.submit(request)
-    for when, which, restart in losses:
-        rank = Rank(1 + which % (len(world.actors) - 1))
-
-        def strike(rank: Rank = rank, restart: bool = restart) -> None:
-            if restart:
-                world.restart(rank, cluster.node(rank))
-            elif rank < cluster.stages:
-                world.cut(rank, Rank(rank + 1))
-            else:
-                world.cut(DRAFT, rank)
-
-        world.at(when, strike)
-        world.at(when + 7, cluster.connect_all)
-    world.run(until=BOUND)
-    check_after(cluster, asked)
-
-
-@settings(max_examples=150)
-@given(clusters(), requests(3), st.lists(st.integers(0, 80), min_size=3, max_size=3))
-def test_cancelling_frees_everything_and_touches_no_other_request(
-    cluster: Cluster, asked: list[Request], moments: list[int]
-) -> None:
-    watch_invariants(cluster)
-    world = cluster.world
-    for request in asked:
-        cluster.submit(request)
-    doomed = asked[0].request
-    for when in moments:
-        world.at(when, lambda: world.feed(DRAFT, Cancelled(doomed)))
-    world.run(until=BOUND)
-    given_up = tuple(world.tokens.get(doomed, ()))
-    assert given_up == cluster.expected(asked[0])[: len(given_up)]
-    assert world.finished[doomed].reason in {"cancelled", "stop", "length"}
-    check_empty(cluster)
-    check_after(cluster, asked[1:])
 
 
 @pytest.mark.parametrize("policy", LOSSLESS)

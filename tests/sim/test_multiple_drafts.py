@@ -166,33 +166,6 @@ def test_losses_of_other_draft_nodes_leave_a_session_untouched(
     users.check_undisturbed(set(ranks[:steady]))
 
 
-@settings(max_examples=examples(100, quick=40))
-@given(crowds(), strikes)
-def test_lost_stages_end_sessions_never_requests(
-    users: Users, drawn: list[tuple[int, int, int, int]]
-) -> None:
-    """Stages end and come back empty, links between them break, and draft nodes end meanwhile."""
-    cluster, world = users.cluster, users.cluster.world
-    ranks = sorted(cluster.drafts)
-
-    def restart(stage: Rank) -> None:
-        world.restart(stage, cluster.node(stage))
-
-    # Or the token source, where that is a node of its own.
-    nodes = cluster.stages + (cluster.config.source is not None)
-    for when, which, what, pause in drawn:
-        stage = Rank(1 + which % nodes)
-        if what == 0:
-            world.at(when, users.leave, ranks[which % len(ranks)])
-        elif what == 1 and stage < cluster.stages:
-            world.at(when, world.cut, stage, Rank(stage + 1))
-        else:
-            world.at(when, restart, stage)
-        world.at(when + pause, cluster.connect_all)
-    world.run(until=BOUND)
-    users.check()
-
-
 @settings(max_examples=examples(300, quick=100))
 @given(crowds(least=2, world=LinkClosingWorld), st.data())
 def test_a_byzantine_draft_node_is_refused_and_the_others_are_served(

@@ -1,14 +1,20 @@
-"""Sessions that have shared a pass part again where rows cost: every stage has work."""
+"""Sessions share passes, and part again where rows cost: every stage has work."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncspec.core.jobs import Batch, Forward
 from asyncspec.sim.costs import ClusterCost, DraftCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_protocol.ids import Rank
+from cluster import Cluster, ask
+from costs import UnitCosts
 
 STAGES, TOKENS = 4, 48
 DEAR, FREE = StageCost(plateau=1, row_seconds=0.5), StageCost(plateau=1)
@@ -48,3 +54,24 @@ def test_a_pass_for_each_stage_is_quicker_than_one_for_all(requests: int) -> Non
     are stages."""
     whole = TOKENS * STAGES * DEAR.seconds(requests)
     assert outcome(DEAR, requests, "autoregressive").seconds < 0.6 * whole
+
+
+@pytest.mark.parametrize("policy", ["autoregressive", "chain", "flowspec", "specpipe"])
+def test_sessions_share_passes(policy: str) -> None:
+    """Segments that wait at a stage are in one pass."""
+    cluster = Cluster(UnitCosts(), stages=2, max_sessions=6)
+    sizes: list[int] = []
+    for rank in (1, 2):
+        actor = cluster.world.actors[Rank(rank)]
+        run = actor.device
+
+        def counted(job: object, run: Callable[[object], object | None] = run) -> object:
+            if isinstance(job, Forward | Batch):
+                sizes.append(len(job.passes) if isinstance(job, Batch) else 1)
+            return run(job)
+
+        actor.device = counted
+    for number in range(6):
+        cluster.submit(ask(number, prompt=(number,), policy=policy))
+    cluster.world.run(until=100_000.0)
+    assert sum(size > 1 for size in sizes) > len(sizes) / 2
