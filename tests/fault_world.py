@@ -132,7 +132,7 @@ class FaultyWorld(World):
             case "stop":
                 if rank not in self._stopped:
                     self._stopped[rank] = deque()
-                    self.at(now + seconds, self._go_on, rank, self.actors[rank])
+                    self.at(now + seconds, self._resume, rank, self.actors[rank])
             case "slow":
                 self.faulty_costs.slow[rank] = fault.factor
                 self.at(now + seconds, self.faulty_costs.slow.pop, rank, None)
@@ -150,7 +150,7 @@ class FaultyWorld(World):
             self.ended[request] = max(1, given - fault.factor + 1)
             self.feed(rank, Stopped(request, self.ended[request]))
 
-    def _go_on(self, rank: Rank, actor: Actor) -> None:
+    def _resume(self, rank: Rank, actor: Actor) -> None:
         if self.actors[rank] is not actor:
             return
         held = self._stopped.pop(rank)

@@ -14,7 +14,7 @@ from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core import tree as trees
 from asyncspec.core.jobs import Job
 from asyncspec.core.liveness import Liveness
-from asyncspec.core.machine import Effect, Input, Received, Request, Send
+from asyncspec.core.machine import Effect, Emit, Input, Received, Request, Send
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy.autoregressive import Autoregressive
@@ -183,6 +183,7 @@ def watch_invariants(cluster: Cluster) -> None:
         check_node(cluster, rank)
         if is_draft(rank) and cluster.state(rank) is not None:
             check_tenants(cluster.state(rank), effects, tenants)
+            check_emitted(effects)
         # A byzantine draft node (``byzantine_draft.py``) sends several prunes of one version.
         byzantine = isinstance(event, Received) and cluster.state(event.peer) is None
         if 0 < rank <= cluster.stages and not byzantine:
@@ -200,6 +201,12 @@ def check_tenants(state: Any, effects: Sequence[Effect], tenants: dict[int, str]
                 opened.parent_session < 0
                 or tenants[opened.parent_session] == tenants[opened.session]
             )
+
+
+def check_emitted(effects: Sequence[Effect]) -> None:
+    """No more tokens are hits than are given."""
+    emitted = [effect for effect in effects if isinstance(effect, Emit)]
+    assert all(0 <= effect.hits <= len(effect.tokens) for effect in emitted)
 
 
 def check_node(cluster: Cluster, rank: Rank) -> None:

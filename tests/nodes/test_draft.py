@@ -400,7 +400,7 @@ def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:
         (Open(0, 1, 1, 0, 0.0, 0, 1.0), "unexpected Open"),  # type: ignore[arg-type]
         (prompt_verdict(top_tokens=(5, 6), top_token_log_probs=(-0.5, -1.5)), "likeliest"),
         (prompt_verdict(token_log_probs=(-0.5,)), "log-probabilities"),
-        (Verdict(0, 0, 9, (0,), (1,)), "never announced"),  # type: ignore[arg-type]
+        (Verdict(0, 0, 2, (0,), (1,)), "never announced"),  # type: ignore[arg-type]
         (Ready(V1, True, 0, SessionId(2**42 - 2)), "not this draft node's"),
     ],
 )

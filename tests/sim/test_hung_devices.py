@@ -17,6 +17,7 @@ from asyncspec.sim.world import Actor, QueuedJob, World
 from asyncspec_protocol.ids import Rank, SessionId
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import Shaken, check_after, clusters, requests, watch_invariants
 
 FLOOR = 100.0
@@ -82,7 +83,7 @@ def start_again(cluster: Cluster, given_up: list[Rank], rank: Rank, why: str) ->
     cluster.world.at(cluster.world.now + 3, cluster.connect_all)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=100))
 @given(
     clusters(costs=Hanging, world=WatchedWorld), requests(4), st.integers(0, 4), st.integers(0, 60)
 )
@@ -116,7 +117,7 @@ def test_any_hung_device_is_given_up(victim: int, number: int) -> None:
     assert given_up == [victim]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100, quick=50))
 @given(clusters(world=WatchedWorld), requests(4))
 def test_a_device_that_works_is_never_given_up(cluster: Cluster, asked: list[Request]) -> None:
     given_up: list[Rank] = []

@@ -12,13 +12,14 @@ from asyncspec.policy.registry import LOSSLESS
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import check_after, clusters, requests, watch_invariants
 
 # More virtual time than any of these small requests can need: a bound on liveness.
 BOUND = 100_000.0
 
 
-@settings(max_examples=700)
+@settings(max_examples=examples(700, quick=350))
 @given(clusters(), requests(3))
 def test_output_is_the_reference_decoders(cluster: Cluster, asked: list[Request]) -> None:
     watch_invariants(cluster)
