@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from tools.bench.masks import (
     conforms,
     mask_seconds,
     random_schema,
+    save_model,
     vocabulary,
 )
 
@@ -36,6 +38,16 @@ def test_random_answers_keep_to_random_schemas() -> None:
 )
 def test_the_checker_refuses(value: object, schema: dict[str, object]) -> None:
     assert not conforms(value, schema)
+
+
+@pytest.mark.torch
+def test_the_tokenizer_of_the_random_model_has_the_vocabulary(tmp_path: Path) -> None:
+    from asyncspec.backend.hf.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(save_model(600, tmp_path, width=64, layers=1))
+    words = vocabulary(600)
+    assert [tokenizer.spell(i) for i in range(599)] == list(words.spelled[:-1])
+    assert tokenizer.is_special(599)
 
 
 def test_answers_differ_and_times_are_measured() -> None:

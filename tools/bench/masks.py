@@ -1,5 +1,6 @@
 """What constrained decoding costs on a large vocabulary, and whether random answers keep to random
-schemas. No model: logits are noise, so every allowed token is as likely as any other."""
+schemas. Logits are noise, so every allowed token is as likely as any other; with ``--decode`` they
+are those of a model of random weights on real processes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -21,8 +25,13 @@ from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import COUNT, LARGE, Bounds
 from tools.bench.options import check_numbers
+from tools.bench.processes import run_prompts
+from tools.bench.random_model import save_random
 
 LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
+DECODED = 64
+"""Tokens of an answer with ``--decode``."""
+
 MOST = 4000
 """Tokens of an answer; one that is longer is not complete."""
 
@@ -200,12 +209,82 @@ def mask_seconds(size: int, tokens: int) -> dict[str, float]:
     return found
 
 
+# --- A model of random weights that has the vocabulary.
+
+ENDLESS: Mapping[str, Any] = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "count": {"type": "integer"}},
+        "required": ["name", "count"],
+        "additionalProperties": False,
+    },
+}
+
+
+def save_model(size: int, folder: Path, *, width: int, layers: int) -> Path:
+    """A checkpoint with a tokenizer of ``size`` tokens, in bfloat16."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config
+
+    from asyncspec.backend.hf.tokenizer import BYTE_OF_LETTER
+
+    letters = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+    spelled = ["".join(letters[byte] for byte in name) for name in vocabulary(size).spelled[:-1]]
+    tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(spelled)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    fast.save_pretrained(folder)
+    config = Qwen2Config(
+        vocab_size=size,
+        hidden_size=width,
+        intermediate_size=width * 11 // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        eos_token_id=size - 1,
+        bos_token_id=None,
+    )
+    return save_random(config, folder, torch.bfloat16)
+
+
+def decode_seconds(size: int, tokens: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds a token of plain decoding on two stages, without a grammar, with one that allows
+    everything and with a schema, one after another, ``repeats`` times."""
+    found: dict[str, list[float]] = {"free": [], "regex": [], "schema": []}
+    with TemporaryDirectory() as folder:
+        model = save_model(size, Path(folder, "model"), width=896, layers=24)
+        schema = Path(folder, "schema.json")
+        schema.write_bytes(json.dumps(ENDLESS).encode())
+        options = {
+            "free": [],
+            "regex": ["--regex", "(?s:.*)"],
+            "schema": ["--json-schema", str(schema)],
+        }
+        common = ["--target", str(model), "--draft", "none", "--policy", "autoregressive"]
+        common += ["--stages", "2", "--temperature", "1", "--seed", "1", "--no-chat"]
+        common += ["--max-new-tokens", str(tokens)]
+        for _ in range(repeats):
+            for name, more in options.items():
+                # The first answer compiles the grammar.
+                stats = run_prompts([*common, *more], ["a", "b"])[1]
+                found[name].append(stats["decode_seconds"] / (stats["new_tokens"] - 1))
+    return found
+
+
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--vocabulary", type=int, default=151_936, metavar="N", help="tokens (default: 151936)")
     add("--tokens", type=int, default=400, metavar="N", help="masks to measure (default: 400)")
     add("--schemas", type=int, default=1000, metavar="N", help="random schemas (default: 1000)")
     add("--seed", type=int, default=0, metavar="S", help="of the schemas")
+    add("--decode", action="store_true", help="also decode with a model of random weights")
+    add("--repeats", type=int, default=3, metavar="R", help="of --decode (default: 3)")
     add("--json", action="store_true", help="one JSON object")
 
 
@@ -217,13 +296,20 @@ def run(options: argparse.Namespace) -> int:
         tokens=COUNT,
         schemas=COUNT,
         seed=Bounds(0, LARGE),
+        repeats=COUNT,
     )
     seconds = mask_seconds(options.vocabulary, options.tokens)
     found = check_schemas(options.schemas, options.seed)
+    decoding: dict[str, list[float]] = {}
+    if options.decode:
+        decoding = decode_seconds(options.vocabulary, DECODED, options.repeats)
     if options.json:
-        print(json.dumps({"seconds": seconds, "schemas": found}))
+        print(json.dumps({"seconds": seconds, "schemas": found, "decoding": decoding}))
     else:
         for name, value in seconds.items():
             print(f"{name:12} {1e3 * value:9.3f} ms")
         print(", ".join(f"{value} {name}" for name, value in found.items()))
+        for name, all_of in decoding.items():
+            ratio = median(all_of) / median(decoding["free"])
+            print(f"{name:12} {1e3 * median(all_of):9.3f} ms a token, {ratio:.3f} of free")
     return 1 if found["wrong"] else 0

@@ -17,7 +17,7 @@ _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_BYTES = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
+BYTE_OF_LETTER = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 """The byte of each letter of byte-level vocabularies (GPT-2's table): printable Latin-1 characters
 stand for themselves, the characters from 256 on for the other bytes, in order."""
 
@@ -97,8 +97,8 @@ class HFTokenizer:
             return b""
         if token in self._tokenizer.added_tokens_decoder:
             return name.encode()
-        if self._byte_level and all(c in _BYTES for c in name):
-            return bytes(_BYTES[c] for c in name)
+        if self._byte_level and all(c in BYTE_OF_LETTER for c in name):
+            return bytes(BYTE_OF_LETTER[c] for c in name)
         if _BYTE.fullmatch(name):
             return bytes((int(name[3:5], 16),))
         return name.replace("\u2581", " ").encode()
