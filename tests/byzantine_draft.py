@@ -94,7 +94,7 @@ def segments(draw: st.DrawFn, session: int) -> Segment:
     tokens = tuple(n % 8 for n in ids)
     return Segment(
         session, 0, draw(small), tuple(ids), parents, tokens, batch_remaining=draw(mores)
-    )  # type: ignore[arg-type]
+    )
 
 
 @st.composite

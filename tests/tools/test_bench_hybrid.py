@@ -55,7 +55,9 @@ def options(**changes: Any) -> argparse.Namespace:
 
 
 def test_a_mix_is_compared_with_the_better_part_of_each_set() -> None:
-    sets = {name: (Prompt(name, 0, "a"), Prompt(name, 1, "b")) for name in ("code", "prose")}
+    sets: dict[str, tuple[Prompt, ...]] = {
+        name: (Prompt(name, 0, "a"), Prompt(name, 1, "b")) for name in ("code", "prose")
+    }
     turns = {"draft": (10, 5), "ngram": (5, 10), "hybrid": (5, 4)}
 
     def result(cell: Any) -> dict[str, float]:

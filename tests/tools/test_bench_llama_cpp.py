@@ -21,6 +21,7 @@ from tools.bench.peers.comparison import POLICIES, Comparison
 from tools.bench.peers.peer import Answer
 from tools.testbed import host
 from tools.testbed.bed import Bed
+from tools.testbed.create import Network
 
 LACKING = host.lacking()
 namespaces = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
@@ -123,7 +124,7 @@ def test_sources_that_are_not_built_are_one_line(
     assert "no build/bin/ggml-rpc-server; build it there" in said
 
 
-def _answers(sources: Path, folder: Path, network: str = "loopback") -> dict[str, Answer]:
+def _answers(sources: Path, folder: Path, network: Network = "loopback") -> dict[str, Answer]:
     """Every kind's answer of five tokens."""
 
     async def work() -> dict[str, Answer]:
@@ -142,7 +143,7 @@ def _answers(sources: Path, folder: Path, network: str = "loopback") -> dict[str
 @pytest.mark.processes
 @pytest.mark.parametrize("network", [pytest.param("namespaces", marks=namespaces), "loopback"])
 def test_every_kind_is_started_as_it_says_and_answers(
-    network: str, sources: Path, tmp_path: Path
+    network: Network, sources: Path, tmp_path: Path
 ) -> None:
     found = _answers(sources, tmp_path, network)
     assert list(found) == [kind.name for kind in llama_cpp.KINDS]

@@ -25,7 +25,7 @@ class Noting(argparse.ArgumentParser):
         self.numbers: list[str] = []
         super().__init__()
 
-    def add_argument(self, *names: str, **how: Any) -> argparse.Action:  # type: ignore[override]
+    def add_argument(self, *names: str, **how: Any) -> argparse.Action:
         """See ``argparse``."""
         if how.get("type") in (int, float):
             self.numbers.append(names[0].removeprefix("--"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -145,7 +146,7 @@ def test_paces_are_tables_of_the_cluster_file() -> None:
     }
 
 
-def fitting(*paces: PaceTable | None, apart: bool = False, **asked: PaceTable) -> None:
+def fitting(*paces: PaceTable | None, apart: bool = False, **asked: Any) -> None:
     """Check a bed of devices with these paces against a cluster of as many nodes."""
     bed = Description(device=tuple(DeviceTable(pace=pace) for pace in paces))
     stages = len(paces) - 1 - apart
