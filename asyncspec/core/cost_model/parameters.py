@@ -149,3 +149,6 @@ class CostModelParameters(Struct, frozen=True):
 
 
 PARAMETERS = CostModelParameters()
+
+TINY = 1e-9
+"""Seconds, or rows, in place of a divisor that may be 0."""

@@ -13,9 +13,7 @@ from itertools import accumulate
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model.parameters import PARAMETERS
-
-_TINY = 1e-9
+from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 
 PassSeconds = Callable[[int], float]
 """Seconds of a pass over so many rows."""
@@ -131,7 +129,7 @@ def interpolate(rows: Sequence[float], seconds: Sequence[float]) -> PassSeconds:
         if len(rows) == 1:
             return heights[0]
         i = min(max(1, bisect_left(rows, count)), len(rows) - 1)
-        slope = (heights[i] - heights[i - 1]) / max(_TINY, rows[i] - rows[i - 1])
+        slope = (heights[i] - heights[i - 1]) / max(TINY, rows[i] - rows[i - 1])
         found = heights[i - 1] + slope * (count - rows[i - 1])
         return max(found, heights[0] * min(1.0, count / rows[0]))
 
@@ -148,6 +146,6 @@ def fit_affine(
     mean_r = sum(r for r, _ in points) / len(points)
     mean_s = sum(s for _, s in points) / len(points)
     spread = sum((r - mean_r) ** 2 for r, _ in points)
-    slope = sum((r - mean_r) * (s - mean_s) for r, s in points) / max(_TINY, spread)
-    slope = min(max(0.0, slope), mean_s / max(_TINY, mean_r))
+    slope = sum((r - mean_r) * (s - mean_s) for r, s in points) / max(TINY, spread)
+    slope = min(max(0.0, slope), mean_s / max(TINY, mean_r))
     return max(0.0, mean_s - slope * mean_r), slope

@@ -11,11 +11,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import PipelineCosts
-
-_TINY = 1e-9
 
 LEVELS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 ROWS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -111,7 +109,7 @@ class LevelCost(Struct, frozen=True):
     def at(self, sessions: int) -> float:
         """Expected seconds. Until calls for different numbers were measured a further session
         costs nothing; it never costs more than a call of its own."""
-        slope = self.joint / self.spread if self.spread > _TINY else 0.0
+        slope = self.joint / self.spread if self.spread > TINY else 0.0
         slope = min(max(0.0, slope), self.seconds / max(1.0, self.sessions))
         return self.seconds + slope * (sessions - self.sessions)
 
@@ -131,17 +129,18 @@ class RoundCosts(NamedTuple):
     @staticmethod
     def of(costs: PipelineCosts, level_seconds: float, sessions: int = 1) -> RoundCosts:
         """As measured; at least one stage has reported."""
-        stages, links = costs.stages, costs.link_row_seconds
-        slowest_link, all_links = max(links), sum(links)
+        stages, all_links = costs.stages, sum(costs.link_row_seconds)
+        forward, features = costs.slowest, costs.feature_row_seconds
+        assert forward is not None
 
         @cache
         def slowest(rows: int) -> float:
-            return max([_TINY, slowest_link * rows, *[seconds(rows) for seconds in stages]])
+            return max(TINY, features * rows, forward(rows))
 
         @cache
         def whole(rows: int) -> float:
             passes = sum([seconds(rows) for seconds in stages])
-            return max(_TINY, passes + all_links * rows + (costs.overhead or 0.0))
+            return max(TINY, passes + all_links * rows + (costs.overhead or 0.0))
 
         return RoundCosts(slowest, whole, level_seconds, sessions)
 

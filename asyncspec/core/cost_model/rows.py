@@ -8,10 +8,8 @@ from itertools import accumulate
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 from asyncspec.core.cost_model.passes import PassSeconds
-
-_TINY = 1e-9
 
 
 def rows_within(seconds: PassSeconds, bound: float, max_rows: int) -> int:
@@ -27,7 +25,7 @@ def best_tree_budget(chances: Sequence[float], sessions: int, seconds: PassSecon
     """
     best, most = 1, 0.0
     for k, gain in enumerate(accumulate(chances), 1):
-        rate = gain / max(_TINY, seconds(sessions * k))
+        rate = gain / max(TINY, seconds(sessions * k))
         if rate > most:
             best, most = k, rate
     return best
