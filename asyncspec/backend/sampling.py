@@ -65,9 +65,10 @@ def draw(
 
 
 def _finite(logits: npt.NDArray[np.floating]) -> Floats:
-    """As double precision, with numbers in place of what is none."""
-    rows = logits.astype(np.float64)
-    if not np.isfinite(rows).all():
+    """As double precision, with numbers in place of what is none; rows in double precision, as
+    after penalties, are such numbers already and no copy."""
+    rows = logits.astype(np.float64, copy=False)
+    if rows is not logits and not np.isfinite(rows).all():
         rows = np.nan_to_num(rows, nan=-_MOST, posinf=_MOST, neginf=-_MOST)
     return rows
 
