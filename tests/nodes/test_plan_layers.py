@@ -122,7 +122,7 @@ def test_a_cluster_file_places_itself_and_can_be_written(
     ("argv", "says"),
     [
         ((), "on which devices?"),
-        ((*machine("a"), str(EXAMPLE)), "DEVICES and --machine both say which devices"),
+        ((*machine("a"), str(EXAMPLE)), "DEVICES and --machine both say what to plan for"),
         (machine("a", "speed=3"), "unknown field speed; give for example"),
         (machine("a", "mbit=1"), "machine a: give gb_per_second or layer_ms"),
         ((*machine("a"), *machine("a")), "two machines are called a"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -147,6 +148,15 @@ def add_address_arguments(parser: Parser) -> None:
 def connects(arguments: argparse.Namespace) -> bool:
     """Whether a running cluster is named."""
     return arguments.connect is not None or arguments.config is not None
+
+
+def one_given(sources: Mapping[str, object]) -> bool:
+    """Whether one of the ``sources``, by their names on the command line, is given. Raises
+    ``UserError`` where more are."""
+    named = [name for name, source in sources.items() if source]
+    if len(named) > 1:
+        raise UserError(f"{named[0]} and {named[-1]} both say what to plan for; leave one out")
+    return bool(named)
 
 
 def read_address(arguments: argparse.Namespace) -> ClusterAddress:

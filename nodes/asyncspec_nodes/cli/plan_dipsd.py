@@ -109,12 +109,7 @@ def _check_source(arguments: argparse.Namespace) -> None:
     """What is planned for is given once. Raises ``UserError``."""
     running = cluster_options.connects(arguments)
     sources = {"CONFIG": arguments.devices, "--preset": arguments.preset, "--connect": running}
-    named = [name for name, source in sources.items() if source]
-    if len(named) > 1:
-        raise UserError(
-            f"{named[0]} and {named[-1]} both say what is to be planned for; leave one out"
-        )
-    if not named:
+    if not cluster_options.one_given(sources):
         raise UserError(
             "what is to be planned for? Give a CONFIG file or --preset paper, or --connect "
             "HOST:PORT of a running cluster"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
+from rich.console import Console
+from rich.table import Table
 
 from asyncspec.backend.base import StageOptions
 from asyncspec.backend.registry import with_backend
@@ -25,7 +29,6 @@ from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import cluster_options, plan_devices
 from asyncspec_nodes.cli.plan_devices import Devices
-from asyncspec_nodes.cli.plan_layers_output import as_dict, table
 from asyncspec_nodes.cluster import placement, placement_file
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import LimitsTable, TargetTable
@@ -111,7 +114,13 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan, print, write. Raises ``UserError``, of a running cluster also ``ClusterError``."""
-    _check_source(arguments)
+    running = cluster_options.connects(arguments)
+    sources = {"DEVICES": arguments.devices, "--machine": arguments.machine, "--connect": running}
+    if not cluster_options.one_given(sources):
+        raise UserError(
+            "on which devices? Give a DEVICES file, --machine for each, or --connect HOST:PORT of "
+            "a running cluster"
+        )
     if problem := POLICIES.problem(arguments.policy):
         raise UserError(problem)
     name, options = _target(arguments)
@@ -148,20 +157,6 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_source(arguments: argparse.Namespace) -> None:
-    """Devices are given once. Raises ``UserError``."""
-    running = cluster_options.connects(arguments)
-    sources = {"DEVICES": arguments.devices, "--machine": arguments.machine, "--connect": running}
-    named = [name for name, source in sources.items() if source]
-    if len(named) > 1:
-        raise UserError(f"{named[0]} and {named[-1]} both say which devices; leave one out")
-    if not named:
-        raise UserError(
-            "on which devices? Give a DEVICES file, --machine for each, or --connect HOST:PORT of "
-            "a running cluster"
-        )
-
-
 def _target(arguments: argparse.Namespace) -> tuple[str, StageOptions]:
     file = arguments.config or arguments.devices
     listed = None
@@ -182,3 +177,67 @@ def _devices(arguments: argparse.Namespace, target: TargetCost) -> Devices:
     if arguments.devices is not None:
         return plan_devices.from_file(arguments.devices, target)
     return plan_devices.ask(cluster_options.read_address(arguments), target)
+
+
+def as_dict(plan: LayersPlan) -> dict[str, Any]:
+    """The JSON object."""
+    target = plan.target
+    return {
+        "stages": [
+            {
+                "rank": rank,
+                "device": stage.device.name,
+                "layers": stage.layers,
+                "weights_bytes": target.weights(stage.layers),
+                "cache_bytes": target.cache(stage.layers),
+                "runtime_bytes": target.other(stage.layers),
+                "memory_bytes": stage.memory,
+                "device_bytes": stage.device.memory,
+                "pass_ms": 1000 * stage.seconds,
+            }
+            for rank, stage in enumerate(plan.placement.stages, start=1)
+        ],
+        "left_out": _left_out(plan),
+        "link_ms": 1000 * plan.placement.link_seconds,
+        "tokens_per_second": {
+            "plain": plan.prediction.plain,
+            plan.policy: plan.prediction.policy,
+        },
+        "draft": {"top": plan.draft.top, "level_ms": 1000 * plan.draft.level_seconds},
+        "context": target.slots,
+    }
+
+
+def table(plan: LayersPlan) -> str:
+    """The same for readers."""
+    target = plan.target
+    found = Table("stage", "device", "layers", box=None, pad_edge=False)
+    for head in ("weights", "cache", "runtime", "GiB", "of", "pass ms"):
+        found.add_column(head, justify="right")
+    for rank, stage in enumerate(plan.placement.stages, start=1):
+        span = stage.layers
+        parts = (target.weights(span), target.cache(span), target.other(span), stage.memory)
+        there = stage.device.memory
+        found.add_row(
+            *(f"V{rank}", stage.device.name, f"{span[0]}-{span[1] - 1}"),
+            *(f"{size / placement.GIB:.2f}" for size in parts),
+            f"{there / placement.GIB:.2f}" if there < placement.ENOUGH else "",
+            f"{1000 * stage.seconds:.2f}",
+        )
+    text = StringIO()
+    Console(file=text, width=120).print(found)
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    if left := _left_out(plan):
+        lines.append(f"left out: {', '.join(left)}")
+    speed = plan.prediction
+    lines.append(
+        f"predicted: {speed.plain:.1f} tokens/s plain, {speed.policy:.1f} with {plan.policy} "
+        f"(a draft whose first candidate is right in {plan.draft.top:.0%}, "
+        f"{1000 * plan.draft.level_seconds:.2f} ms a level)"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _left_out(plan: LayersPlan) -> list[str]:
+    used = {stage.device.name for stage in plan.placement.stages}
+    return [device.name for device in plan.devices.devices if device.name not in used]
