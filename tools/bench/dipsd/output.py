@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from tools.bench.dipsd.curves import Curve, Point
 
 DRAWN = ("ours", "algorithm1", "one_batch", "greedy", "ad_greedy", "fixed_length", "ad")
@@ -22,6 +20,8 @@ def write_curve(curve: Curve, found: Sequence[Point], folder: Path) -> str:
 
 
 def _draw(curve: Curve, found: Sequence[Point], path: Path) -> None:
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5.2, 3.4), dpi=100, layout="constrained")
     axis = figure.subplots()
     across = [point.value for point in found]
