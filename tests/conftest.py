@@ -49,11 +49,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_fork_server() -> Iterator[None]:
-    """Local clusters of this process fork their nodes from one server."""
+    """Local clusters of this process fork their nodes from one server, and ``--check`` decodes
+    here, where threads are the nodes'."""
+    from asyncspec_nodes.cli import run
     from asyncspec_nodes.local import cluster
-    from shared_fork_server import SERVERS
+    from shared_fork_server import SERVERS, check_here
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "ForkServerClient", SERVERS)
+        if os.environ.get("OMP_NUM_THREADS") == "1":
+            patch.setattr(run, "check", check_here)
         yield
     SERVERS.stop()

@@ -1,8 +1,9 @@
-"""One fork server for all local clusters of a test process: importing torch and transformers takes
-seconds of processor time."""
+"""One fork server for all local clusters of a test process, and ``--check`` without a process:
+importing torch and transformers takes seconds of processor time."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -18,7 +19,7 @@ import msgspec
 
 from asyncspec.backend import registry
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.config import Config, DraftTable, TargetTable
 from asyncspec_nodes.cluster.file import load, to_toml
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.children import FORKS, ForkedProcess, ForkServerClient
@@ -26,6 +27,7 @@ from asyncspec_nodes.local.cluster import FILE, local_config
 from asyncspec_nodes.local.fork_server import INTEGER
 from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.cli import huge_page_environment
+from asyncspec_nodes.reference import Comparison, Question, Task, compare_all
 
 STOP_SECONDS = 30.0
 """More than the server needs to end its nodes."""
@@ -151,3 +153,9 @@ def execute_node(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[b
         stdout=subprocess.PIPE,
         stderr=log,
     )
+
+
+async def check_here(config: Config, questions: Sequence[Question]) -> list[Comparison]:
+    """``asyncspec_nodes.reference.check`` in this process."""
+    given = msgspec.json.encode(Task(config, tuple(questions)))
+    return await asyncio.to_thread(compare_all, msgspec.json.decode(given, type=Task))

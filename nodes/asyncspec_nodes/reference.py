@@ -113,7 +113,7 @@ def main() -> NoReturn:
     # The nodes' number of threads: another number may round differently.
     resources.set_local_threads(task.config)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.stdout.buffer.write(msgspec.json.encode(_decode(task)))
+    sys.stdout.buffer.write(msgspec.json.encode(compare_all(task)))
     sys.stdout.flush()
     os._exit(0)  # a thread still reads stdin; skips torch's slow teardown
 
@@ -132,7 +132,8 @@ def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
     return backend.load(StageSpec(backend.open(name, tokenizer=False), span, options))
 
 
-def _decode(task: Task) -> list[Comparison]:
+def compare_all(task: Task) -> list[Comparison]:
+    """Decode all questions of a task."""
     # The parent, which asks, imports no arrays.
     from asyncspec_nodes.node.loading import grammars
 

@@ -40,25 +40,41 @@ pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
 PROMPT = "Once upon a time there was a little fox"
 SAMPLED = ["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--max-new-tokens", "24"]
 ASK: dict[str, Any] = {"model": "demo-target", "prompt": PROMPT, "max_tokens": 24}
-HOW = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+HOW = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "repetition_penalty": 1.0}
+RECOMMENDED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3}
 
 
 @pytest.fixture
-def want(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def target(tmp_path: Path) -> Path:
+    """A checkpoint that recommends how to sample."""
+    for file in BUNDLED_TARGET.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **RECOMMENDED}))
+    return tmp_path
+
+
+@pytest.fixture
+def want(target: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """What ``asyncspec run`` answers."""
-    assert cli.main(["run", "--stages", "2", "--prompt", PROMPT, "--json", *SAMPLED]) == 0
+    argv = ["--target", str(target), "--stages", "2", "--prompt", PROMPT, "--json", *SAMPLED]
+    assert cli.main(["run", *argv]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
 
-async def test_serve(want: dict[str, Any]) -> None:
+async def test_serve(target: Path, want: dict[str, Any]) -> None:
+    argv = ["serve", "--port", "0", "--stages", "2", "--target", str(target)]
+    argv += ["--chat-template", "plain"]
+    lines: list[bytes] = []
     async with (
-        process("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "2") as (
+        process("asyncspec_nodes.cli.main", *argv, "--model-name", "demo-target", said=lines) as (
             child,
             url,
         ),
         aiohttp.ClientSession(url) as web,
     ):
+        await check_recommended(lines, web)
         whole = await post(web, "/v1/completions", **ASK, **HOW, return_details=True)
         (choice,) = whole["choices"]
         assert choice["text"] == want["text"]
@@ -78,9 +94,28 @@ async def test_serve(want: dict[str, Any]) -> None:
     assert child.returncode == 0
 
 
+async def check_recommended(said: list[bytes], web: aiohttp.ClientSession) -> None:
+    """What the target recommends is said at the start, and done."""
+    words = b"temperature 0.9, top_p 0.95, repetition_penalty 1.3: what the target recommends"
+    assert [line for line in said if words in line]
+    (where,) = (found for line in said if (found := re.search(rb"--connect: (.*):(\d+)", line)))
+    client = await Client.connect(where[1].decode(), int(where[2]), "")
+    await client.close()
+    left = await post(web, "/v1/completions", **ASK, seed=11)
+    same = await post(web, "/v1/completions", **ASK, seed=11, **RECOMMENDED)
+    other = await post(web, "/v1/completions", **ASK, seed=11, temperature=0)
+    assert left["choices"] == same["choices"] != other["choices"]
+
+
 async def check_log_probs(web: aiohttp.ClientSession) -> None:
     """They are those of the model by Hugging Face alone."""
-    fields = {**ASK, "temperature": 0, "logprobs": 3, "return_details": True}
+    fields = {
+        **ASK,
+        "temperature": 0,
+        "repetition_penalty": 1.0,
+        "logprobs": 3,
+        "return_details": True,
+    }
     (choice,) = (await post(web, "/v1/completions", **fields))["choices"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(BUNDLED_TARGET))
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -297,35 +332,6 @@ async def test_a_draft_node_is_alive_while_it_loads(tmp_path: Path) -> None:
         if child.returncode is None:
             child.kill()
         await child.communicate()
-
-
-async def test_what_the_target_recommends(tmp_path: Path) -> None:
-    """A checkpoint that recommends how to sample: said at the start, and done."""
-    for file in BUNDLED_TARGET.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    recommended = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3}
-    (tmp_path / "generation_config.json").unlink()
-    (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, **recommended}))
-    argv = ["serve", "--port", "0", "--stages", "1", "--target", str(tmp_path), "--draft", "ngram"]
-    said: list[bytes] = []
-    async with (
-        process("asyncspec_nodes.cli.main", *argv, "--model-name", "demo-target", said=said) as (
-            child,
-            url,
-        ),
-        aiohttp.ClientSession(url) as web,
-    ):
-        words = b"temperature 0.9, top_p 0.95, repetition_penalty 1.3: what the target recommends"
-        assert [line for line in said if words in line]
-        (where,) = (found for line in said if (found := re.search(rb"--connect: (.*):(\d+)", line)))
-        client = await Client.connect(where[1].decode(), int(where[2]), "")
-        await client.close()
-        left = await post(web, "/v1/completions", **ASK, seed=11)
-        same = await post(web, "/v1/completions", **ASK, seed=11, **recommended)
-        other = await post(web, "/v1/completions", **ASK, seed=11, temperature=0)
-        assert left["choices"] == same["choices"] != other["choices"]
-        child.send_signal(signal.SIGTERM)
-    assert child.returncode == 0
 
 
 async def test_http_on_the_draft_node(tmp_path: Path) -> None:

@@ -23,7 +23,11 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import load_shard
 from asyncspec.core.errors import CheckpointError
 from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.loading import load_node
+from asyncspec_nodes.node.reports import Reporter
 from hub.fake_hub import FakeHub
 from nodes.small_target import TOKENIZER, save_small_target
 
@@ -258,6 +262,28 @@ def environment(hub: FakeHub, home: Path) -> dict[str, str]:
     return {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
 
 
+def held_by_nodes(path: Path) -> list[set[str]]:
+    """The files that the draft node and two stages of the model at ``path`` fetch."""
+    return [
+        DESCRIPTION | {*TOKENIZER},
+        DESCRIPTION | files_of(path, EMBEDDING, *layers(0, 1)),
+        # The last stage reads the vocabulary for grammars.
+        DESCRIPTION | {*TOKENIZER} | files_of(path, NORM, HEAD, *layers(2, 3)),
+    ]
+
+
+def test_nodes_of_a_cluster_file_fetch_what_is_theirs(
+    hub: FakeHub, machine: Machine, sharded: Path
+) -> None:
+    config = local_config(TargetTable(path=f"{MODEL}@main"), DraftTable(source="ngram"), 2, 1)
+    for rank, held in enumerate(held_by_nodes(sharded)):
+        hub.log.clear()
+        machine.use(hub, f"home-{rank}")
+        load_node(config, rank, Reporter(rank, None))
+        assert hub.downloads() == held
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_cluster_of_machines_with_caches_of_their_own(
     hub: FakeHub, machine: Machine, tmp_path: Path, sharded: Path
@@ -292,12 +318,7 @@ def test_a_cluster_of_machines_with_caches_of_their_own(
         {f.name for f in next((tmp_path / f"home-{rank}/hub").glob("*/snapshots/*")).iterdir()}
         for rank in range(3)
     ]
-    assert held == [
-        DESCRIPTION | {*TOKENIZER},
-        DESCRIPTION | files_of(sharded, EMBEDDING, *layers(0, 1)),
-        # The last stage reads the vocabulary for grammars.
-        DESCRIPTION | {*TOKENIZER} | files_of(sharded, NORM, HEAD, *layers(2, 3)),
-    ]
+    assert held == held_by_nodes(sharded)
 
 
 def told(machine: Machine, *argv: str) -> dict[str, Any]:
