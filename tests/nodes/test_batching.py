@@ -16,6 +16,7 @@ from asyncspec_nodes.roles.verify.batching import FairShare, is_prefill, select_
 from asyncspec_nodes.roles.verify.session import QueuedSegment, StageSession
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
+from effort import examples
 from nodes.machine_driver import Driven, done, opening, passes, segment, sent, stage
 
 PROMPT = 40
@@ -60,7 +61,7 @@ def test_a_pass_is_the_heads_of_some_sessions(queue: tuple[QueuedSegment, ...], 
 
 
 @given(queues(), st.integers(1, 40))
-def test_what_was_passed_over_too_often_goes_first(
+def test_a_segment_skipped_too_often_goes_first(
     queue: tuple[QueuedSegment, ...], most: int
 ) -> None:
     taken, left = select_batch(queue, SESSIONS, most)
@@ -76,7 +77,7 @@ def test_what_was_passed_over_too_often_goes_first(
 
 
 @given(st.integers(1, 12), st.lists(st.integers(1, 4), min_size=1, max_size=5))
-def test_nothing_waits_for_ever(most: int, sizes: list[int]) -> None:
+def test_no_segment_waits_for_ever(most: int, sizes: list[int]) -> None:
     """However fast others come, a prompt gets its turn."""
     prompt = QueuedSegment(
         SessionId(0), SegmentId(0), Version(0), (NodeId(3),) * 12, (NodeId(2),) * 12
@@ -99,7 +100,7 @@ COALESCING = {
 }
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300, quick=120))
 @given(
     queues(),
     st.integers(1, 40),
@@ -107,7 +108,7 @@ COALESCING = {
     st.sampled_from([0.0, 0.03, 0.1, 0.3]),
     st.sampled_from([0.0, 0.02, 0.1, 0.2]),
 )
-def test_what_waits_joins_its_session_where_rows_cost_little(
+def test_waiting_segments_join_their_session_where_rows_are_cheap(
     queue: tuple[QueuedSegment, ...], most: int, plateau: int, slope: float, line: float
 ) -> None:
     def seconds(rows: int) -> float:
@@ -264,7 +265,7 @@ def test_an_idle_stage_waits_for_all_of_a_pass() -> None:
     assert isinstance(job, Batch)
 
 
-def test_what_goes_out_at_once_says_how_many_follow() -> None:
+def test_results_sent_together_say_how_many_follow() -> None:
     names = [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1)]
     found = with_batch_remaining([segment(n, {5: 4}, session=s) for s, n in names])
     assert [(s.session, s.segment, s.batch_remaining) for s in found] == [

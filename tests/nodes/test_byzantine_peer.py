@@ -14,6 +14,7 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices, Segment
+from effort import examples
 from nodes.byzantine_peer import Node, connected_stage, send_arbitrary_messages
 from nodes.machine_driver import opening, segment
 
@@ -34,7 +35,7 @@ def rows(draw: Any, message: Segment) -> WireTensor:
     return WireTensor("uint64", shape, memoryview(bytes(8 * math.prod(shape))))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300, quick=120))
 @given(st.data())
 def test_no_job_of_a_toy_stage_fails(data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, 3))

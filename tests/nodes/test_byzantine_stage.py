@@ -38,6 +38,7 @@ from asyncspec_protocol.messages import (
     Verdict,
 )
 from cluster import ask
+from effort import examples
 from laws import SMALL
 from nodes.byzantine_peer import few, mutated, shares
 from nodes.machine_driver import Driven, draft
@@ -121,7 +122,7 @@ others = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300, quick=120))
 @given(st.data())
 def test_no_job_of_a_draft_node_fails(data: st.DataObject) -> None:
     away = data.draw(st.booleans())

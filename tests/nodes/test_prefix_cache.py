@@ -18,6 +18,7 @@ from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import watch_invariants
 from nodes.machine_driver import draft
 
@@ -55,7 +56,7 @@ def test_the_longest_common_beginning(one: list[int], other: list[int]) -> None:
     st.sampled_from(((), (FINAL,), (1, 3))),
     st.integers(1, 3),
 )
-def test_what_is_shared_is_not_computed_again(
+def test_a_common_prefix_is_not_computed_again(
     parts: list[tuple[int, list[int]]], features: tuple[int, ...], stages: int
 ) -> None:
     """Every stage has a pass over just those rows of a prompt that it did not have."""
@@ -106,7 +107,7 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
         assert shared == (len(LONG) - 1 if request.request else 0)
 
 
-def test_what_a_request_waits_for_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prefix_a_request_waits_for_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at every input: prompts are long, and many may wait for one."""
     looks = 0
 
@@ -149,7 +150,7 @@ def test_an_end_does_not_overtake_a_beginning(moment: int) -> None:
     assert [one.unused for one in cluster.state(0).cached_prompts] == [False]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=80))
 @given(
     st.lists(
         st.tuples(st.integers(0, 12), st.sampled_from(("", "one", "other")), st.integers(0, 60)),

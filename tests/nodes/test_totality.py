@@ -46,6 +46,7 @@ from asyncspec_protocol.messages import (
     Verdict,
 )
 from cluster import ask
+from effort import examples
 from laws import SMALL, check_draft, check_stage
 from nodes.machine_driver import Driven, draft, stage
 from protocol.message_strategies import messages as every_message
@@ -164,7 +165,7 @@ def step_through(driven: Driven, data: st.DataObject, check: Any, featured: set[
             featured |= {job.session for job in asked if isinstance(job, Admit) and job.features}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=80))
 @given(st.data())
 def test_a_stage_handles_anything(data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, 3))
@@ -178,7 +179,7 @@ def test_a_stage_handles_anything(data: st.DataObject) -> None:
     step_through(driven, data, check_stage, {0} if features and last else set())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=80))
 @given(st.data())
 def test_a_draft_node_handles_anything(data: st.DataObject) -> None:
     stages, features, apart = data.draw(st.tuples(st.integers(1, 3), wanted, st.booleans()))
@@ -196,7 +197,7 @@ def test_a_draft_node_handles_anything(data: st.DataObject) -> None:
     step_through(driven, data, check_draft, set())
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=80))
 @given(st.data())
 def test_a_source_handles_anything(data: st.DataObject) -> None:
     features = data.draw(wanted)

@@ -17,6 +17,7 @@ from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Expand, Expanded
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import check_after, check_empty, check_node, clusters, requests
 
 BOUND = 100_000.0
@@ -45,7 +46,7 @@ class DraftRequests:
             assert (len(sessions) > 1) == isinstance(job, DraftBatch)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150, quick=60), deadline=None)
 @given(
     clusters(max_sessions=16),
     requests(16),
@@ -70,7 +71,7 @@ def test_output_is_the_reference_decoders_in_any_mix_of_sessions(
     check_after(cluster, [r for r in asked if r.request not in doomed])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100, quick=40))
 @given(clusters(max_sessions=1), requests(3))
 def test_a_session_alone_is_never_in_a_batch(cluster: Cluster, asked: list[Request]) -> None:
     watched = DraftRequests(cluster)

@@ -16,6 +16,7 @@ from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Closed, Message
 from cluster import Cluster
+from effort import examples
 from laws import check_after, clusters, requests
 
 BOUND = 100_000.0
@@ -52,7 +53,7 @@ class Weighed(World):
         super().__init__(actors, costs, trace_hooks, self.scales, **options)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150, quick=60))
 @given(
     clusters(world=Weighed, account_seconds=50.0, min_common_prefix=1000),
     requests(3),

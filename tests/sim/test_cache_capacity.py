@@ -16,6 +16,7 @@ from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Message
 from cluster import Cluster, ask
+from effort import examples
 from laws import Shaken, check_after, check_empty, clusters, requests, watch_invariants
 
 BOUND = 100_000.0
@@ -122,7 +123,7 @@ def test_a_session_that_was_under_way_to_a_stage_that_is_started_again_has_room_
     assert max(sums) == BLOCK
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400, quick=150))
 @given(
     clusters(costs=Shaking, slots=128, source_slots=0, account_seconds=2.0, max_sessions=3),
     requests(5),

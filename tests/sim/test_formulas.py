@@ -39,7 +39,7 @@ def tbt(setting: Setting, policy: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.5, 3.0])
-def test_what_is_in_flight_follows_the_bandwidth_delay_product(latency: float) -> None:
+def test_the_window_hides_the_latency_of_links(latency: float) -> None:
     """A draft that is never wrong and never waits: once the window has grown, the last tokens come
     at the pace of the stages, however long the links are."""
     cost = ClusterCost(draft=FREE_DRAFT, wire=LinkCost(latency), slow={1: 1 + A_MOMENT})

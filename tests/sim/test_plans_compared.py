@@ -49,7 +49,7 @@ def first_stage(trial: Trial, kind: type[Watched] = Watched) -> Watched:
     return machine
 
 
-def test_the_first_stage_counts_what_users_are_brought() -> None:
+def test_the_first_stage_counts_tokens_by_user() -> None:
     trial = Trial(Bench(people(SPREAD)), tokens=200)
     machine = first_stage(trial)
     trial.run()
@@ -103,7 +103,7 @@ def test_greedy_batching_is_looked_at_for_a_moment(monkeypatch: pytest.MonkeyPat
     assert after[-1].comparison.greedy.rounds > 0
 
 
-def test_nothing_is_compared_without_members() -> None:
+def test_no_plan_is_compared_without_members() -> None:
     trial = Trial(Bench(people(SPREAD)), tokens=60, policy="dip-sd:length=3,plan=false")
     trial.run()
     assert trial.schedule.comparison == PlanComparison()

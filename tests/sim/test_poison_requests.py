@@ -10,6 +10,7 @@ from asyncspec.core.machine import Compute, Effect, Input, Request, Submitted
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import check_answer, check_empty, clusters, requests, watch_invariants
 
 BOUND = 100_000.0
@@ -57,7 +58,7 @@ class Breaker:
         world.at(world.now + 3, self._cluster.connect_all)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150, quick=60))
 @given(
     clusters(max_breaks=MOST),
     requests(5),

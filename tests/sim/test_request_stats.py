@@ -14,6 +14,7 @@ from asyncspec.core.machine import Effect, Emit, Input, Received, Request, Send
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import Closed, Segment, Verdict
 from cluster import Cluster
+from effort import examples
 from laws import check_after, clusters, lose_links, requests
 
 BOUND = 100_000.0
@@ -81,7 +82,7 @@ class Onlooker:
             self.guesses.add(session.session)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=80))
 @given(
     clusters(),
     requests(3),

@@ -17,6 +17,7 @@ from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, Recorded, RecordedText
 from asyncspec_nodes.simulation.cluster import Setting, WrongText, simulate
 from asyncspec_protocol.errors import ProtocolError
+from effort import examples
 from laws import SMALL
 from sim.test_mutants import (
     bonus_taken_for_a_hit,
@@ -58,9 +59,9 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150, quick=60))
 @given(cases, st.sampled_from(sorted(SMALL)))
-def test_the_text_is_the_targets_whatever_things_cost(setting: Setting, policy: str) -> None:
+def test_the_text_is_the_targets_at_any_costs(setting: Setting, policy: str) -> None:
     """``simulate`` compares with the sequential decoder itself, and raises ``WrongText``."""
     outcome = simulate(setting, policy, policies=SMALL)
     for stats in outcome.stats:

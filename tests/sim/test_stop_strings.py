@@ -9,13 +9,14 @@ from asyncspec.core.machine import Request
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import check_after, check_empty, clusters, requests
 from reader import Reader
 
 BOUND = 100_000.0
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250, quick=100))
 @given(
     clusters(),
     requests(3),

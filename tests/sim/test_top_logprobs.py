@@ -14,6 +14,7 @@ from asyncspec.core.accept import TargetOutput
 from asyncspec.core.machine import Emit, Request
 from asyncspec_protocol.ids import Rank
 from cluster import Cluster
+from effort import examples
 from laws import check_after, clusters, lose_links, requests
 
 BOUND = 100_000.0
@@ -35,14 +36,14 @@ def listen(cluster: Cluster) -> dict[int, list[tuple[int, TargetOutput]]]:
     return heard
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=80))
 @given(
     clusters(),
     requests(3),
     st.lists(st.integers(0, 5), min_size=3, max_size=3),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=2),
 )
-def test_what_is_said_of_each_token_is_what_the_target_alone_says(
+def test_log_probs_of_tokens_are_those_of_the_target_alone(
     cluster: Cluster, asked: list[Request], tops: list[int], losses: list[tuple[int, int]]
 ) -> None:
     """Under any delays and losses, for requests that ask for it beside others that do not."""

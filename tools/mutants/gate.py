@@ -153,7 +153,8 @@ class Gate:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            # The same examples every time, and any failing one will do.
+            # All examples, the same every time, and any failing one will do.
+            "ASYNCSPEC_NIGHTLY": "1",
             "HYPOTHESIS_PROFILE": "mutants",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
