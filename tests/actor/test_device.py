@@ -164,7 +164,7 @@ def gated(act: Callable[[Gated], None]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=6))
 @settings(max_examples=30)
-def test_what_was_said_last_begins_by_itself_behind_what_was_submitted(
+def test_the_last_announced_job_starts_behind_submitted_jobs(
     passes: list[tuple[int, int]],
 ) -> None:
     def act(gate: Gated) -> None:
@@ -200,7 +200,7 @@ def test_what_was_said_last_begins_by_itself_behind_what_was_submitted(
     gated(act)
 
 
-def test_what_begins_by_itself_may_change_as_long_as_somebody_thinks() -> None:
+def test_an_announced_job_may_be_replaced_while_the_start_lock_is_held() -> None:
     def act(gate: Gated) -> None:
         first, one, other = job(0), job(1), job(2)
         gate.submit(first)
@@ -218,7 +218,7 @@ def test_what_begins_by_itself_may_change_as_long_as_somebody_thinks() -> None:
     gated(act)
 
 
-def test_what_was_said_too_late_is_submitted_as_usual() -> None:
+def test_a_job_announced_after_the_end_of_the_one_before_is_submitted() -> None:
     def act(gate: Gated) -> None:
         first, second = job(0), job(1)
         gate.submit(first)

@@ -307,7 +307,7 @@ def test_heartbeats_go_both_ways_and_measure_the_round_trip(run: Runner) -> None
     run(main())
 
 
-def test_the_round_trip_is_without_what_the_echo_waited_for_the_beat(run: Runner) -> None:
+def test_the_round_trip_excludes_the_delay_of_the_echo(run: Runner) -> None:
     async def main() -> None:
         async with facing_bare(BRISK) as (end, bare):
             end.link.accepted(hello(1, 1))
@@ -325,7 +325,7 @@ def test_the_round_trip_is_without_what_the_echo_waited_for_the_beat(run: Runner
     run(main())
 
 
-def test_the_shortest_round_trip_counts_also_where_it_is_none(run: Runner) -> None:
+def test_the_shortest_round_trip_counts_even_if_zero(run: Runner) -> None:
     async def main() -> None:
         async with facing_bare() as (end, bare):
             now = time.monotonic()
@@ -350,7 +350,7 @@ def take(link: Link, data: memoryview) -> None:
         link.buffer_updated(size)
 
 
-def test_heartbeats_tell_what_the_line_brings(run: Runner) -> None:
+def test_heartbeats_report_the_measured_bandwidth(run: Runner) -> None:
     """A tensor comes in parts, and each of them is looked at."""
 
     async def main() -> None:

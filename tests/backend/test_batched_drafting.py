@@ -251,7 +251,7 @@ def give_up_one(
     together.check()
 
 
-def test_what_was_given_up_goes_with_its_session(models: Iterator[DraftModel]) -> None:
+def test_an_abandoned_draft_is_released_with_its_session(models: Iterator[DraftModel]) -> None:
     draft, other = next(models), next(models)
     job = Expand(0, 0, 0, (1, 2, 3), 4, 3, 20)
     draft.abandon(job)

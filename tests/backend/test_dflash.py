@@ -225,7 +225,7 @@ def test_what_cannot_be_used_is_one_line(case: Any, target: Checkpoint, tmp_path
     assert "\n" not in str(raised.value)
 
 
-def test_memory_is_what_was_said(target: Checkpoint, tmp_path: Path) -> None:
+def test_memory_equals_the_reported_footprint(target: Checkpoint, tmp_path: Path) -> None:
     head = save_zlab(tmp_path / "head", dflash())
     said = BACKEND.source_footprint(f"eagle:{head}", str(target.path), "auto")
     loaded = BACKEND.load_source(SourceSpec(f"eagle:{head}", target))

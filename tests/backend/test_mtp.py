@@ -78,7 +78,7 @@ def test_a_cluster_writes_what_generate_does(case: str, tmp_path: Path) -> None:
     check_on_clusters(load_mtp(checkpoint), Target(Loaded(checkpoint), checkpoint, path))
 
 
-def test_memory_is_what_was_said(tmp_path: Path) -> None:
+def test_memory_equals_the_reported_footprint(tmp_path: Path) -> None:
     path = save_mtp(tmp_path / "target", "qwen", "qwen3-moe", **MOE)
     said, source = (
         mtp_footprint(open_checkpoint(path).files, "auto"),

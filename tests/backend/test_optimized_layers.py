@@ -83,7 +83,7 @@ def test_quantised_layers_are_optimized_too(quantize: Any, tiny: MakeTiny) -> No
 
 
 @pytest.mark.parametrize("kind", ["norm", "attention", "one attention"])
-def test_what_computes_something_else_keeps_its_own_code(
+def test_layers_that_compute_something_else_keep_their_own_code(
     kind: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As another release of transformers might."""

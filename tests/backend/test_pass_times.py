@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_stage_says_what_passes_take(
+def test_every_stage_reports_its_pass_times(
     mode: Mode, dtype: str, tiny: Callable[..., Path]
 ) -> None:
     for stage in cut(open_checkpoint(tiny()), 3, dtype=dtype, mode=mode):

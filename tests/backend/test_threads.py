@@ -28,7 +28,7 @@ def test_trees_have_the_bits_of_sequences(tiny: Callable[..., Path]) -> None:
     assert same_bits_in_child(paths, 2, "auto") == list(inner)
 
 
-def test_asked_for_they_are_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_counts_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*COUNT_VARIABLES, "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "1")
     set_thread_count(6)

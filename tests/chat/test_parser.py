@@ -175,7 +175,7 @@ def test_text_behind_a_call_without_marks_is_content() -> None:
 @pytest.mark.parametrize(
     "text", ['{"name": "other", "arguments": {}}', '{"a": 1}', "add it", "[1]"]
 )
-def test_what_is_no_call_is_content(text: str) -> None:
+def test_text_without_a_tool_call_is_content(text: str) -> None:
     assert taken(ChatFacts("json"), text, [2]) == (text, "", [])
     assert read_calls(text, TOOLS) is None
 

@@ -60,7 +60,7 @@ def test_frequent_samples_measure_few_large_frames(pace: float) -> None:
 
 
 @given(sizes, st.floats(0, 1))
-def test_what_the_kernel_has_kept_says_nothing(size: int, now: float) -> None:
+def test_bytes_buffered_by_the_kernel_are_no_bandwidth_sample(size: int, now: float) -> None:
     estimator = BandwidthEstimator()
     for _ in range(PARAMETERS.min_bandwidth_frames):
         estimator.on_frame_end()

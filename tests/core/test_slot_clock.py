@@ -30,7 +30,7 @@ def test_segments_that_shared_a_pass_share_a_turn() -> None:
     assert clock.now == N + 1
 
 
-def test_what_died_in_the_queue_took_no_turn_and_what_died_in_its_pass_did() -> None:
+def test_segments_that_die_in_the_queue_take_no_turn_and_those_in_a_pass_do() -> None:
     clock = sent(FIRST, 1, 2).on_verdict(SegmentId(0), N, 1)
     assert clock.on_verdict(SegmentId(2), N, 2).now == N + 1
     assert clock.on_verdict(SegmentId(2), N, 3).now == N + 2
@@ -44,7 +44,7 @@ def test_a_draft_takes_the_part_of_a_turn_that_it_takes_and_one_at_most() -> Non
     assert twice.on_draft(twice.source_free(), 0.25).drafted == 0.75
 
 
-def test_what_is_in_the_first_stage_late_keeps_it_from_the_next() -> None:
+def test_a_late_segment_in_the_first_stage_delays_the_next() -> None:
     """The pass between began half a turn after the stage had become idle."""
     clock = sent(FIRST.on_draft(0.0, 1.0).on_draft(1.0, 0.5), 1, 2).on_verdict(SegmentId(0), N, 1)
     assert clock.on_verdict(SegmentId(2), N, 3).now == 2.5 + N

@@ -57,7 +57,7 @@ def counted(drawn: list[tuple[int, int]]) -> AcceptanceCounts:
 
 
 @given(evidence, evidence)
-def test_what_others_show_pulls_a_user_towards_them(
+def test_acceptance_of_other_users_shrinks_an_estimate_towards_theirs(
     own: list[tuple[int, int]], theirs: list[tuple[int, int]]
 ) -> None:
     user, others = counted(own), counted(theirs)

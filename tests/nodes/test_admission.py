@@ -84,7 +84,7 @@ def test_a_request_fits_alone_or_never(slots: list[int], tokens: int) -> None:
     assert bool(refusal(driven.state, request)) == (bound is not None and needed > bound)
 
 
-def test_what_drafts_has_room_or_they_wait() -> None:
+def test_requests_wait_until_the_token_source_has_room() -> None:
     """Only those that draft; a plain one behind them keeps its place in the queue."""
     driven = draft(slots=130)
     asked = [ask(i, max_new_tokens=20) for i in (1, 2, 3)]

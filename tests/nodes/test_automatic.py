@@ -57,7 +57,7 @@ def test_a_published_draft_is_taken_where_it_is_here(target: Path, tmp_path: Pat
     assert choice.reason == f"{source} was published for this target"
 
 
-def test_what_does_not_fit_is_passed_over(target: Path, tmp_path: Path) -> None:
+def test_sources_that_do_not_fit_are_skipped(target: Path, tmp_path: Path) -> None:
     """A draft of another tokenizer in the cache."""
     cached(PAIRS[0].sources[-1], tmp_path, BUNDLED_DRAFT)
     (found,) = (tmp_path / "cache").glob("*/snapshots/*/tokenizer.json")

@@ -85,7 +85,7 @@ class Stage:
         return [waiting.session for waiting in self.state.queue]
 
 
-def test_what_does_not_fit_has_the_next_pass_and_is_not_late() -> None:
+def test_a_segment_that_does_not_fit_takes_the_next_pass_and_is_not_late() -> None:
     stage = Stage([[0, 1], [2]], most=8)
     stage.comes(0)
     assert stage.running == []

@@ -384,7 +384,7 @@ def test_a_request_ends_once_all_stages_have_given_account() -> None:
     assert len([e for e in effects if isinstance(e, Finish)]) == 1
 
 
-def test_a_lost_stage_owes_no_account() -> None:
+def test_a_lost_stage_need_not_acknowledge_a_close() -> None:
     driven = draft(stages=2)
     driven.feed(Submitted(ask(0, prompt=(1,), policy="autoregressive")), Cancelled(0))
     driven.feed(Received(V1, Closed(SessionId(0), V1, 0, 0, 0, 0.0, 0)))

@@ -102,7 +102,7 @@ def test_many_equal_each_alone(cluster: Background, seed: int) -> None:
     asyncio.run(together(cluster.cluster.address, cluster.name, Random(seed)))
 
 
-def test_they_shared_passes(
+def test_sessions_share_passes(
     cluster: Background, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Else the test above would say nothing."""

@@ -270,7 +270,7 @@ def test_a_node_has_a_file_and_a_device_of_its_own(tmp_path: Path) -> None:
         (1, 'device = "cuda"', "device of rank 1 is for GGUF targets, and model is none"),
     ],
 )
-def test_what_a_node_cannot_have_of_its_own(rank: int, keys: str, says: str) -> None:
+def test_settings_that_a_node_cannot_have_of_its_own(rank: int, keys: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse(GOOD.replace(f"rank = {rank}\n", f"rank = {rank}\n{keys}\n"))
 

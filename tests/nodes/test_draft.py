@@ -162,7 +162,7 @@ def test_what_is_drafted_before_all_of_the_prompt_is_sent_waits_for_it() -> None
 
 
 @pytest.mark.parametrize("policy", ["pruned", "chunked", "static-tree", "dip-sd"])
-def test_others_begin_to_draft_with_the_first_token(policy: str) -> None:
+def test_other_policies_draft_from_the_first_token(policy: str) -> None:
     driven = draft()
     effects = driven.feed(Submitted(ask(0, prompt=tuple(range(65)), policy=policy)))
     (job,) = [e.job for e in effects if isinstance(e, Compute)]
@@ -404,7 +404,7 @@ def test_cancelling_a_request_that_waits_and_one_that_runs() -> None:
         (Ready(V1, True, 0, SessionId(2**42 - 2)), "not this draft node's"),
     ],
 )
-def test_what_a_stage_must_not_say(message: Any, text: str) -> None:
+def test_messages_that_a_stage_must_not_send(message: Any, text: str) -> None:
     driven = started()
     before = driven.state
     with pytest.raises(RemoteProtocolError, match=text):
@@ -486,7 +486,7 @@ def bushy(job: Expand) -> Expanded:
         "flowspec:l_init=9000,l_seg=9000,k=9000,l_exp=9000,l_deep=9000",
     ],
 )
-def test_whatever_a_users_policy_asks_for_messages_can_say_it(policy: str) -> None:
+def test_every_policy_stays_within_the_limits_of_messages(policy: str) -> None:
     driven = Driven(DraftMachine(DraftConfig(stages=1, policies=POLICIES)))
     effects = driven.feed(LinkUp(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(1000)))
     effects += driven.feed(Submitted(ask(0, prompt=(1,), max_new_tokens=10**6, policy=policy)))

@@ -44,7 +44,7 @@ def sampling(rules: ServingConfig, submit: Submit) -> Sampling:
 
 
 @given(values, values, unset)
-def test_what_a_request_says_wins(
+def test_a_requests_own_settings_win(
     recommended: dict[str, Any], said: dict[str, Any], left: tuple[str, ...]
 ) -> None:
     rules = replace(RULES, defaults=Defaults(**recommended))

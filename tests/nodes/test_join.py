@@ -94,7 +94,7 @@ machines = st.lists(st.tuples(st.integers(5, 150), st.integers(1, 9)), min_size=
 
 
 @given(sizes=machines, layers=st.integers(1, 9), lost=st.sets(st.integers(0, 3)))
-def test_what_remains_holds_every_layer_once(
+def test_remaining_machines_hold_every_layer_once(
     sizes: list[tuple[int, int]], layers: int, lost: set[int]
 ) -> None:
     devices = [Device(f"m{i}", memory, float(speed)) for i, (memory, speed) in enumerate(sizes)]

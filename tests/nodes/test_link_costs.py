@@ -120,7 +120,7 @@ def times_of(effects: list[Effect]) -> list[PassTimes]:
     return sent(effects, PassTimes, DRAFT)
 
 
-def test_a_stage_tells_what_its_line_takes_for_a_row() -> None:
+def test_a_stage_reports_the_seconds_of_a_row_on_its_link() -> None:
     last = second()
     (told,) = times_of(serve(last, 5, 0.25))
     assert told == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
@@ -170,7 +170,7 @@ def rows_of_a_round(row_seconds: float) -> list[int]:
     return [len(message.ids) for message in sent(effects, Segment)]
 
 
-def test_a_slow_line_makes_segments_short_and_a_fast_one_leaves_them_alone() -> None:
+def test_a_slow_link_bounds_the_rows_of_segments_and_a_fast_one_does_not() -> None:
     assert rows_of_a_round(0.0) == rows_of_a_round(0.01) == [3, 2, 1]
     # The first was bounded before the line was known; its root is not counted.
     assert rows_of_a_round(0.6) == [3, 1, 1, 1]
@@ -197,7 +197,7 @@ def test_a_probe_without_verdict_times_nothing() -> None:
     assert driven.state.costs.round_trip == 0
 
 
-def test_what_follows_a_prompt_before_the_first_token_times_nothing() -> None:
+def test_segments_behind_a_prompt_are_no_round_trip_samples() -> None:
     """It is late by the prompt's pieces before it."""
     driven, effects = guessed()
     _, _, first, *_ = sent(effects, Segment)

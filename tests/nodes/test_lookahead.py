@@ -31,7 +31,7 @@ def at_work(rank: int = 1, stages: int = 1) -> tuple[Driven, Forward]:
     return driven, second
 
 
-def test_a_segment_that_waits_is_said_to_follow_and_does() -> None:
+def test_a_waiting_segment_is_announced_and_runs_next() -> None:
     driven, running = at_work()
     (told,) = [e for e in driven.feed(heard(driven, 2, {3: 1, 4: 2})) if isinstance(e, RunNext)]
     assert told.after is running
@@ -59,7 +59,7 @@ def test_rows_that_die_meanwhile_are_not_in_it() -> None:
     assert verdict.ids == (3,)
 
 
-def test_nothing_follows_when_all_of_it_died() -> None:
+def test_no_pass_is_announced_when_all_its_rows_died() -> None:
     driven, running = at_work()
     driven.feed(heard(driven, 2, {4: 2}))
     effects = driven.feed(prune(1, 5, (1,), ()))
@@ -68,7 +68,7 @@ def test_nothing_follows_when_all_of_it_died() -> None:
     assert not passes(driven.feed(done(running, outcome(driven, running))))
 
 
-def test_nothing_follows_when_its_session_is_over() -> None:
+def test_no_pass_is_announced_for_a_session_that_is_over() -> None:
     driven, running = at_work()
     driven.feed(heard(driven, 2, {3: 1}))
     assert following(driven.feed(Received(DRAFT, Close(SessionId(0))))) == [None]
@@ -86,7 +86,7 @@ def test_other_sessions_join_it() -> None:
     assert [e.job for e in effects if isinstance(e, Compute)] == [job]
 
 
-def test_nothing_follows_where_the_stage_after_has_no_room_for_what_is_in_service() -> None:
+def test_no_pass_is_announced_without_credit_for_the_one_in_service() -> None:
     driven, running = at_work(1, 2)
     driven.state = replace(driven.state, allowed=driven.state.sent)
     assert not following(driven.feed(heard(driven, 2, {3: 1})))
@@ -98,13 +98,13 @@ def test_nothing_follows_where_the_stage_after_has_no_room_for_what_is_in_servic
     assert passes(effects) == [job]
 
 
-def test_nothing_follows_once_the_stage_after_is_gone() -> None:
+def test_no_pass_is_announced_once_the_next_stage_is_gone() -> None:
     driven, _ = at_work(1, 2)
     driven.feed(heard(driven, 2, {3: 1}))
     assert following(driven.feed(LinkDown(Rank(2)))) == [None]
 
 
-def test_turns_count_as_if_it_had_been_planned_when_it_began() -> None:
+def test_turns_of_an_announced_pass_count_from_its_start() -> None:
     """The first stage numbers a session's turns; one that is given up does not count."""
     for given_up in (False, True):
         driven, running = at_work()

@@ -42,7 +42,7 @@ def test_a_needless_or_futile_draft_request_is_not_sent(modes: str | None, tmp_p
         ({TUNABLES: ASKED}, {TUNABLES: ASKED}),
     ],
 )
-def test_what_the_user_has_set_stays(
+def test_the_users_environment_is_kept(
     given: dict[str, str], wanted: dict[str, str], on_demand: Path
 ) -> None:
     before = dict(given)

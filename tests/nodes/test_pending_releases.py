@@ -47,7 +47,7 @@ def test_an_end_without_all_accounts_frees_nothing() -> None:
     assert not driven.state.pending_releases
 
 
-def test_after_a_break_a_stage_has_freed_what_is_below_the_floor_it_has_heard_of() -> None:
+def test_a_reconnected_stage_has_freed_sessions_below_the_floor() -> None:
     driven = room()
     driven.feed(small(1), LinkDown(V2), LinkUp(V2))
     (floor, _) = sent(driven.feed(ready(V2, 0)), Floor)

@@ -45,7 +45,7 @@ def test_a_list_is_answered_line_by_line(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_what_is_to_be_checked_is_printed_when_it_is(
+def test_a_checked_answer_is_printed_after_its_check(
     many: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printer = Printer(many=many, json=True, checked=True)

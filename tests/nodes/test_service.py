@@ -180,7 +180,7 @@ def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
         ({"seed": 1 << 63}, "below 2**63"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_at_no_cost(change: dict[str, object], says: str) -> None:
+def test_invalid_requests_are_refused_before_any_work(change: dict[str, object], says: str) -> None:
     world = World()
     world.ask(replace(ASK, **change))
     assert world.fed == []
@@ -224,7 +224,7 @@ def test_a_stop_string_ends_text_and_work(include: bool, text: str) -> None:
     ]
 
 
-def test_what_was_held_back_comes_at_the_end() -> None:
+def test_held_back_text_comes_at_the_end() -> None:
     world = World()
     world.ask(replace(ASK, stop=("xyz",)))
     (submitted,) = world.fed

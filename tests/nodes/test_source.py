@@ -81,7 +81,7 @@ def test_tokens_the_target_does_not_have() -> None:
             source().feed(Received(DRAFT, job))
 
 
-def test_what_is_withdrawn_is_abandoned_and_still_answered() -> None:
+def test_a_withdrawn_request_is_abandoned_and_still_answered() -> None:
     driven = source()
     job = question(0, (1,))
     asked(driven, job)
@@ -109,7 +109,7 @@ def test_a_question_of_a_session_that_is_over() -> None:
     assert driven.feed(Received(DRAFT, question(7, (1,), session=4))) == []
 
 
-def test_what_has_no_place_here() -> None:
+def test_messages_that_are_not_for_a_token_source() -> None:
     driven = source()
     for peer, message in ((DRAFT, Credit(1)), (Rank(1), Withdraw(0))):
         with pytest.raises(RemoteProtocolError, match="unexpected"):

@@ -24,7 +24,7 @@ def busy() -> tuple[Driven, Expand, list[Expand]]:
     return driven, first, waiting
 
 
-def test_what_waits_is_one_batch_when_the_device_is_free() -> None:
+def test_waiting_requests_are_one_batch_when_the_device_is_free() -> None:
     driven, first, waiting = busy()
     sent, compute = driven.feed(Computed(first, answer(first), 0.5))
     assert isinstance(sent, Send)
@@ -38,7 +38,7 @@ def test_what_waits_is_one_batch_when_the_device_is_free() -> None:
     assert found[-1] == Compute(third), "who is alone is asked alone"
 
 
-def test_what_is_withdrawn_before_its_turn_is_only_read() -> None:
+def test_a_request_withdrawn_early_only_reads_its_tokens() -> None:
     driven, first, (one, other) = busy()
     assert driven.feed(Received(DRAFT, Withdraw(1))) == []
     *_, compute = driven.feed(Computed(first, answer(first)))

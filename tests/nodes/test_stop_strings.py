@@ -91,7 +91,7 @@ def test_the_text_is_a_matter_of_characters_alone(
 
 
 @given(texts, some_stops, st.data())
-def test_no_more_is_held_than_what_a_stop_string_may_begin_with(
+def test_text_is_held_back_only_while_a_stop_string_may_begin_in_it(
     text: str, stops: list[str], data: st.DataObject
 ) -> None:
     codec, ids = data.draw(vocabularies(text))

@@ -40,7 +40,7 @@ def test_every_node_is_there_to_its_end(traced: tuple[Path, int]) -> None:
     assert sum(len(line.tokens) for line in said) == 96
 
 
-def test_it_can_be_played_again(
+def test_a_recording_can_be_replayed(
     traced: tuple[Path, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["trace", str(traced[0]), "--replay"]) == 0

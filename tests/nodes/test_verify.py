@@ -233,7 +233,7 @@ def test_close_may_overtake_open() -> None:
     assert last.feed(Received(DRAFT, segment(0, {0: -1}, session=1))) == [Send(DRAFT, Credit(9, 8))]
 
 
-def test_floor_ends_what_the_draft_node_could_not_close() -> None:
+def test_a_floor_ends_sessions_that_the_draft_node_could_not_close() -> None:
     last = stage()
     effects = last.feed(Received(DRAFT, Floor(SessionId(5))))
     assert [e.job for e in effects if isinstance(e, Compute)] == [Release(SessionId(0))]
@@ -241,7 +241,7 @@ def test_floor_ends_what_the_draft_node_could_not_close() -> None:
     assert not last.state.sessions
 
 
-def test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_began() -> None:
+def test_a_session_opened_without_a_next_stage_ends_at_once() -> None:
     """The next stage will never hear of it, so nothing of it may be sent there later."""
     first = stage(1, 2)
     first.feed(LinkDown(Rank(2)))
@@ -284,7 +284,9 @@ def test_a_session_that_cannot_be_announced_to_the_next_stage_is_over() -> None:
         (2, segment(0, {0: -1}), None, "unexpected Segment"),
     ],
 )
-def test_what_a_peer_must_not_say(peer: int, message: Message, tensor: object, text: str) -> None:
+def test_messages_that_a_peer_must_not_send(
+    peer: int, message: Message, tensor: object, text: str
+) -> None:
     first = stage(1, 2)
     before = first.state
     with pytest.raises(RemoteProtocolError, match=text) as caught:

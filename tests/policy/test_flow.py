@@ -274,7 +274,7 @@ def slower_than_expected(times: float) -> FlowMemory:
     return known
 
 
-def test_it_gives_up_what_is_slower_than_plain_decoding() -> None:
+def test_speculation_slower_than_plain_decoding_is_given_up() -> None:
     assert slower_than_expected(1.0).shape.rows
     assert slower_than_expected(4.0).shape == PLAIN
     assert Flow().stats(slower_than_expected(4.0))["plain_tokens_per_second"] == pytest.approx(0.5)

@@ -110,7 +110,7 @@ class Never:
         raise AssertionError("the draft model was asked")
 
 
-def test_nothing_is_asked_where_nothing_is_wanted() -> None:
+def test_no_proposals_are_requested_for_an_empty_tree() -> None:
     assert beam(Never(), Shape(5, 10, 0)) == ((), (), ())
 
 

@@ -92,7 +92,7 @@ def test_a_correction_keeps_order_and_stays_a_chance(
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_weight_follows_what_happens(right: bool) -> None:
+def test_mixture_weights_follow_acceptance(right: bool) -> None:
     base = ([1, 2], [math.log(0.5), math.log(0.3)])
     auxiliary = ([5], [math.log(0.6)])
     weight = MixtureWeight()

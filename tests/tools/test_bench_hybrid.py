@@ -75,7 +75,7 @@ def test_a_mix_is_compared_with_the_better_part_of_each_set() -> None:
     assert lines[4].startswith("| `flowspec` | +0.0 (+0..+0) | +25.0 (+25..+25) |")
 
 
-def test_what_was_put_before_a_token_is_what_only_the_mixture_ranks_higher() -> None:
+def test_displaced_proposals_are_those_that_only_the_mixture_ranks_higher() -> None:
     base = ([1, 2, 3], [-0.5, -1.5, -2.5])
     mixed = ([9, 1, 2, 3], [-0.4, -1.0, -2.0, -3.0])
     found = explain.place(2, base, ([9], [-0.3]), mixed)

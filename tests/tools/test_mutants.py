@@ -57,7 +57,7 @@ def tried(project: Path, *mutants: Mutant) -> list[Result]:
     return results
 
 
-def test_what_becomes_of_mutants(project: Path) -> None:
+def test_outcomes_of_mutants(project: Path) -> None:
     results = tried(
         project,
         Mutant("wrong", "return 1", "return 3", "test_one"),

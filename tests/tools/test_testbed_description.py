@@ -41,7 +41,7 @@ def beds(draw: st.DrawFn) -> Description:
 
 
 @given(beds())
-def test_every_way_has_what_its_link_says_and_else_what_the_network_says(bed: Description) -> None:
+def test_every_direction_has_its_links_settings_else_the_networks(bed: Description) -> None:
     description.check(bed)
     between = wires(bed)
     count = len(bed.device)

@@ -113,7 +113,7 @@ def test_no_file_and_no_place_for_one(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "none" / "t")
 
 
-def test_what_a_file_had_is_there_until_something_is_recorded(
+def test_a_file_is_kept_until_the_first_event_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An address that was typed wrong costs no recording."""

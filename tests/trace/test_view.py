@@ -59,7 +59,7 @@ def test_a_token_source_on_its_own_node_is_called_so() -> None:
 
 
 @pytest.mark.parametrize("asked", [0, 1])
-def test_what_one_of_several_draft_nodes_has_collected(asked: int) -> None:
+def test_a_trace_of_one_of_several_draft_nodes(asked: int) -> None:
     """Its own lines and the stages', which speak of the others' sessions too."""
     cluster = Cluster(Shaken([1, 2]), stages=2, drafts=2, policies=SMALL, record=True)
     for number in range(2):

@@ -199,7 +199,7 @@ async def test_over_the_names_the_wheel_scrolls(file: Path) -> None:
         assert tab.problems == []
 
 
-async def test_it_begins_with_three_colours(file: Path) -> None:
+async def test_the_view_starts_with_three_colours(file: Path) -> None:
     """The other ten unfold."""
     async with Browser() as tab:
         await tab.open(file)
@@ -281,7 +281,7 @@ async def colours_of(tab: Browser, span: int) -> list[str]:
 
 @pytest.mark.parametrize("ratio", [1, 1.5, 2])
 @pytest.mark.parametrize(("kind", "colours"), [("useful", 1), ("wrong", 2), ("dead", 2)])
-async def test_what_is_not_useful_is_textured(
+async def test_wasted_work_is_textured(
     tmp_path: Path, kind: str, colours: int, ratio: float
 ) -> None:
     line = recorded()

@@ -153,7 +153,7 @@ CACHE: tuple[Mutant, ...] = (
         "room-free-at-the-floor",
         "lambda one: one.session < floor",
         "lambda one: one.session <= floor",
-        "test_after_a_break_a_stage_has_freed_what_is_below_the_floor_it_has_heard_of",
+        "test_a_reconnected_stage_has_freed_sessions_below_the_floor",
     ),
     Mutant(
         "room-of-kept-prompt-free",

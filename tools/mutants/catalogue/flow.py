@@ -39,7 +39,7 @@ FLOW: tuple[Mutant, ...] = (
         "credit-taken-back-unnoticed-by-stage",
         "if message.limit < state.allowed:",
         "if message.limit < state.sent:",
-        "test_what_a_peer_must_not_say",
+        "test_messages_that_a_peer_must_not_send",
     ),
     Mutant(
         "credit-overdrawn-by-draft-node",
@@ -57,7 +57,7 @@ FLOW: tuple[Mutant, ...] = (
         "credit-not-waited-for",
         "return onward > max(0, state.allowed - state.sent)",
         "return onward > 1 + max(0, state.allowed - state.sent)",
-        "test_nothing_follows_where_the_stage_after_has_no_room_for_what_is_in_service",
+        "test_no_pass_is_announced_without_credit_for_the_one_in_service",
     ),
     Mutant(
         "credit-of-old-link-kept-by-draft-node",

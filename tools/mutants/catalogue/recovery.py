@@ -135,7 +135,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "end-waits-for-lost-stage",
         "left = replace(finishing, missing=finishing.missing - {peer})",
         "left = replace(finishing, missing=finishing.missing)",
-        "test_a_lost_stage_owes_no_account",
+        "test_a_lost_stage_need_not_acknowledge_a_close",
     ),
     Mutant(
         "end-told-first-stage-only",
@@ -171,7 +171,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "lost-next-stage-not-noticed",
         "if draft not in state.peers or not (config.last or config.next_rank in state.peers):",
         "if draft not in state.peers:",
-        "test_a_session_that_opens_while_the_next_stage_is_away_is_over_before_it_began",
+        "test_a_session_opened_without_a_next_stage_ends_at_once",
     ),
     Mutant(
         "lost-draft-node-not-noticed",
