@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import pytest
 
 NIGHTLY = "ASYNCSPEC_NIGHTLY" in os.environ
 
@@ -10,3 +13,8 @@ NIGHTLY = "ASYNCSPEC_NIGHTLY" in os.environ
 def examples(nightly: int, *, quick: int) -> int:
     """Hypothesis examples of an expensive law, now."""
     return nightly if NIGHTLY else quick
+
+
+def nightly(*values: Any) -> Any:
+    """A case of ``parametrize`` for ``make nightly``, where another proves the same processes."""
+    return pytest.param(*values, marks=pytest.mark.nightly)

@@ -33,6 +33,7 @@ from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
 from commands import json_output, reset_hangup
+from effort import nightly
 from nodes.background import START, Background, no_process_left
 from nodes.small_target import save_small_target
 
@@ -249,7 +250,7 @@ def test_the_check_knows_penalties_and_stop_strings(
     assert found["check"]["tokens"] == found["check"]["same"] == count
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["int8", nightly("int4")])
 def test_a_quantised_target_checks_against_its_own_reference(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -310,8 +311,15 @@ def test_an_eagle_head_that_is_not_finite(
     assert "holds NaN or infinite numbers" in last
 
 
-@pytest.mark.parametrize("apart", [[], ["--source-apart"]])
-@pytest.mark.parametrize("head", ["bundled", "eagle3"])
+@pytest.mark.parametrize(
+    ("head", "apart"),
+    [
+        ("bundled", ["--source-apart"]),
+        ("eagle3", []),
+        nightly("bundled", []),
+        nightly("eagle3", ["--source-apart"]),
+    ],
+)
 def test_an_eagle_head_drafts(
     tmp_path: Path, head: str, apart: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,7 +333,7 @@ def test_an_eagle_head_drafts(
         assert found["stats"]["hit_rate"] > 0.5
 
 
-@pytest.mark.parametrize("options", [("twin",), ("twin:none+ngram", "--source-apart")])
+@pytest.mark.parametrize("options", [nightly(("twin",)), ("twin:none+ngram", "--source-apart")])
 def test_a_twin_drafts(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--stages", "2", "--prompt", PROMPTS[0], "--max-new-tokens", "20", "--json"]
     # The default policy may find that so slow a draft does not pay.
