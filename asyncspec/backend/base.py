@@ -6,7 +6,7 @@ state of a device may be bound to a thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -20,7 +20,7 @@ from asyncspec.source.base import TokenSource
 if TYPE_CHECKING:
     from asyncspec.constraint.grammar import Grammars
 
-DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16"]
+DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]
 """What to compute in; "auto" is the checkpoint's own type."""
 
 Mode = Literal["exact", "fast"]
@@ -37,6 +37,9 @@ EAGLE = "eagle:"
 
 MTP = "mtp"
 """A token source: the next-token layers inside the target's checkpoint; its backend loads them."""
+
+CPU = "cpu"
+"""Name of the device that every machine has."""
 
 TWIN = "twin"
 
@@ -87,6 +90,19 @@ class Tensors(Protocol):
         which the caller reports as the peer's protocol error."""
 
 
+class DeviceMemory(Struct, frozen=True):
+    """Of a device that does not compute in the host's memory, in bytes."""
+
+    free: int
+    # By this process.
+    held: int
+
+
+def host_memory() -> DeviceMemory | None:
+    """Of what computes in the host's memory."""
+    return None
+
+
 class StageBackend(Tensors, Protocol):
     """A block of target layers with its tree cache."""
 
@@ -97,6 +113,13 @@ class StageBackend(Tensors, Protocol):
     @property
     def weights(self) -> str:
         """How the weights are kept, for a log line."""
+
+    @property
+    def device(self) -> str:
+        """What computes: "cpu", or as an option names it, such as "cuda:0"."""
+
+    def device_memory(self) -> DeviceMemory | None:
+        """None: caches are in the host's memory. Called from any thread."""
 
     def run(self, job: StageJob) -> object | None:
         """Perform a job. Only ``Forward`` and ``Batch`` have a result."""
@@ -173,8 +196,7 @@ Repack = Literal["auto", "off"]
 class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True):
     """``[llama]``: how llama.cpp computes a GGUF target and its draft model."""
 
-    # "auto" (a GPU of the node's machine that llama.cpp is built for, else its CPU), "cpu", or a
-    # kind ("cuda", "metal", "vulkan", "rocm") or name ("CUDA1") of GPU.
+    # In place of [target] device.
     device: str = "auto"
     # A stage's last layers that the GPU computes; -1: all.
     gpu_layers: Annotated[int, Meta(ge=-1)] = -1
@@ -228,6 +250,9 @@ class LoadedSource(Struct, frozen=True):
     tensors: Tensors | None = None
     # Memory of a session beside its tokens, in bytes.
     session_bytes: int = 0
+    # As in ``StageBackend``.
+    device: str = CPU
+    device_memory: Callable[[], DeviceMemory | None] = host_memory
 
 
 class Footprint(Struct, frozen=True):
@@ -340,6 +365,11 @@ class Backend(Protocol):
     def threads(self) -> int:
         """Threads that share a product in this process."""
         return 1
+
+    def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
+        """A device of this machine that an option means, described, and its memory. Imports the
+        library."""
+        return CPU, None
 
     def open(self, name: str, *, tokenizer: bool = True) -> OpenModel:
         """Read through a model's files. ``tokenizer``: also fetch its tokenizer."""

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from asyncspec.backend import sampling
-from asyncspec.backend.base import Guarantee, ModelInfo, WireTensor
+from asyncspec.backend.base import CPU, DeviceMemory, Guarantee, ModelInfo, WireTensor
 from asyncspec.backend.reference import SESSION, chain
 from asyncspec.constraint.grammar import Grammars, PathMatcher, Tokens
 from asyncspec.core import jobs
@@ -195,6 +195,13 @@ class TreeStage(ABC, Generic[C]):
     @abstractmethod
     def noise(self, rows: int) -> object:
         """A handle to random hidden states [rows, H]."""
+
+    device = CPU
+    """See ``StageBackend``."""
+
+    def device_memory(self) -> DeviceMemory | None:
+        """See ``StageBackend``."""
+        return None
 
     @property
     def session_bytes(self) -> int:

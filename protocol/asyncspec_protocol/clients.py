@@ -200,6 +200,11 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     takes_tools: bool = False
     reasoning: str = ""
     template_options: tuple[str, ...] = ()
+    # What computes, such as "cpu" or "cuda:0", and of memory of its own that is free, and that this
+    # node holds; 0: it computes in its machine's. On the draft node of what drafts.
+    device: str = ""
+    device_free_bytes: Count = 0
+    device_held_bytes: Count = 0
 
     def check(self) -> None:
         links = {len(self.peers), len(self.round_trips), len(self.sent)}

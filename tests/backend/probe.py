@@ -16,6 +16,7 @@ import torch
 
 from asyncspec.backend.base import Mode, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.backend.tree_stage import Session
@@ -30,13 +31,20 @@ def cut(
     mode: Mode = "exact",
     settings: KernelSettings | None = None,
     quantize: Quantize = "none",
+    device: Device = CPU,
 ) -> list[HFStage]:
     """A whole model in ``stages`` stages of about the same depth."""
     layers = checkpoint.info.layers
     edges = [layers * i // stages for i in range(stages + 1)]
     return [
         load_stage(
-            checkpoint, first, last, dtype=dtype, mode=mode, settings=settings, quantize=quantize
+            checkpoint,
+            *(first, last),
+            dtype=dtype,
+            mode=mode,
+            settings=settings,
+            quantize=quantize,
+            device=device,
         )
         for first, last in pairwise(edges)
     ]

@@ -105,7 +105,7 @@ def test_shorter_chains_are_found(checkpoint: Checkpoint, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         self_test,
         "_ignores_zeros",
-        lambda shape, rows, k, few: k <= 128 and blind(shape, rows, k, few),
+        lambda shape, rows, k, *more: k <= 128 and blind(shape, rows, k, *more),
     )
     (stage,) = cut(checkpoint, 1)
     assert stage.settings.max_k == min(128, whole.settings.max_k)

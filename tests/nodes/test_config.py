@@ -263,16 +263,22 @@ def test_a_node_has_a_file_and_a_device_of_its_own(tmp_path: Path) -> None:
     assert not parse(GOOD).mixed
 
 
-@pytest.mark.parametrize(
-    ("rank", "keys", "says"),
-    [
-        (0, 'target = "m.gguf"', "target is for verify stages"),
-        (1, 'device = "cuda"', "device of rank 1 is for GGUF targets, and model is none"),
-    ],
-)
-def test_settings_that_a_node_cannot_have_of_its_own(rank: int, keys: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        parse(GOOD.replace(f"rank = {rank}\n", f"rank = {rank}\n{keys}\n"))
+def test_a_device_comes_from_the_node_then_the_file() -> None:
+    """A node's own, else [llama]'s, which only GGUF targets have, else [target]'s."""
+    everywhere = GOOD.replace('"model"', '"model"\ndevice = "cuda"')
+    config = parse(everywhere.replace("rank = 2\n", 'rank = 2\ndevice = "cpu"\n'))
+    assert [config.engine_of(rank).device for rank in (0, 1, 2, 1000)] == [
+        *("cuda", "cuda", "cpu", "cuda")
+    ]
+    assert config.stage_options.engine.device == "cuda"
+    assert parse(to_toml(config)) == config
+    gguf = parse(everywhere.replace("model", "m.gguf") + '[llama]\ndevice = "vulkan"\n')
+    assert gguf.engine_of(1).device == "vulkan"
+
+
+def test_the_draft_node_has_no_file_of_its_own() -> None:
+    with pytest.raises(UserError, match="target is for verify stages"):
+        parse(GOOD.replace("rank = 0\n", 'rank = 0\ntarget = "m.gguf"\n'))
 
 
 def test_a_hub_id_stays_one(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_wrong_report_of_a_stage_is_refused(
         scores = query_key_products(query, keys)
         return scores * (1 + 1e-6) if query.shape[1] > 32 else scores
 
-    monkeypatch.setattr("asyncspec.backend.hf.attention.query_key_products", sees)
+    monkeypatch.setattr("asyncspec.backend.hf.kernels.cpu.half_precision.query_key_products", sees)
     monkeypatch.setattr(stage, "confirm", lambda *_: "bitwise")
     assert main([*SMALL, "--types=float32"]) == 1
     (result,) = json.loads(capsys.readouterr().out)

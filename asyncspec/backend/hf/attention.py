@@ -18,8 +18,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncspec.backend.hf.cache import ONES, KVCache
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, RowTiles, product_type
-from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 from asyncspec.backend.hf.recurrent import Inputs, StateShape
 from asyncspec.backend.tree_stage import Abandoned
@@ -103,6 +102,9 @@ class TreeAttention(TreeMask):
     mask_start = 0
     """The first slot that a mask without window covers."""
 
+    mask_type = torch.float32
+    """Of masks on an accelerator."""
+
     def __init__(self, cache: KVCache, committed: int, rows: Sequence[Row]) -> None:
         super().__init__(len(rows))
         slots = [row.slot for row in rows]
@@ -117,7 +119,7 @@ class TreeAttention(TreeMask):
         cache.positions[slots] = self.row_positions
         first, end = slots[0], slots[0] + len(rows)
         dense = slots == list(range(first, end))
-        self.slots = slice(first, end) if dense else torch.tensor(slots)
+        self.slots = slice(first, end) if dense else cache.device.integers(slots)
         # By window and query heads of a key head, which differ between layers.
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
@@ -169,19 +171,23 @@ class TreeAttention(TreeMask):
                 age = self.row_positions[:, None] - self.cache.positions[None, start : self.end]
                 seen &= age < window
             rows = groups * len(self.rows)
-            mask = np.zeros((self.tiles.padded(rows), self.end - start), np.float32)
-            mask[:rows].reshape(groups, *seen.shape)[:, ~seen] = -np.inf
-            self._masks[key] = (start, torch.from_numpy(mask))
+            padded, device = self.tiles.padded(rows), self.cache.device
+            self._masks[key] = (start, device.mask(seen, groups, padded, self.mask_type))
         return self._masks[key]
 
 
 class FastAttention(TreeAttention):
     """The fastest kernels: torch's fused one, or plain operations with caps or sinks."""
 
+    def __init__(self, cache: KVCache, committed: int, rows: Sequence[Row]) -> None:
+        super().__init__(cache, committed, rows)
+        self.mask_type = cache.device.product_type(cache.shape.dtype)
+
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         keys = self.cache.keys[params.layer][:, : self.end]
         values = self.cache.values[params.layer][:, : self.end]
-        kind = product_type(query.dtype)
+        device = self.cache.device
+        kind = device.product_type(query.dtype)
         values = values.to(kind)
         sinks = self.sink_scores(params, *query.shape[:2])
         if params.softcap is None and sinks is None:
@@ -193,7 +199,7 @@ class FastAttention(TreeAttention):
                 scale=params.scaling,
             )[0]
         else:
-            scores = query_key_products(query, keys).mul_(params.scaling)
+            scores = device.scores(query, keys).mul_(params.scaling)
             if params.softcap is not None:
                 scores.div_(params.softcap).tanh_().mul_(params.softcap)
             scores += mask
@@ -265,9 +271,9 @@ class ExactAttention(TreeAttention):
     def _scores(self, query: Tensor, keys: Tensor) -> Tensor:
         rows = query.shape[1]
         if self.tiles.one_product(rows):
-            return query_key_products(query, keys)
+            return self.cache.device.scores(query, keys)
         parts = [query.narrow(1, *part) for part in self.tiles.parts(rows)]
-        return torch.cat([query_key_products(part, keys) for part in parts], 1)
+        return torch.cat([self.cache.device.scores(part, keys) for part in parts], 1)
 
     def _add(self, total: Tensor, weights: Tensor, values: Tensor) -> None:
         """Add the product [.., rows, slots] x [.., slots, columns] to [.., rows, columns]."""
@@ -286,7 +292,8 @@ class ExactAttention(TreeAttention):
             # No row sees slots of other blocks: their weights are zero already.
             return [None]
         blocks = self.cache.positions[self.tail : self.end] // BLOCK
-        return [torch.from_numpy((blocks == block).astype(np.float32)) for block in present]
+        found = [(blocks == block).astype(np.float32) for block in present]
+        return [*map(self.cache.device.array, found)]
 
     def _gather_indices(self) -> list[Tensor]:
         """[n, BLOCK]: the tail slot that holds each position of a row's path; one past the last
@@ -297,7 +304,7 @@ class ExactAttention(TreeAttention):
         blocks = int(position.max()) // BLOCK + 1
         indices = np.full((len(self.rows), blocks * BLOCK), empty, np.int64)
         indices[row, position] = slot
-        by_block = torch.from_numpy(indices).view(len(self.rows), blocks, BLOCK)
+        by_block = self.cache.device.array(indices).view(len(self.rows), blocks, BLOCK)
         return [block.contiguous() for block in by_block.unbind(1)]
 
     def _add_gathered(self, total: Tensor, weights: Tensor, values: Tensor, count: int) -> Tensor:
@@ -333,7 +340,8 @@ class BatchedAttention(TreeMask):
         self.parts = parts
         # The rows of each session.
         self.slices = [*map(slice, [0, *ends], ends)]
-        self.positions = torch.tensor([row.position for part in parts for row in part.rows])
+        device = parts[0].cache.device
+        self.positions = device.integers([row.position for part in parts for row in part.rows])
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         own = zip(self.parts, self.slices, strict=True)

@@ -15,6 +15,7 @@ from asyncspec.backend.base import (
     MTP,
     TWIN,
     Backend,
+    DeviceMemory,
     DType,
     FilePart,
     Footprint,
@@ -44,7 +45,7 @@ from asyncspec.backend.hf.mtp.layouts import find_mtp
 from asyncspec.backend.hf.tokenizer import HFTokenizer, check_vocab, load_tokenizer, token_ids
 from asyncspec.backend.hub import is_cached
 from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
-from asyncspec.core.errors import AsyncSpecError, CheckpointError
+from asyncspec.core.errors import AsyncSpecError, CheckpointError, UserError
 
 
 class HFBackend:
@@ -113,13 +114,15 @@ class HFBackend:
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
+        from asyncspec.backend.hf.device import on_accelerator
         from asyncspec.backend.hf.footprint import footprint, stored_model
 
         files = open_files(name, tokenizer=False)
         check_requantized(text_config(read_config(files.directory)), options.quantize)
         info, _ = stored_model(files)
         how = (options.dtype, options.mode, options.quantize)
-        return [footprint(files.directory, info, span, *how) for span in spans]
+        there = on_accelerator(options.engine.device)
+        return [footprint(files.directory, info, span, *how, accelerator=there) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         from asyncspec.backend.hf.eagle.head import head_footprint
@@ -164,12 +167,36 @@ class HFBackend:
         return open_checkpoint(name, tokenizer=tokenizer)
 
     def load(self, spec: StageSpec) -> StageBackend:
+        from asyncspec.backend.hf.device import find
         from asyncspec.backend.hf.stage import load_stage
 
         dtype, mode, quantize = spec.options.dtype, spec.options.mode, spec.options.quantize
-        return load_stage(spec.model, *spec.layers, dtype=dtype, mode=mode, quantize=quantize)
+        device = find(spec.options.engine.device)
+        how: Any = {"dtype": dtype, "mode": mode, "quantize": quantize, "device": device}
+        return load_stage(spec.model, *spec.layers, **how)
+
+    def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
+        from asyncspec.backend.hf.device import find
+
+        device = find(wanted)
+        return device.description, device.memory()
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
+        from asyncspec.backend.hf.checkpoint import Checkpoint
+        from asyncspec.backend.hf.device import CPU, find
+
+        try:
+            device = find(spec.options.device)
+        except UserError:
+            # Of a head for another backend's target it is a device of that one's library.
+            if not spec.name.startswith(EAGLE) or isinstance(spec.target, Checkpoint):
+                raise
+            device = CPU
+        loaded = self._load_source(spec, device)
+        return replace(loaded, device=device.name, device_memory=device.memory)
+
+    def _load_source(self, spec: SourceSpec, device: Any) -> LoadedSource:
+        how: Any = {"dtype": spec.dtype, "device": device}
         if spec.name.startswith(EAGLE):
             from asyncspec.backend.hf.dflash.source import load_dflash
             from asyncspec.backend.hf.eagle.checkpoint import open_eagle, warn_of_verifier
@@ -180,22 +207,22 @@ class HFBackend:
             warn_of_verifier(opened, spec.target.path)
             load: Any = load_dflash if opened.description.block else load_eagle
             load = load_parallel if opened.description.parallel else load
-            head = load(opened, spec.target, dtype=spec.dtype)
+            head = load(opened, spec.target, **how)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
         if spec.name == MTP:
             from asyncspec.backend.hf.mtp.head import load_mtp
 
-            mtp = load_mtp(spec.target, dtype=spec.dtype)
+            mtp = load_mtp(spec.target, **how)
             return LoadedSource(mtp, mtp.token_bytes, mtp.features.wanted, mtp)
         from asyncspec.backend.hf.checkpoint import open_checkpoint
         from asyncspec.backend.hf.draft_model import load_draft
 
         if (twin := twin_quantize(spec.name)) is not None:
-            model = load_draft(spec.target, dtype=spec.dtype, quantize=twin)
+            model = load_draft(spec.target, quantize=twin, **how)
             return LoadedSource(model, model.token_bytes, session_bytes=model.session_bytes)
         checkpoint = open_checkpoint(spec.name)
         check_vocab(spec.target.path, checkpoint.path)
-        draft = load_draft(checkpoint, dtype=spec.dtype, vocab=spec.target.info.vocab_size)
+        draft = load_draft(checkpoint, vocab=spec.target.info.vocab_size, **how)
         return LoadedSource(draft, draft.token_bytes, session_bytes=draft.session_bytes)
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:

@@ -14,6 +14,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.recurrent import StateCache, StateShape
 from asyncspec.core.kv_slots import whole_blocks
@@ -90,19 +91,22 @@ class KVCache:
     grow one after another: besides the new cache only one layer of the old one is in memory.
     """
 
-    def __init__(self, shape: CacheShape, capacity: int) -> None:
-        self.shape = shape
+    def __init__(self, shape: CacheShape, capacity: int, device: Device = CPU) -> None:
+        self.shape, self.device = shape, device
         self._limit = whole_blocks(capacity)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.states: dict[int, StateCache] = {}
         for i, one in enumerate(shape.layers):
             if isinstance(one, StateShape):
-                self.states[i] = StateCache(one)
+                self.states[i] = StateCache(one, device)
                 continue
             columns = shape.value_columns(one)
-            self.keys[i] = torch.zeros(one.kv_heads, 0, one.key_width, dtype=shape.dtype)
-            self.values[i] = torch.zeros(one.kv_heads, 0, columns, dtype=shape.value_dtype)
+            for stored, width, kind in (
+                (self.keys, one.key_width, shape.dtype),
+                (self.values, columns, shape.value_dtype),
+            ):
+                stored[i] = torch.zeros(one.kv_heads, 0, width, dtype=kind, device=device.torch)
         # Position of the node in each slot; unused slots keep an old one.
         self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -180,7 +184,7 @@ class KVCache:
         if not moved.size:
             return
         to = slice(start + unmoved, start + len(keep))
-        index = torch.from_numpy(moved)
+        index = self.device.array(moved)
         with torch.inference_mode():
             for stored in (*self.keys.values(), *self.values.values()):
                 stored[:, to] = stored.index_select(1, index)

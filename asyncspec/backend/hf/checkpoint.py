@@ -177,8 +177,10 @@ def resolve_dtype(info: ModelInfo, name: str = "auto") -> torch.dtype:
     kind = info.dtype if name == "auto" else name
     if kind in ("bf16", "bfloat16"):
         return torch.bfloat16
+    if name in ("fp16", "float16"):
+        return torch.float16
     if name not in ("auto", "fp32", "float32"):
-        raise UserError(f"unknown dtype {name!r}; use auto, float32 or bfloat16")
+        raise UserError(f"unknown dtype {name!r}; use auto, float32, bfloat16 or float16")
     return torch.float32
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import RecurrentLayer, TreeMask
+from asyncspec.backend.hf.device import Device
 from asyncspec.backend.hf.kernels.cpu.elementwise import PaddedActivation
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 from asyncspec.backend.hf.probing import noise
@@ -20,7 +21,7 @@ _EPSILON = 1e-6
 """Of the norm of queries and keys, in all families."""
 
 _PROBE_ROWS = 6
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Relative to the largest result."""
 
 _NORM_ROWS = 64
@@ -111,7 +112,7 @@ class DeltaNet(nn.Module):
         return query, [Inputs(*(part.clone() for part in parts)) for parts in each]
 
 
-def install_delta_nets(model: Any) -> None:
+def install_delta_nets(model: Any, device: Device) -> None:
     """Replace a model's layers with a state, in place, once their weights are loaded. Raises
     ``CheckpointError`` where the family's own code computes something else."""
     for i, layer in enumerate(model.model.layers):
@@ -120,18 +121,19 @@ def install_delta_nets(model: Any) -> None:
             continue
         try:
             layer.linear_attn = DeltaNet(family, i)
-            agrees = _agrees(layer.linear_attn, family)
+            agrees = _agrees(layer.linear_attn, family, device)
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{type(family).__name__} is not known: {error}") from error
         if not agrees:
             raise CheckpointError(f"{type(family).__name__} computes another state than is known")
 
 
-def _agrees(ours: DeltaNet, family: Any) -> bool:
+def _agrees(ours: DeltaNet, family: Any, device: Device) -> bool:
     """Whether both give the same on a short sequence, up to rounding."""
     projection = family.out_proj
     hidden = noise(1, _PROBE_ROWS, projection.out_features).to(projection.dtype)
-    want, got = family(hidden), ours(hidden, _Sequence())
+    hidden = device.put(hidden)
+    want, got = family(hidden), ours(hidden, _Sequence(device))
     tolerance = _TOLERANCE[projection.dtype] * want.abs().max()
     return bool((got - want).abs().max() <= tolerance)
 
@@ -139,12 +141,13 @@ def _agrees(ours: DeltaNet, family: Any) -> bool:
 class _Sequence(TreeMask):
     """One sequence of ``_PROBE_ROWS`` rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         super().__init__(_PROBE_ROWS)
+        self._device = device
 
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
         rows = [Row(i, i, (*range(i + 1),)) for i in range(_PROBE_ROWS)]
-        states, (channels, *gates) = StateCache(layer.shape), inputs
+        states, (channels, *gates) = StateCache(layer.shape, self._device), inputs
         queries, given = layer.heads(states.windows(0, rows, channels), *gates)
         return states.read(0, rows, queries, given)
 

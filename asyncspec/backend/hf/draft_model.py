@@ -13,9 +13,10 @@ from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, Draft
 from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask
 from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
+from asyncspec.backend.hf.kernels.dispatch import fast_settings
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.source.expand import Proposal
@@ -61,7 +62,7 @@ class DraftModel(CachedDraftModel[KVCache]):
         super().__init__(shard.info.context_length, min(known, vocab or known))
 
     def new_cache(self) -> KVCache:
-        return KVCache(self._shape, self._context)
+        return KVCache(self._shape, self._context, self.shard.device)
 
     def compute(self, passes: Sequence[DraftPass[CachedSession[KVCache]]]) -> None:
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
@@ -70,11 +71,12 @@ class DraftModel(CachedDraftModel[KVCache]):
         with torch.inference_mode():
             shared = BatchedDraftPass(passes)
             self.rows_computed += shared.count
-            where = (torch.tensor(tokens), shared.positions, shared.tree)
+            device = self.shard.device
+            where = (device.integers(tokens), shared.positions, shared.tree)
             if not shared.wanted:
                 self.shard.hidden(*where)
                 return
-            logits = self.shard.logits(*where, torch.tensor(shared.wanted))
+            logits = self.shard.logits(*where, device.integers(shared.wanted))
             most = max(one.session.remembered for one in passes)
             learn(passes, best_successors(logits[:, : self.vocab], most))
 
@@ -85,13 +87,20 @@ def load_draft(
     dtype: str = "auto",
     vocab: int | None = None,
     quantize: Quantize = "none",
+    device: Device = CPU,
 ) -> DraftModel:
     """Read a draft model for a target of ``vocab`` tokens. Raises as ``load_stage``."""
-    check_quantize(quantize)
+    if not device.is_accelerator:
+        check_quantize(quantize)
     layers, torch_dtype = checkpoint.info.layers, resolve_dtype(checkpoint.info, dtype)
     with torch.inference_mode():
         shard = load_shard(
-            checkpoint, *(0, layers, torch_dtype, "fast", FAST), quantize=quantize, share_tied=False
+            checkpoint,
+            *(0, layers, torch_dtype, "fast", fast_settings(device)),
+            quantize=quantize,
+            # On the CPU a packed copy of it is faster.
+            share_tied=device.is_accelerator,
+            device=device,
         )
         free_heap(shard.weight_bytes)
         tune_min_rows(shard.linears)

@@ -24,6 +24,7 @@ from asyncspec.backend.hf.checkpoint_files import (
     TensorInfo,
     main_dtype,
 )
+from asyncspec.backend.hf.kernels.accelerator.quantized import quantized_bytes
 from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.layer_shapes import layer_shapes
@@ -52,10 +53,11 @@ def footprint(
     *,
     draft: bool = False,
     config: Any = None,
+    accelerator: bool = False,
 ) -> Footprint:
     """Weights and cache of layers [first, end) as ``load_stage`` or, if ``draft``, ``load_draft``
-    holds them. ``config``: in place of the directory's. Raises ``CheckpointError`` where
-    transformers cannot build the model."""
+    holds them, on the CPU or an ``accelerator``. ``config``: in place of the directory's. Raises
+    ``CheckpointError`` where transformers cannot build the model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     first, end = span
@@ -74,8 +76,8 @@ def footprint(
         ) from error
     # A draft's tied head is a packed copy.
     tied = bool(config.tie_word_embeddings) and span == (0, model_info.layers) and not draft
-    in_linear = weight_dtype(stored_half(model_info), computed)
-    weights = _weights(model, computed, in_linear, quantize, tied=tied)
+    in_linear = computed if accelerator else weight_dtype(stored_half(model_info), computed)
+    weights = _weights(model, computed, in_linear, quantize, tied=tied, accelerator=accelerator)
     shape = CacheShape(layer_shapes(model), computed, mode == "exact")
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
     looked_up = 0
@@ -117,6 +119,7 @@ def _weights(
     quantize: Quantize,
     *,
     tied: bool,
+    accelerator: bool,
 ) -> int:
     """Bytes of a model's numbers, of type ``dtype``; those of linear layers, and of an embedding
     kept as stored, are ``in_linear``. ``tied``: the head is the embedding, held once if alike."""
@@ -132,10 +135,13 @@ def _weights(
             height, width = module.weight.shape
             numbers -= height * width
             kind = quantization_of(name, quantize)
-            if kind != "none":
+            if kind != "none" and accelerator:
+                total += quantized_bytes(kind, height, width)
+            elif kind != "none":
                 total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
             elif name != "lm_head" or not tied or kept:
-                widened = name.startswith(LAYERS) and upcasts_half(counts[layer_of(name)])
+                small = name.startswith(LAYERS) and upcasts_half(counts[layer_of(name)])
+                widened = small and not accelerator
                 held = dtype if widened else in_linear
                 total += height * width * held.itemsize
         is_kept = kept and isinstance(module, torch.nn.Embedding)

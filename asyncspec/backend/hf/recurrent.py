@@ -15,6 +15,7 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.core.jobs import Row
 
 KEPT_STATES = 8
@@ -67,13 +68,14 @@ def step(state: Tensor, given: Inputs) -> Tensor:
 class StateCache:
     """The states of one layer in one session."""
 
-    def __init__(self, shape: StateShape) -> None:
+    def __init__(self, shape: StateShape, device: Device = CPU) -> None:
         self.shape = shape
         # The state after slots [0, base), and the convolution's inputs [kernel - 1, channels] of
         # the last of them, with zeros before the first token.
         self.base = 0
-        self._state = torch.zeros(shape.heads, shape.key_width, shape.value_width)
-        self._window = torch.zeros(shape.kernel - 1, shape.channels)
+        state = (shape.heads, shape.key_width, shape.value_width)
+        self._state = torch.zeros(state, device=device.torch)
+        self._window = torch.zeros(shape.kernel - 1, shape.channels, device=device.torch)
         # By slot, from ``base`` on.
         self._channels: dict[int, Tensor] = {}
         self._inputs: dict[int, Inputs] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from torch import Tensor
 from asyncspec.backend.base import Guarantee
 from asyncspec.backend.hf.attention import ExactAttention
 from asyncspec.backend.hf.cache import ONES, KVCache, LayerShape
+from asyncspec.backend.hf.device import CPU, Device
+from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, DeviceLinear
 from asyncspec.backend.hf.kernels.cpu.capabilities import MAX_K, KernelSettings, RowTiles
-from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products, scores_type
+from asyncspec.backend.hf.kernels.cpu.half_precision import scores_type
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.optimized.graphs import LayerGraph
 from asyncspec.backend.hf.probing import noise
@@ -25,6 +28,8 @@ from asyncspec.backend.hf.recurrent import StateShape
 from asyncspec.backend.hf.shard import Shard
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
 from asyncspec.core.kv_slots import BLOCK
+
+LinearT = TypeVar("LinearT", bound=RowwiseLinear)
 
 _MIN_ROWS = (1, 2, 4, 8, 16)
 _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
@@ -34,7 +39,9 @@ _LARGE_WEIGHT = 1 << 22
 
 
 def choose_settings(shard: Shard) -> KernelSettings:
-    """Measure the kernels, and set ``min_rows`` of the loaded linear layers."""
+    """Measure the kernels, and set ``min_rows`` or buckets of the loaded linear layers."""
+    if shard.device.is_accelerator:
+        return _choose_buckets(shard)
     kinds: dict[type, list[RowwiseLinear]] = defaultdict(list)
     for linear in shard.linears:
         # A pass goes through both graphs of a layer, with the same rows.
@@ -55,16 +62,48 @@ def choose_settings(shard: Shard) -> KernelSettings:
     )
 
 
+def _choose_buckets(shard: Shard) -> KernelSettings:
+    """On an accelerator, whose products have a few shapes alone: the buckets in all of which a row
+    has the same bits, wherever it is. Without such buckets rows are not invariant."""
+    shape, device = shard.cache_shape("exact"), shard.device
+    layers = {layer for layer in shape.layers if isinstance(layer, LayerShape)}
+    groups = max((layer.groups for layer in layers), default=1)
+    linears = [x for x in shard.linears if isinstance(x, DeviceLinear)]
+    for buckets in EXACT_BUCKETS:
+        shard.pad_to(buckets)
+        # Attention's products have one number of rows in all buckets.
+        rows = buckets[-1] * groups
+        tiles = RowTiles(rows, rows)
+        if not all(_invariant_in(linear, buckets) for linear in _by_shape(linears)):
+            continue
+        longest = (max_masked_k(layer, tiles, device) for layer in layers)
+        settings = KernelSettings(min(longest, default=MAX_K), tiles, 1, buckets=buckets)
+        if confirm(shard, settings) == "bitwise":
+            return settings
+    return KernelSettings(0, tiles, 1, row_invariant=False, buckets=buckets)
+
+
+def _invariant_in(linear: DeviceLinear, buckets: Sequence[int]) -> bool:
+    """Whether a row has the same bits in all places of passes of these numbers of rows."""
+    row = noise(1, linear.in_features).to(linear.device, linear.dtype)
+    products = (linear.product(row.expand(count, -1).contiguous()) for count in buckets)
+    return _all_rows_equal(product.unsqueeze(0) for product in products)
+
+
+def _by_shape(linears: Iterable[LinearT]) -> Iterable[LinearT]:
+    # A matrix shared with the embedding (no bytes of its own) is multiplied unpacked.
+    return {(x.in_features, x.out_features, x.weight_bytes): x for x in linears}.values()
+
+
 # --- Linear layers.
 
 
 def min_invariant_rows(linears: list[RowwiseLinear]) -> int | None:
     """Fewest rows from which on results do not depend on their number; None if there are none."""
-    # A matrix shared with the embedding (no bytes of its own) is multiplied unpacked.
-    by_shape = {(x.in_features, x.out_features, x.weight_bytes): x for x in linears}
     least = max(x.min_tested_rows for x in linears)
     equal = {rows for rows in _ROW_COUNTS if rows >= least}
-    for (width, height, _), linear in by_shape.items():
+    for linear in _by_shape(linears):
+        width, height = linear.in_features, linear.out_features
         counts = _ROW_COUNTS if width * height <= _LARGE_WEIGHT else _FEW_ROW_COUNTS
         x = noise(max(counts), width).to(linear.dtype)
         want = linear.unrounded_product(x[:16])
@@ -113,7 +152,7 @@ def row_tiles_of(layers: Collection[LayerShape], dtype: torch.dtype) -> RowTiles
     return next(filter(fit, _KNOWN_TILES), None)
 
 
-def max_masked_k(layer: LayerShape, tiles: RowTiles) -> int:
+def max_masked_k(layer: LayerShape, tiles: RowTiles, device: Device = CPU) -> int:
     """Largest inner dimension, up to ``MAX_K``, for which weights [kv_heads, rows, K] times values
     [kv_heads, K, V + ONES] depends neither on zeros between its terms nor on the number of
     rows."""
@@ -121,7 +160,8 @@ def max_masked_k(layer: LayerShape, tiles: RowTiles) -> int:
     for length in range(BLOCK, MAX_K + 1, BLOCK):
         for count in (layer.groups, 5 * layer.groups, 16 * layer.groups):
             rows = tiles.padded(count)
-            if not _ignores_zeros(layer, min(rows, tiles.most or rows), length, tiles.multiple):
+            shape = (min(rows, tiles.most or rows), length, tiles.multiple)
+            if not _ignores_zeros(layer, *shape, device):
                 return longest
         longest = length
     return longest
@@ -136,7 +176,7 @@ def _scores(layer: LayerShape, dtype: torch.dtype, counts: Sequence[int]) -> Ite
         counts = counts[::_ONEDNN_STEP]
     for rows in counts:
         for slots in _SLOT_COUNTS:
-            products = query_key_products(_repeated(query, rows), keys.narrow(1, 0, slots))
+            products = CPU.scores(_repeated(query, rows), keys.narrow(1, 0, slots))
             yield products.narrow(2, 0, BLOCK)
 
 
@@ -172,7 +212,7 @@ def _all_rows_equal(products: Iterable[Tensor]) -> bool:
     return True
 
 
-def _ignores_zeros(layer: LayerShape, rows: int, length: int, few: int) -> bool:
+def _ignores_zeros(layer: LayerShape, rows: int, length: int, few: int, device: Device) -> bool:
     """Whether terms among zeros add up to what they do as a dense block of ``few`` rows."""
     heads, columns = layer.kv_heads, layer.value_width + ONES
     terms = BLOCK - 3
@@ -190,8 +230,13 @@ def _ignores_zeros(layer: LayerShape, rows: int, length: int, few: int) -> bool:
     spread_values = noise(heads, length, columns, seed=2)
     spread_values[:, places] = values
     start = noise(heads, rows, columns, seed=3)
-    want = torch.baddbmm(start[:, :few], dense, dense_values)
-    got = torch.baddbmm(start, spread, spread_values)
+    want, got = (
+        torch.baddbmm(*map(device.put, products))
+        for products in (
+            (start[:, :few].contiguous(), dense, dense_values),
+            (start, spread, spread_values),
+        )
+    )
     return torch.equal(got[:, :few], want)
 
 
@@ -200,13 +245,18 @@ def _ignores_zeros(layer: LayerShape, rows: int, length: int, few: int) -> bool:
 _TREE = ProbeTree(BLOCK - 3, siblings=(2, 1, 4, 3, 6, 2), levels=((0,), (1, 2), (3,), (4, 5)))
 
 
+_WIDE_TREE = ProbeTree(BLOCK - 3, (2, 14, 4, 70, 6, 2), levels=_TREE.levels)
+"""With passes of 3 to 71 rows: of an accelerator's several buckets, and in parts."""
+
+
 def confirm(shard: Shard, settings: KernelSettings) -> Guarantee:
     """Compare the path's rows alone and in the tree."""
     if not settings.row_invariant:
         return "tolerance"
+    probe = _WIDE_TREE if settings.buckets else _TREE
     with shard.truncated():
-        alone = _path_outputs(shard, settings, _TREE.alone())
-        in_tree = _path_outputs(shard, settings, _TREE.in_tree())
+        alone = _path_outputs(shard, settings, probe.alone())
+        in_tree = _path_outputs(shard, settings, probe.in_tree())
     return "bitwise" if torch.equal(alone, in_tree) else "tolerance"
 
 
@@ -216,28 +266,46 @@ def _path_outputs(shard: Shard, settings: KernelSettings, passes: Iterable[Probe
     cache = _random_cache(shard)
     outputs = []
     for one in passes:
-        tree = ExactAttention(cache, one.committed, one.rows, settings)
-        positions = torch.tensor([row.position for row in one.rows])
-        given = (inputs[one.inputs], positions, tree)
-        rows = torch.arange(len(one.rows))
-        found = shard.logits(*given, rows) if shard.has_head else shard.hidden(*given)
-        outputs.append(found[one.own])
+        most = settings.buckets[-1] if settings.buckets else len(one.rows)
+        found = [
+            _rows_output(shard, settings, cache, one, inputs[one.inputs], slice(at, at + most))
+            for at in range(0, len(one.rows), most)
+        ]
+        outputs.append(torch.cat(found)[one.own])
     return torch.cat(outputs)
+
+
+def _rows_output(
+    shard: Shard,
+    settings: KernelSettings,
+    cache: KVCache,
+    one: ProbePass,
+    inputs: Tensor,
+    own: slice,
+) -> Tensor:
+    """Of some rows of a pass. Copied: the next ones overwrite it on an accelerator."""
+    rows, device = one.rows[own], shard.device
+    tree = ExactAttention(cache, one.committed, rows, settings)
+    given = (inputs[own], device.integers([row.position for row in rows]), tree)
+    sampled = device.integers(range(len(rows)))
+    return (shard.logits(*given, sampled) if shard.has_head else shard.hidden(*given)).clone()
 
 
 def _random_cache(shard: Shard) -> KVCache:
     """A cache with a committed path of noise: quicker than computing one."""
     shape, prefix = shard.cache_shape("exact"), _TREE.prefix
-    cache = KVCache(shape, prefix + len(_TREE.siblings) + sum(_TREE.siblings))
+    device = shard.device
+    capacity = prefix + len(_WIDE_TREE.siblings) + sum(_WIDE_TREE.siblings)
+    cache = KVCache(shape, capacity, device)
     cache.reserve(prefix)
     for i, layer in enumerate(shape.layers):
         if isinstance(layer, StateShape):
             state = noise(layer.heads, layer.key_width, layer.value_width, seed=2 * i)
             window = noise(layer.kernel - 1, layer.channels, seed=2 * i + 1)
-            cache.states[i].begin(prefix, state, window)
+            cache.states[i].begin(prefix, device.put(state), device.put(window))
             continue
         keys = noise(layer.kv_heads, prefix, layer.key_width, seed=2 * i)
         values = noise(layer.kv_heads, prefix, layer.value_width, seed=2 * i + 1)
-        cache.write(i, slice(0, prefix), keys, values)
+        cache.write(i, slice(0, prefix), device.put(keys), device.put(values))
     cache.positions[:prefix] = range(prefix)
     return cache

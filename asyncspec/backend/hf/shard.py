@@ -18,11 +18,14 @@ from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, register
 from asyncspec.backend.hf.cache import CacheShape
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.delta_net import install_delta_nets
+from asyncspec.backend.hf.device import CPU, Device
+from asyncspec.backend.hf.kernels.accelerator.linear import DeviceLinear
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.elementwise import pad_elementwise
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
 from asyncspec.backend.hf.kernels.cpu.ort import pack_mmapped
 from asyncspec.backend.hf.layer_shapes import layer_shapes
+from asyncspec.backend.hf.optimized.captured import Graphs, capture_layers
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
 from asyncspec.backend.hf.optimized.model import optimize_model
 from asyncspec.backend.hf.probing import layers_with_all_kinds, noise, structure
@@ -47,9 +50,18 @@ class Shard:
     """Layers [first, last); the first shard has the embedding, the last one norm and head."""
 
     def __init__(
-        self, model: Any, checkpoint: Checkpoint, first: int, last: int, dtype: torch.dtype
+        self,
+        model: Any,
+        checkpoint: Checkpoint,
+        first: int,
+        last: int,
+        dtype: torch.dtype,
+        device: Device = CPU,
     ) -> None:
         self.model = model
+        self.device = device
+        # Of an accelerator's layers; None: they are not captured.
+        self.graphs: Graphs | None = None
         self.layers = range(first, last)
         self.layer_shapes = layer_shapes(model)
         self.has_embedding = first == 0
@@ -93,17 +105,19 @@ class Shard:
         """Random inputs of ``count`` rows."""
         if self.has_embedding:
             generator = torch.Generator().manual_seed(7)
-            return torch.randint(self.info.vocab_size, (count,), generator=generator)
-        return noise(count, self.info.hidden_size).to(self.dtype)
+            tokens = torch.randint(self.info.vocab_size, (count,), generator=generator)
+            return self.device.put(tokens)
+        return self.device.put(noise(count, self.info.hidden_size).to(self.dtype))
 
     def probe(self, tree: TreeMask) -> Tensor:
         """A pass of random rows through all of the model but the head's matrix, to save time."""
-        inputs, positions = self.probe_inputs(len(_PROBE_POSITIONS)), torch.tensor(_PROBE_POSITIONS)
+        inputs, count = self.probe_inputs(len(_PROBE_POSITIONS)), len(_PROBE_POSITIONS)
+        positions = self.device.integers(_PROBE_POSITIONS)
         if not self.has_head:
             return self.hidden(inputs, positions, tree)
         head, self.model.lm_head = self.model.lm_head, nn.Identity()
         try:
-            return self.logits(inputs, positions, tree, torch.arange(len(inputs)))
+            return self.logits(inputs, positions, tree, self.device.integers(range(count)))
         finally:
             self.model.lm_head = head
 
@@ -130,7 +144,17 @@ class Shard:
         weights = " and ".join(sorted({x.description for x in self.linears if x is not head}))
         if self.has_head and head.description != weights:
             weights += f", head {head.description}"
+        if self.device.is_accelerator:
+            weights += f" on {self.device.description}"
         return f"{weights}, layers by transformers' own code ({why})" if why else weights
+
+    def pad_to(self, buckets: tuple[int, ...]) -> None:
+        """On an accelerator, have passes padded to these numbers of rows, and captured."""
+        for linear in self.linears:
+            if isinstance(linear, DeviceLinear):
+                linear.buckets = buckets
+        if self.graphs is not None:
+            self.graphs.buckets = buckets
 
     def cache_shape(self, mode: Mode) -> CacheShape:
         """What a slot of this shard's cache holds."""
@@ -147,6 +171,7 @@ def load_shard(
     *,
     quantize: Quantize = "none",
     share_tied: bool = True,
+    device: Device = CPU,
 ) -> Shard:
     """Read layers [first, last) and pack or quantise them, one matrix after another.
     ``share_tied``: a tied matrix is held once; else the head gets a packed copy, which is faster.
@@ -161,11 +186,12 @@ def load_shard(
     model = _build(checkpoint, first, last, dtype, tensors)
     if last - first < total:
         _check_cut(checkpoint, model, first)
-    shard = Shard(model, checkpoint, first, last, dtype)
+    shard = Shard(model, checkpoint, first, last, dtype, device)
     cut_ends(model, embedding=shard.has_embedding, head=shard.has_head)
-    load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied))
-    install_delta_nets(model)
-    if mode == "exact":
+    load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied, device))
+    device.place(model)
+    install_delta_nets(model, device)
+    if mode == "exact" and device.torch.type == "cpu":
         pad_elementwise(model)
     if first:
         _check_input(checkpoint, shard)
@@ -173,11 +199,14 @@ def load_shard(
     shard.unoptimized_reason = optimize_model(
         model, shard.probe, len(_PROBE_POSITIONS), shard.layer_shapes
     )
-    if not shard.unoptimized_reason:
+    if device.is_accelerator and not shard.unoptimized_reason:
+        shard.graphs = capture_layers(model.model, device)
+    elif not shard.unoptimized_reason:
         fuse_layers(model.model, shard.info.hidden_size, torch.tensor(_PROBE_POSITIONS))
     pack_mmapped(model)
     linears = (x for x in model.modules() if isinstance(x, RowwiseLinear))
     shard.linears = sorted(linears, key=lambda x: not isinstance(x, LayerGraph))
+    shard.pad_to(settings.buckets)
     return shard
 
 
@@ -203,7 +232,8 @@ def _check_input(checkpoint: Checkpoint, shard: Shard) -> None:
     given = shard.probe_inputs(len(_PROBE_POSITIONS))
     try:
         tree = TreeMask(len(given))
-        want, got = body.norm(given), shard.hidden(given, torch.tensor(_PROBE_POSITIONS), tree)
+        positions = shard.device.integers(_PROBE_POSITIONS)
+        want, got = body.norm(given), shard.hidden(given, positions, tree)
     except Exception as error:
         raise CheckpointError(
             f"{checkpoint.info.architecture} cannot be cut: {first_line(error)}"

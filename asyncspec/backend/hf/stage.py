@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
 
-from asyncspec.backend.base import Guarantee, Mode, Quantize, WireTensor
+from asyncspec.backend.base import DeviceMemory, Guarantee, Mode, Quantize, WireTensor
 from asyncspec.backend.hf.attention import (
     BatchedAttention,
     ExactAttention,
@@ -16,19 +19,30 @@ from asyncspec.backend.hf.attention import (
 )
 from asyncspec.backend.hf.cache import POSITION_BYTES, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.eagle.hidden_states import capture_hidden_states
 from asyncspec.backend.hf.formats.settings import check_requantized
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.backend.hf.kernels.cpu.quantized import check_quantize
+from asyncspec.backend.hf.kernels.dispatch import fast_settings
 from asyncspec.backend.hf.model_config import read_config, text_config
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.self_test import choose_settings, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
-from asyncspec.backend.tree_stage import TreeStage
+from asyncspec.backend.tree_stage import Session, TreeStage
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
+
+
+class _Output(Struct, frozen=True):
+    """Of a pass's rows, or a part of them."""
+
+    # Hidden states [n, H], or on the last stage logits of the sampled rows [sampled, vocab].
+    rows: Tensor
+    # Hidden states [n, H] of earlier stages and of this one that the session reads.
+    states: tuple[Tensor, ...]
 
 
 class HFStage(TreeStage[KVCache]):
@@ -43,13 +57,17 @@ class HFStage(TreeStage[KVCache]):
         self.settings = settings
         self.weights = shard.describe()
         self._shape = shard.cache_shape(mode)
+        self.device = shard.device.name
 
     def run(self, job: StageJob) -> object | None:
         with torch.inference_mode():
             return super().run(job)
 
     def new_cache(self, capacity: int) -> KVCache:
-        return KVCache(self._shape, capacity)
+        return KVCache(self._shape, capacity, self.shard.device)
+
+    def device_memory(self) -> DeviceMemory | None:
+        return self.shard.device.memory()
 
     def pack(self, rows: TensorRows) -> WireTensor:
         return to_wire(rows)
@@ -69,6 +87,21 @@ class HFStage(TreeStage[KVCache]):
 
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
         sessions = [self.begin(one) for one in passes]
+        outputs: list[list[_Output]] = [[] for _ in passes]
+        most = self.settings.buckets[-1] if self.settings.buckets else None
+        for parts in cut_passes(passes, most):
+            own = [sessions[number] for number, _ in parts]
+            found = self._run(job, [part for _, part in parts], own)
+            for (number, _), output in zip(parts, found, strict=True):
+                outputs[number].append(output)
+        each = zip(passes, sessions, outputs, strict=True)
+        return tuple(self._result(one, session, found) for one, session, found in each)
+
+    def _run(
+        self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]
+    ) -> list[_Output]:
+        """Rows that are computed at once."""
+        device = self.shard.device
         inputs = [self._inputs(one) for one in passes]
         trees = [self._attention(s.cache, one) for s, one in zip(sessions, passes, strict=True)]
         batch = BatchedAttention(trees)
@@ -83,24 +116,34 @@ class HFStage(TreeStage[KVCache]):
             for row in one.sampled_rows
         ]
         with capture_hidden_states(self.shard, depths) as captured:
+            given = (device.put(hidden), batch.positions, tree)
             if sampled:
-                output = self.shard.logits(hidden, batch.positions, tree, torch.tensor(sampled))
+                output = self.shard.logits(*given, device.integers(sampled))
             else:
-                output = self.shard.hidden(hidden, batch.positions, tree)
-        results: list[object] = []
-        start = 0
-        for one, session, rows, own in zip(passes, sessions, inputs, batch.slices, strict=True):
-            earlier = rows[:, 1:].unbind(1) if rows.dim() == 3 else ()
-            states = [*earlier, *(captured[depth][own] for depth in session.depths)]
-            if self.has_head:
-                end = start + len(one.sampled_rows)
-                features = torch.cat(states, 1) if session.admit.features else None
-                logits = output[start:end].float().numpy()
-                results.append(session.sample(one, logits, features))
-                start = end
-            else:
-                results.append(torch.stack([output[own], *states], 1) if states else output[own])
-        return tuple(results)
+                output = self.shard.hidden(*given)
+        output, *states = device.fetch([output, *captured.values()])
+        captured = dict(zip(captured, states, strict=True))
+        ends = [0, *accumulate(len(one.sampled_rows) for one in passes)]
+        return [
+            _Output(
+                output[ends[i] : ends[i + 1]] if self.has_head else output[own],
+                (
+                    *(rows[:, 1:].unbind(1) if rows.dim() == 3 else ()),
+                    *(captured[depth][own] for depth in session.depths),
+                ),
+            )
+            for i, (session, rows, own) in enumerate(
+                zip(sessions, inputs, batch.slices, strict=True)
+            )
+        ]
+
+    def _result(self, job: Forward, session: Session[KVCache], parts: list[_Output]) -> object:
+        output = _joined([part.rows for part in parts])
+        states = [_joined([*each]) for each in zip(*(part.states for part in parts), strict=True)]
+        if not self.has_head:
+            return torch.stack([output, *states], 1) if states else output
+        features = torch.cat(states, 1) if session.admit.features else None
+        return session.sample(job, output.float().numpy(), features)
 
     def _attention(self, cache: KVCache, job: Forward) -> TreeAttention:
         if self.mode == "exact":
@@ -115,6 +158,42 @@ class HFStage(TreeStage[KVCache]):
         return select(job.hidden)
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def cut_passes(passes: Sequence[Forward], most: int | None) -> list[list[tuple[int, Forward]]]:
+    """Parts of ``passes`` of at most ``most`` rows together, in their order, each with the number
+    of its pass. A row's ancestors come before it, so they are in the caches by then."""
+    if most is None or sum(one.row_count for one in passes) <= most:
+        return [[*enumerate(passes)]]
+    found: list[list[tuple[int, Forward]]] = [[]]
+    room = most
+    for number, one in enumerate(passes):
+        start = 0
+        while start < one.row_count:
+            if not room:
+                found.append([])
+                room = most
+            end = min(one.row_count, start + room)
+            found[-1].append((number, _part(one, start, end)))
+            room -= end - start
+            start = end
+    return found
+
+
+def _part(job: Forward, start: int, end: int) -> Forward:
+    """Rows [start, end) of a pass."""
+    hidden = job.hidden
+    return replace(
+        job,
+        rows=job.rows[start:end],
+        tokens=job.tokens[start:end],
+        hidden=hidden and TensorRows(hidden.handle, hidden.rows[start:end]),
+        sampled_rows=tuple(row - start for row in job.sampled_rows if start <= row < end),
+    )
+
+
 def load_stage(
     checkpoint: Checkpoint,
     first: int,
@@ -124,16 +203,24 @@ def load_stage(
     mode: Mode = "exact",
     settings: KernelSettings | None = None,
     quantize: Quantize = "none",
+    device: Device = CPU,
 ) -> HFStage:
     """Read layers [first, last) as a stage. In exact mode the kernels are measured first, unless
     ``settings`` are given, and the loaded stage is tested. Raises ``UserError`` or
     ``CheckpointError`` with what to change."""
-    check_quantize(quantize)
+    if not device.is_accelerator:
+        check_quantize(quantize)
     check_requantized(text_config(read_config(checkpoint.path)), quantize)
     torch_dtype = resolve_dtype(checkpoint.info, dtype)
+    fast = fast_settings(device)
     with torch.inference_mode():
-        initial = FAST if mode == "fast" else settings or KernelSettings()
-        shard = load_shard(checkpoint, first, last, torch_dtype, mode, initial, quantize=quantize)
+        initial = fast if mode == "fast" else settings or KernelSettings()
+        shard = load_shard(
+            checkpoint,
+            *(first, last, torch_dtype, mode, initial),
+            quantize=quantize,
+            device=device,
+        )
         free_heap(shard.weight_bytes)
         if mode == "fast":
             tune_min_rows(shard.linears)

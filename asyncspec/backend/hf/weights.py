@@ -24,13 +24,16 @@ from asyncspec.backend.hf.checkpoint import (
     stored_type,
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.experts import GATES, ROUTERS, expected_shapes, split_experts, split_name
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
+from asyncspec.backend.hf.kernels.accelerator.linear import DenseDeviceLinear
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
 from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
+from asyncspec.backend.hf.kernels.dispatch import device_linear, kept_dtype, read_to
 from asyncspec.backend.hf.model_config import EXPERTS
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.stored import TORCH_DTYPES
@@ -182,6 +185,7 @@ class MatrixFormat(Struct, frozen=True):
     settings: KernelSettings
     quantize: Quantize = "none"
     share_tied: bool = True
+    device: Device = CPU
 
 
 def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> None:
@@ -203,15 +207,16 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
             _check_bias(owner, sources[name], linears[owner], tensors.state)
             model.set_submodule(owner, _linear(model, owner, sources[name], counts, wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
-            body, kept = model.model, weight_dtype(stored_type(sources[name]), wanted.dtype)
+            body, stored, device = model.model, stored_type(sources[name]), wanted.device
+            kept = kept_dtype(stored, wanted.dtype, device)
             if kept != wanted.dtype and is_plain_embedding(body.embed_tokens):
                 weight = read_tensor(sources[name], kept)
                 body.embed_tokens = UpcastEmbedding(weight, wanted.dtype)
             else:
-                weight = read_tensor(sources[name], wanted.dtype)
+                weight = read_to(device, sources[name], wanted.dtype)
                 body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
         else:
-            _read_parameter(model, name, sources[name])
+            _read_parameter(model, name, sources[name], wanted.device)
         free_heap(sources[name].size)
     for name in linears:
         if not isinstance(model.get_submodule(name), RowwiseLinear):
@@ -240,14 +245,14 @@ def _check_bias(
         )
 
 
-def _read_parameter(model: Any, name: str, info: TensorInfo) -> None:
+def _read_parameter(model: Any, name: str, info: TensorInfo, device: Device) -> None:
     """A matrix of another module than a linear layer, in the type that transformers keeps it in.
     Tensors of no module are ignored, as transformers does."""
     try:
         parameter = model.get_parameter(name)
     except AttributeError:
         return
-    parameter.data = read_tensor(info, parameter.dtype)
+    parameter.data = read_to(device, info, parameter.dtype)
 
 
 def quantization_of(name: str, quantize: Quantize) -> Quantize:
@@ -265,13 +270,19 @@ def _linear(
         wanted = replace(wanted, dtype=model.get_submodule(name.rpartition(".")[0]).dtype)
     bias = model.get_submodule(name).bias
     bias = None if bias is None else bias.detach()
-    quantization = quantization_of(name, wanted.quantize)
+    quantization, device = quantization_of(name, wanted.quantize), wanted.device
+    tied = name == "lm_head" and model.config.tie_word_embeddings
+    shares = tied and wanted.share_tied and isinstance(model.model.embed_tokens, nn.Embedding)
+    if device.is_accelerator:
+        bias = None if bias is None else device.put(bias)
+        if shares and quantization == "none":
+            return DenseDeviceLinear(model.model.embed_tokens.weight.detach(), bias, shared=True)
+        return device_linear(info, bias, wanted.dtype, quantization, device)
     if quantization == "int8":
         return Int8Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
     if quantization == "int4":
         return Int4Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
-    tied = name == "lm_head" and model.config.tie_word_embeddings
-    if tied and wanted.share_tied and isinstance(model.model.embed_tokens, nn.Embedding):
+    if shares:
         weight = model.model.embed_tokens.weight.detach()
         return dense_linear(weight, bias, wanted.settings, wanted.dtype, shared=True)
     if name.startswith(LAYERS) and can_defer(info, wanted.dtype, counts[layer_of(name)]):

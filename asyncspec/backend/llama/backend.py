@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncspec.backend.base import (
+    CPU,
     EAGLE,
     MTP,
     Backend,
+    DeviceMemory,
     DType,
     FilePart,
     Footprint,
@@ -126,6 +128,13 @@ class LlamaBackend:
 
         return threads()
 
+    def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
+        """See ``Backend``."""
+        from asyncspec.backend.llama.devices import find
+
+        device = find(wanted)
+        return (CPU if device is None else f"{device.name} ({device.description})"), None
+
     def open(self, name: str, *, tokenizer: bool = True) -> OpenTarget:
         """See ``Backend``."""
         return open_target(locate(name))
@@ -153,7 +162,8 @@ class LlamaBackend:
         check_vocab(spec.target, draft)
         check_loads(draft.path, 0, draft.info.layers)
         loaded = load_draft(draft, spec.target.info.vocab_size, spec.options)
-        return LoadedSource(loaded, loaded.token_bytes)
+        device = loaded.engine.settings.device or CPU
+        return LoadedSource(loaded, loaded.token_bytes, device=device)
 
     def feature_tensors(self, model: OpenTarget, dtype: DType) -> Tensors:
         """See ``Backend``."""

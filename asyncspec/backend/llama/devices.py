@@ -12,8 +12,8 @@ from asyncspec.core.errors import UserError
 _GPU_TYPES = (1, 2)
 """Of ``enum ggml_backend_dev_type``: dedicated and integrated GPUs."""
 
-_KINDS = {"mtl": "metal", "hip": "rocm"}
-"""What users call kinds of devices that ggml names otherwise."""
+_KINDS = {"mtl": "metal", "mps": "metal", "hip": "rocm"}
+"""What users call kinds of devices that ggml or torch name otherwise."""
 
 
 class Device(Struct, frozen=True):
@@ -28,7 +28,8 @@ class Device(Struct, frozen=True):
 
     def answers_to(self, wanted: str) -> bool:
         """Whether ``device`` of the options means it."""
-        return wanted.casefold() in (self.kind, self.name.casefold())
+        name = wanted.casefold().replace(":", "")
+        return _KINDS.get(name, name) in (self.kind, self.name.casefold())
 
 
 def gpus() -> list[Device]:

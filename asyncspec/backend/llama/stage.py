@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from asyncspec.backend.base import (
+    CPU,
     DEFAULT_OPTIONS,
     EngineOptions,
     Guarantee,
@@ -49,6 +50,7 @@ class LlamaStage(TreeStage[TreeCache]):
     ) -> None:
         super().__init__(info, layers, guarantee)
         self.engine = engine
+        self.device = engine.settings.device or CPU
         self.weights = weights
         self._slot_bytes = slot_bytes
         self._input_scale = np.float32(input_scale)

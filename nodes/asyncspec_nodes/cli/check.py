@@ -6,17 +6,18 @@ import argparse
 import socket
 import ssl
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from asyncspec.backend.base import StageOptions
+from asyncspec.backend.base import CPU
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster import checkpoints, file, security
-from asyncspec_nodes.cluster.config import Config, layout
+from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable, layout
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
@@ -47,7 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def faults_here(config: Config) -> Iterator[str]:
     """What a sound file names and this machine does not have: models, keys, addresses, memory."""
-    checks: tuple[Callable[[Config], object], ...] = (_target, _source, _template, _keys)
+    checks: tuple[Callable[[Config], object], ...] = (
+        *(_target, _source, _template, _keys),
+        _devices,
+    )
     for check in checks:
         try:
             check(config)
@@ -109,13 +113,32 @@ def _memory(config: Config) -> Iterator[str]:
     """Of the stages on this machine, as far as loopback addresses tell."""
     backend, target = backend_of(config.target.path), config.target
     spans = layout(config, backend.inspect(target.path).layers)
-    how = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
-    footprints = backend.footprints(target.path, spans, how)
-    here = [node.rank for node in config.node if node.rank and is_loopback(node.host)]
-    needed = sum(footprints[rank - 1].weights + backend.runtime_bytes for rank in here)
-    total = psutil.virtual_memory().total
-    if needed > total:
-        yield (
-            f"the stages on this machine need {needed / GIB:.1f} GiB without caches; it has "
-            f"{total / GIB:.1f}: put some elsewhere, or set [target] quantize"
-        )
+    footprints = backend.footprints(target.path, spans, config.stage_options)
+    host = psutil.virtual_memory().total
+    needed, there = Counter[str](), {"this machine": host}
+    for node in _here(config):
+        if node.rank:
+            device, memory = backend.device_of(config.engine_of(node.rank).device)
+            where = "this machine" if memory is None else device
+            there[where] = host if memory is None else memory.free
+            runtime = backend.runtime_bytes if memory is None else 0
+            needed[where] += footprints[node.rank - 1].weights + runtime
+    for where, total in there.items():
+        if needed[where] > total:
+            yield (
+                f"the stages on {where} need {needed[where] / GIB:.1f} GiB without caches; it has "
+                f"{total / GIB:.1f}: put some elsewhere, or set [target] quantize"
+            )
+
+
+def _here(config: Config) -> list[NodeTable]:
+    """The nodes on this machine, as far as loopback addresses tell."""
+    return [node for node in config.nodes if is_loopback(node.host)]
+
+
+def _devices(config: Config) -> None:
+    """Raises ``UserError`` where a node here names a device that is not."""
+    for node in _here(config):
+        wanted = config.engine_of(node.rank).device
+        if wanted not in (AUTO, CPU):
+            backend_of(config.target_of(node.rank)).device_of(wanted)

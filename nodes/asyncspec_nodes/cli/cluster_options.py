@@ -10,7 +10,7 @@ from typing import get_args
 from msgspec.structs import replace
 
 from asyncspec.backend import base
-from asyncspec.backend.base import EngineOptions, Repack
+from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions, Repack
 from asyncspec.backend.registry import LLAMA, backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
@@ -99,9 +99,14 @@ def add_model_arguments(parser: Parser, quantize: str) -> None:
         ("--quantize", base.Quantize, quantize),
     ):
         parser.add_argument(name, choices=get_args(kind), help=text)
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="what nodes compute on: auto, cpu, cuda, cuda:1, xpu, mps, ...; default: auto, a GPU "
+        "where there is one",
+    )
     group = parser.add_argument_group("GGUF targets", "[llama] in the cluster file")
     add = group.add_argument
-    add("--device", metavar="NAME", help="auto, cpu, cuda, metal, ... (default: auto)")
     GPU_LAYERS.add_to(group, "--gpu-layers", "N", "default: all")
     add("--kv-type", choices=get_args(base.KVType), help="default: f16")
     add("--flash-attention", choices=get_args(base.FlashAttention), help="default: auto")
@@ -111,9 +116,10 @@ def add_model_arguments(parser: Parser, quantize: str) -> None:
 def read_engine_options(arguments: argparse.Namespace, target: str) -> EngineOptions:
     """Raises ``UserError`` for options that ``target`` does not have."""
     names = given(arguments, EngineOptions.__struct_fields__)
+    device = names.pop("device", DEFAULT_OPTIONS.device)
     options = EngineOptions(**names)
     check_options(target, options, " and ".join(map(option, names)))
-    return options
+    return replace(options, device=device)
 
 
 def add_device_arguments(group: argparse._ArgumentGroup, plateau: str) -> None:
@@ -238,7 +244,8 @@ def _local_config(
         separate_source=arguments.source_apart and uses_draft,
         stage_pace=PaceTable(**stage_pace) if stage_pace else None,
         draft_pace=PaceTable(**draft_pace) if draft_pace else None,
-        llama=options,
+        # The device is [target]'s.
+        llama=replace(options, device=DEFAULT_OPTIONS.device),
     )
 
 

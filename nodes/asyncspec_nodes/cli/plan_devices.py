@@ -179,12 +179,17 @@ def from_statuses(statuses: Sequence[Status], target: TargetCost) -> Devices:
             f"{len(target.layers)}; name the same model"
         )
     on_host = Counter(status.host for status in stages)
+    on_device = Counter((status.host, status.device) for status in stages)
     devices = []
     for status in stages:
         if not status.pass_rows:
             raise ClusterError(f"stage {status.rank} reports no pass times; upgrade it")
         seconds = interpolate(status.pass_rows, status.pass_seconds)(1)
-        memory = status.memory_bytes + status.free_bytes // on_host[status.host]
+        held, free, sharing = status.memory_bytes, status.free_bytes, on_host[status.host]
+        if status.device_held_bytes:
+            held, free = status.device_held_bytes, status.device_free_bytes
+            sharing = on_device[status.host, status.device]
+        memory = held + free // sharing
         devices.append(Device(_name(status), memory, target.work(status.layers) / seconds))
     return Devices(tuple(devices), Network(_measured_links(statuses)))
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.backend.base import StageOptions
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import AsyncSpecError
@@ -150,7 +149,7 @@ def _config(local: Config, name: str) -> Config:
 
 def _target_cost(config: Config, context: int | None) -> TargetCost:
     target = config.target
-    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
+    options = config.stage_options
     with exit_on_interrupt():
         cost = target_cost(target.path, options, context)
     most = max_tree_nodes(POLICIES[config.draft.policy], 4)

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.base import DEFAULT_OPTIONS, DType, EngineOptions, Mode, Quantize
+from asyncspec.backend.base import (
+    DEFAULT_OPTIONS,
+    DType,
+    EngineOptions,
+    Mode,
+    Quantize,
+    StageOptions,
+)
 from asyncspec.backend.registry import backend_name
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.log_table import LogTable
@@ -57,6 +64,10 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # How stages keep their weights: as dtype says, or rounded to "int8" or "int4" while they are
     # read, which takes half or a quarter of bfloat16's memory (docs/guide/own-models.md).
     quantize: Quantize = "none"
+    # What nodes compute on where their [[node]] table does not say: "auto" (a GPU of the node's
+    # machine, else its CPU), "cpu", a kind of GPU ("cuda", "xpu", "mps"; of GGUF targets also
+    # "metal", "vulkan", "rocm") or one of a kind ("cuda:1").
+    device: Annotated[str, Meta(min_length=1)] = "auto"
     # How conversations become prompts: a Jinja file (relative to this file) in place of the chat
     # template of the target's tokenizer, or "plain" (docs/reference/http.md).
     chat_template: str | None = None
@@ -98,7 +109,7 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     # A verify stage's own target, in place of [target] path. GGUF beside a checkpoint: guarantee
     # "tolerance", [target] dtype "float32".
     target: str | None = None
-    # In place of [llama] device.
+    # In place of [target] device.
     device: str | None = None
     # Port where this node serves HTTP (--http comes first): a stage /health, /ready and /metrics,
     # the draft node OpenAI's interface as well.
@@ -242,10 +253,22 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         """The target's file as a node names it."""
         return getattr(self.find(rank), "target", None) or self.target.path
 
+    @property
+    def engine(self) -> EngineOptions:
+        """What nodes compute on, and how llama.cpp does, where no [[node]] table says."""
+        named = self.llama.device != DEFAULT_OPTIONS.device
+        return self.llama if named else replace(self.llama, device=self.target.device)
+
     def engine_of(self, rank: int) -> EngineOptions:
-        """How llama.cpp computes on a node."""
+        """As ``engine``, of a node."""
         device = getattr(self.find(rank), "device", None)
-        return replace(self.llama, device=device) if device else self.llama
+        return replace(self.engine, device=device) if device else self.engine
+
+    @property
+    def stage_options(self) -> StageOptions:
+        """How stages compute where no [[node]] table says."""
+        target = self.target
+        return StageOptions(target.dtype, target.mode, target.quantize, self.engine)
 
     @property
     def mixed(self) -> bool:

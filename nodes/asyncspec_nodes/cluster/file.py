@@ -98,9 +98,6 @@ def _check_targets(config: Config) -> None:
     for node in config.node:
         if node.target and not node.rank:
             raise UserError("[[node]] target is for verify stages; the draft node's is [target]")
-        if node.device:
-            options = EngineOptions(device=node.device)
-            check_options(node.target or target, options, f"device of rank {node.rank}")
 
 
 def _check_draft(config: Config) -> None:

@@ -61,7 +61,9 @@ def target_cost(name: str, options: StageOptions, slots: int | None = None) -> T
 
 def _item_bytes(name: str, info: ModelInfo, dtype: DType) -> int:
     wanted = info.dtype if dtype == "auto" else dtype
-    return 2 if wanted in ("bf16", "bfloat16") and backend_name(name) != LLAMA else 4
+    # float16 is computed where it is asked for.
+    two_bytes = ("bf16", "bfloat16", *(("fp16", "float16") if dtype != "auto" else ()))
+    return 2 if wanted in two_bytes and backend_name(name) != LLAMA else 4
 
 
 def draft_level_seconds(target: TargetCost, devices: Sequence[Device]) -> float:
@@ -111,10 +113,8 @@ def with_layers(config: Config) -> Config:
     if not any(node.layers == AUTO for node in config.node):
         return config
     stages = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
-    target = config.target
-    options = StageOptions(target.dtype, target.mode, target.quantize, config.llama)
     found = best_placement(
-        target_cost(target.path, options),
+        target_cost(config.target.path, config.stage_options),
         devices_of(stages),
         Network(draft=draft_of(config)),
         throughput_rate(config.limits.sessions),

@@ -264,9 +264,11 @@ class Service(Probes):
 
 def _node_state(node: Status) -> dict[str, object]:
     links = zip(node.peers, node.round_trips, node.sent, strict=True)
-    names = ("rank", "role", "host", "layers", "up_seconds", "busy_seconds", "memory_bytes")
+    names = ("rank", "role", "host", "device", "layers", "up_seconds", "busy_seconds")
+    memory = ("memory_bytes", "device_held_bytes", "device_free_bytes")
+    counts = ("sessions", "waiting", "slots", "room")
     return {
-        **{name: getattr(node, name) for name in (*names, "sessions", "waiting", "slots", "room")},
+        **{name: getattr(node, name) for name in (*names, *memory, *counts)},
         "links": [
             {"peer": peer, "round_trip": None if rtt < 0 else rtt, "bytes_sent": sent}
             for peer, rtt, sent in links

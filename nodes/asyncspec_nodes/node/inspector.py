@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from itertools import count
 from typing import ClassVar, Protocol
 
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import LinkService, Senders
 from asyncspec.actor.runtime import Runtime
+from asyncspec.backend.base import DeviceMemory, host_memory
 from asyncspec_nodes.node.resources import available_bytes, resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.lifecycle import missing_peers
@@ -78,6 +80,8 @@ class Inspector(LinkService):
         rules: ServingConfig | None = None,
         totals: Totals | None = None,
         draft: str = "",
+        device: str = "",
+        device_memory: Callable[[], DeviceMemory | None] = host_memory,
     ) -> None:
         self._runtime = runtime
         self._totals = totals
@@ -86,6 +90,7 @@ class Inspector(LinkService):
         self._model = model
         self._rules = rules
         self._draft = draft
+        self._device, self._device_memory = device, device_memory
         self._started = time.monotonic()
         self._numbers = count()
         self._status_queries: dict[int, _StatusQuery] = {}
@@ -185,6 +190,7 @@ class Inspector(LinkService):
             sessions, waiting, room = len(state.sessions), len(state.queue), state.config.slots
             slots = sum(session.slots.used for session in state.sessions.values())
             passes = state.cost.averages()
+        memory = self._device_memory()
         totals = {"passes": runtime.passes, "rows": runtime.rows} if me.role == "verify" else {}
         totals |= {"links_lost": self._links_lost}
         for rank, why in sorted(runtime.refusals.items()):
@@ -219,6 +225,9 @@ class Inspector(LinkService):
             pass_rows=passes[0],
             pass_seconds=passes[1],
             draft=self._draft,
+            device=self._device,
+            device_free_bytes=0 if memory is None else memory.free,
+            device_held_bytes=0 if memory is None else memory.held,
         )
 
 

@@ -6,14 +6,16 @@ Backends import torch when they are used, after the thread settings are made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import (
+    CPU,
     Backend,
+    DeviceMemory,
     LoadedSource,
     OpenModel,
     SourceSpec,
@@ -21,6 +23,7 @@ from asyncspec.backend.base import (
     StageOptions,
     StageSpec,
     Tensors,
+    host_memory,
     reads_features,
 )
 from asyncspec.backend.paced import Pace, Paced
@@ -100,7 +103,16 @@ def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedS
         reader.features if reader else (),
         reader.tensors if reader else None,
         sum(loaded.session_bytes for loaded in models),
+        # They have one device, or compute in the host's memory.
+        *_device_of(models),
     )
+
+
+def _device_of(
+    models: Sequence[LoadedSource],
+) -> tuple[str, Callable[[], DeviceMemory | None]]:
+    one = next((one for one in models if one.device != CPU), _IDLE)
+    return one.device, one.device_memory
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -118,6 +130,9 @@ class Loaded(Struct, frozen=True, kw_only=True):
     weights: str = ""
     # Threads that share a product.
     threads: int = 1
+    # As in ``StageBackend``; on other nodes of what drafts.
+    device: str = CPU
+    device_memory: Callable[[], DeviceMemory | None] = host_memory
     # Draft node only.
     tokenizer: Tokenizer | None = None
     rules: ServingConfig | None = None
@@ -216,12 +231,14 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         tensors=stage,
         guarantee="tolerance" if config.mixed else stage.guarantee,
         weights=stage.weights,
+        device=stage.device,
+        device_memory=stage.device_memory,
     )
 
 
 def _stage_slots(config: Config, rank: int, stage: StageBackend) -> int:
     """Slots there is memory for beside what every session has. Raises ``UserError``."""
-    budget = cache_budget(config, rank)
+    budget = cache_budget(config, rank, stage.device_memory())
     left = budget - config.limits.sessions * stage.session_bytes
     if stage.session_bytes and left < stage.cache_bytes(1):
         raise UserError(
@@ -269,6 +286,8 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         abandon_job=source.source.abandon,
         tensors=source.tensors,
         tokenizer=tokenizer,
+        device=source.device,
+        device_memory=source.device_memory,
         draft=described(config.draft),
         rules=ServingConfig(
             context_length=target.info.context_length,
@@ -317,6 +336,8 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
         run_job=source.source.run,
         abandon_job=source.source.abandon,
         tensors=source.tensors,
+        device=source.device,
+        device_memory=source.device_memory,
     )
 
 
@@ -330,7 +351,8 @@ def _report_and_load(
 
 def _source_slots(config: Config, rank: int, source: LoadedSource) -> int:
     """Slots there is memory for; 0: no bound, where the source holds next to nothing."""
-    budget = cache_budget(config, rank) - config.limits.sessions * source.session_bytes
+    budget = cache_budget(config, rank, source.device_memory())
+    budget -= config.limits.sessions * source.session_bytes
     return max(1, budget // source.token_bytes) if source.token_bytes else 0
 
 

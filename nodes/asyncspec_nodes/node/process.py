@@ -184,7 +184,10 @@ def _runtime(
     )
     totals = Totals(time.monotonic) if loaded.me.role == "draft" else None
     model = _model_name(config)
-    inspector = Inspector(runtime, loaded.me, model, loaded.rules, totals, loaded.draft)
+    inspector = Inspector(
+        *(runtime, loaded.me, model, loaded.rules, totals, loaded.draft),
+        *(loaded.device, loaded.device_memory),
+    )
     engine = None
     if loaded.tokenizer is not None and loaded.rules is not None:
         host.service = TextService(

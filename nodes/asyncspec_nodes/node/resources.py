@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from asyncspec.backend.base import DeviceMemory
 from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
 from asyncspec_nodes.cluster.config import Config
 
@@ -29,16 +30,21 @@ def available_bytes() -> int:
     return available
 
 
-def cache_budget(config: Config, rank: int) -> int:
+def cache_budget(config: Config, rank: int, memory: DeviceMemory | None = None) -> int:
     """Bytes for a stage's caches or a token source's sessions: by the cluster file, else a share of
-    half of what is free once weights are loaded; a source has as much as a stage there."""
+    half of what is free once weights are loaded, on this machine or in the ``memory`` of its
+    device; a source has as much as a stage there."""
     is_stage = 1 <= rank <= config.stages
     if mib := config.limits.cache_mib if is_stage else config.limits.draft_mib:
         return mib * MIB
     # No stages are known beside a node that is in no file.
     host = getattr(config.find(rank), "host", None)
-    stages = sum(node.host == host for node in config.node if node.rank)
-    return available_bytes() // 2 // (stages if is_stage else stages + 1)
+    device = config.engine_of(rank).device
+    beside = [node.rank for node in config.node if node.rank and node.host == host]
+    if memory is not None:
+        beside = [other for other in beside if config.engine_of(other).device == device]
+    free = available_bytes() if memory is None else memory.free
+    return free // 2 // (len(beside) if is_stage else len(beside) + 1)
 
 
 def stage_share(config: Config, rank: int) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.description import (
     MARKOV,
@@ -19,7 +20,7 @@ from asyncspec.backend.hf.eagle.description import (
     HeadDescription,
     layer,
 )
-from asyncspec.backend.hf.eagle.head import HeadLayer, Weights, cache_shape, rotary, token_bytes
+from asyncspec.backend.hf.eagle.head import HeadLayer, Weights, cache_shape, token_bytes
 from asyncspec.source.expand import Proposal
 
 _MIN_GROWTH = 256
@@ -29,10 +30,10 @@ _MIN_GROWTH = 256
 class Context:
     """Keys and values of a session's committed positions."""
 
-    def __init__(self, head: HeadDescription, dtype: torch.dtype) -> None:
+    def __init__(self, head: HeadDescription, dtype: torch.dtype, device: Device = CPU) -> None:
         self.length = 0
         size = (head.num_hidden_layers, 2, head.num_key_value_heads, 0, head.head_dim)
-        self._rows = torch.empty(size, dtype=dtype)
+        self._rows = torch.empty(size, dtype=dtype, device=device.torch)
 
     def append(self, rows: torch.Tensor) -> None:
         """rows [layers, 2, kv_heads, n, D]: keys and values of the next n positions."""
@@ -40,7 +41,7 @@ class Context:
         if (room := self._rows.shape[3]) < end:
             size = [*self._rows.shape]
             size[3] = max(end, room + max(_MIN_GROWTH, room // 2))
-            grown = torch.empty(size, dtype=self._rows.dtype)
+            grown = self._rows.new_empty(size)
             grown[:, :, :, : self.length] = self._rows[:, :, :, : self.length]
             self._rows = grown
         self._rows[:, :, :, self.length : end] = rows
@@ -54,12 +55,12 @@ class Context:
 class BlockAttention(TreeMask):
     """Each block over its own session's text and itself."""
 
-    def __init__(self, block: BlockShape, contexts: Sequence[Context]) -> None:
+    def __init__(self, block: BlockShape, contexts: Sequence[Context], device: Device) -> None:
         super().__init__(block.rows * len(contexts))
         self._block = block
         self._contexts = contexts
         # Of a block whose rows do not see later ones.
-        self._causal = torch.ones(block.rows, block.rows, dtype=torch.bool).tril()
+        self._causal = device.put(torch.ones(block.rows, block.rows, dtype=torch.bool).tril())
 
     def compute(
         self, params: AttentionParams, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -73,7 +74,7 @@ class BlockAttention(TreeMask):
             keys, values = torch.cat([before, torch.stack([key[:, own], value[:, own]])], dim=2)
             mask = None
             if window and self._block.causal:
-                seen = torch.ones(rows, before.shape[2], dtype=torch.bool)
+                seen = self._causal.new_ones(rows, before.shape[2])
                 mask = torch.cat([seen, self._causal], dim=1)
             out = torch.nn.functional.scaled_dot_product_attention(
                 query[None, :, own],
@@ -103,7 +104,8 @@ class DFlashHead:
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")
         self._norm_context = weights.norm("hidden_norm")
-        indexes, turned = range(head.num_hidden_layers), rotary(head)
+        self.device = weights.device
+        indexes, turned = range(head.num_hidden_layers), weights.rotary()
         self._norms = [weights.norm(f"{layer(index)}input_layernorm") for index in indexes]
         self._layers = [HeadLayer(weights, index, turned) for index in indexes]
         self._final_norm = weights.norm("norm")
@@ -117,7 +119,7 @@ class DFlashHead:
 
     def new_context(self) -> Context:
         """Of a session without a position."""
-        return Context(self._description, self.dtype)
+        return Context(self._description, self.dtype, self.device)
 
     def context_rows(self, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Features [n, F] of positions [n] as ``Context`` keeps them: [layers, 2, kv_heads, n,
@@ -134,7 +136,8 @@ class DFlashHead:
         ids[:, 0] = torch.tensor(tokens)
         starts = torch.tensor([context.length for context in contexts])
         positions = (starts[:, None] + torch.arange(block.rows)).flatten()
-        attention = BlockAttention(block, contexts)
+        positions, ids = self.device.put(positions), self.device.put(ids)
+        attention = BlockAttention(block, contexts, self.device)
         hidden = self._embedding(ids.flatten())
         for norm, one in zip(self._norms, self._layers, strict=True):
             hidden = one.forward(norm(hidden), hidden, positions, attention)
@@ -146,7 +149,7 @@ class DFlashHead:
         """Of rows [n, H] of blocks, each behind a token, which only DSpark looks at."""
         logits = self._lm_head(rows)
         if self.block.markov:
-            before = self._previous(torch.tensor(previous))
+            before = self._previous(self.device.integers(previous or ()))
             if self.block.markov == "gated":
                 before = before * self._gate(torch.cat([rows, before], dim=-1)).sigmoid()
             logits = logits + self._bias(before)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from asyncspec.backend.base import SharingModel, WireTensor
 from asyncspec.backend.draft_model import REMEMBER
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.dflash.head import Context, DFlashHead
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.head import Weights
@@ -111,8 +112,10 @@ class DFlashSource(TokenSource):
             return
         starts = [one.session.context.length for one in passes]
         parts = [one.features for one in passes if one.features is not None]
+        device = self.head.device
         positions = [torch.arange(s, s + len(p)) for s, p in zip(starts, parts, strict=True)]
-        rows = self.head.context_rows(torch.cat(parts), torch.cat(positions))
+        where = device.put(torch.cat(positions))
+        rows = self.head.context_rows(device.put(torch.cat(parts)), where)
         for one, own in zip(
             passes, torch.split(rows, [len(part) for part in parts], 3), strict=True
         ):
@@ -187,9 +190,13 @@ class _BlockGrower:
 
 
 def load_dflash(
-    opened: EagleCheckpoint, target: Checkpoint | SharingModel, *, dtype: str = "auto"
+    opened: EagleCheckpoint,
+    target: Checkpoint | SharingModel,
+    *,
+    dtype: str = "auto",
+    device: Device = CPU,
 ) -> DFlashSource:
     """Read an opened head. Raises ``UserError`` or ``CheckpointError``."""
     with torch.inference_mode():
-        head = DFlashHead(Weights(opened, target, resolve_dtype(target.info, dtype)))
+        head = DFlashHead(Weights(opened, target, resolve_dtype(target.info, dtype), device))
     return DFlashSource(head, target.info.context_length)

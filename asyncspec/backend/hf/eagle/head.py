@@ -15,12 +15,12 @@ from asyncspec.backend.hf.cache import CacheShape, uniform_shape
 from asyncspec.backend.hf.checkpoint import (
     Checkpoint,
     head_is_embedding,
-    read_tensor,
     resolve_dtype,
     stored_type,
 )
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING as TARGET_EMBEDDING
 from asyncspec.backend.hf.checkpoint_files import HEAD
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.description import (
@@ -33,9 +33,9 @@ from asyncspec.backend.hf.eagle.description import (
     layer,
 )
 from asyncspec.backend.hf.footprint import pass_scores, stored_half
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
-from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
+from asyncspec.backend.hf.kernels.cpu.dense import weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
+from asyncspec.backend.hf.kernels.dispatch import kept_dtype, linear_of, read_to
 from asyncspec.backend.hf.optimized.layers import CosSin, apply_rotary, signed_cos_sin
 from asyncspec.backend.hf.weights import UpcastEmbedding
 from asyncspec.core.errors import CheckpointError
@@ -48,10 +48,15 @@ class Weights:
     """Reads tensors in one type, each when it is asked for; the target's where a head has none."""
 
     def __init__(
-        self, head: EagleCheckpoint, target: Checkpoint | SharingModel, dtype: torch.dtype
+        self,
+        head: EagleCheckpoint,
+        target: Checkpoint | SharingModel,
+        dtype: torch.dtype,
+        device: Device = CPU,
     ) -> None:
         self.description = head.description
-        self.ids = head.ids
+        self.ids = None if head.ids is None else device.put(head.ids)
+        self.device = device
         self.dtype = dtype
         self._head = head
         self._target = target
@@ -64,7 +69,7 @@ class Weights:
 
     def norm(self, name: str) -> Norm:
         """An RMSNorm [..., hidden] -> [..., hidden]."""
-        weight = self._head.tensors[f"{name}.weight"].read(self.dtype)
+        weight = self.device.put(self._head.tensors[f"{name}.weight"].read(self.dtype))
         eps = self.description.rms_norm_eps
         norm = torch.nn.functional.rms_norm
         return partial(norm, normalized_shape=weight.shape, weight=weight, eps=eps)
@@ -73,15 +78,21 @@ class Weights:
         """[vocab, hidden]."""
         own = EMBEDDING in self._head.tensors
         weight = self._matrix(EMBEDDING) if own else self._shared("embedding")
-        return UpcastEmbedding(weight, self.dtype)
+        return UpcastEmbedding(self.device.put(weight), self.dtype)
 
     def mask_feature(self) -> torch.Tensor:
         """P-EAGLE's [1, ``features.width``]."""
-        return self._head.tensors[MASK_FEATURE].read(self.dtype).view(1, -1)
+        return self.device.put(self._head.tensors[MASK_FEATURE].read(self.dtype).view(1, -1))
 
     def table(self, name: str) -> UpcastEmbedding:
         """Another embedding, by token of the target."""
-        return UpcastEmbedding(self._matrix(f"{name}.weight"), self.dtype)
+        return UpcastEmbedding(self.device.put(self._matrix(f"{name}.weight")), self.dtype)
+
+    def rotary(self) -> Any:
+        """The rotary embedding of the head's layers."""
+        made = rotary(self.description)
+        self.device.place(made)
+        return made
 
     def lm_head(self) -> RowwiseLinear:
         """The head's own, else the target's."""
@@ -92,27 +103,29 @@ class Weights:
     def _matrix(self, name: str) -> torch.Tensor:
         """A matrix of the head's own, in the type it is kept in."""
         stored = self._head.tensors[name]
-        return stored.read(weight_dtype(stored.dtype, self.dtype))
+        return stored.read(kept_dtype(stored.dtype, self.dtype, self.device))
 
     def _shared(self, which: SharedMatrix) -> torch.Tensor:
         """As ``_matrix``, one of the target."""
-        return target_matrix(
-            self._target, which, self.dtype, f"the EAGLE head {self._head.path} shares with it"
-        )
+        user = f"the EAGLE head {self._head.path} shares with it"
+        return target_matrix(self._target, which, self.dtype, user, self.device)
 
     def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> RowwiseLinear:
-        # The bits of predictions may depend on the number of rows.
-        return dense_linear(weight, bias, FAST, self.dtype)
+        return linear_of(weight, bias, self.dtype, self.device)
 
 
 def target_matrix(
-    target: Checkpoint | SharingModel, which: SharedMatrix, dtype: torch.dtype, user: str
+    target: Checkpoint | SharingModel,
+    which: SharedMatrix,
+    dtype: torch.dtype,
+    user: str,
+    device: Device = CPU,
 ) -> torch.Tensor:
     """A matrix of the target, in the type it is kept in where ``dtype`` is computed in. ``user``:
     what needs it, for the ``CheckpointError`` where there is none."""
     if not isinstance(target, Checkpoint):
         matrix = torch.from_numpy(target.shared_matrix(which))
-        return matrix.to(weight_dtype(matrix.dtype, dtype))
+        return matrix.to(kept_dtype(matrix.dtype, dtype, device))
     name = TARGET_EMBEDDING
     if which == "head" and not head_is_embedding(target, dtype):
         name = HEAD
@@ -124,7 +137,7 @@ def target_matrix(
             f"{list(want)}, which {user}"
         )
     target.fetch((info,))
-    return read_tensor(info, weight_dtype(stored_type(info), dtype))
+    return read_to(device, info, kept_dtype(stored_type(info), dtype, device))
 
 
 class HeadLayer:
@@ -238,7 +251,8 @@ class EagleHead:
         self.cache_shape = cache_shape(self.description, weights.dtype)
         self._embedding = weights.embedding()
         self._fuse = weights.linear("fc")
-        count, turned = self.description.num_hidden_layers, rotary(self.description)
+        self.device = weights.device
+        count, turned = self.description.num_hidden_layers, weights.rotary()
         self._layers = [HeadLayer(weights, index, turned) for index in range(count)]
         # Of all layers but the first, as in any decoder.
         self._norms = [weights.norm(f"{layer(i)}input_layernorm") for i in range(1, count)]
@@ -343,13 +357,16 @@ def token_bytes(shape: CacheShape, features: Features) -> int:
 
 
 def load_head(
-    checkpoint: EagleCheckpoint, target: Checkpoint | SharingModel, dtype: str = "auto"
+    checkpoint: EagleCheckpoint,
+    target: Checkpoint | SharingModel,
+    dtype: str = "auto",
+    device: Device = CPU,
 ) -> EagleHead:
     """Read a head's weights, and from the target those the head shares with it. "auto": the type
     the target is computed in. Raises ``UserError`` or ``CheckpointError``."""
     kind = Eagle3Head if checkpoint.description.kind == "EAGLE-3" else EagleHead
     with torch.inference_mode():
-        return kind(Weights(checkpoint, target, resolve_dtype(target.info, dtype)))
+        return kind(Weights(checkpoint, target, resolve_dtype(target.info, dtype), device))
 
 
 def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:

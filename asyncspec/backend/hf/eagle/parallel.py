@@ -13,6 +13,7 @@ from asyncspec.backend.base import SharingModel
 from asyncspec.backend.draft_model import DraftPass
 from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.description import ParallelShape
 from asyncspec.backend.hf.eagle.head import Eagle3Head, load_head
@@ -39,7 +40,7 @@ class ParallelEagleSource(EagleSource):
         self._shape, self._mask_feature = head.description.parallel, head.mask_feature
 
     def open_session(self) -> _Session:
-        return _Session(KVCache(self.head.cache_shape, self._context))
+        return _Session(KVCache(self.head.cache_shape, self._context, self.head.device))
 
     def draft(self, job: Expand) -> Coroutine[DraftPass[EagleSession], Expanded]:
         if not job.fixed_width:
@@ -95,9 +96,13 @@ class _ParallelGrower:
 
 
 def load_parallel(
-    opened: EagleCheckpoint, target: Checkpoint | SharingModel, *, dtype: str = "auto"
+    opened: EagleCheckpoint,
+    target: Checkpoint | SharingModel,
+    *,
+    dtype: str = "auto",
+    device: Device = CPU,
 ) -> ParallelEagleSource:
     """Read an opened head. Raises ``UserError`` or ``CheckpointError``."""
-    head = load_head(opened, target, dtype)
+    head = load_head(opened, target, dtype, device)
     assert isinstance(head, Eagle3Head)
     return ParallelEagleSource(head, target.info.context_length)

@@ -26,6 +26,7 @@ from asyncspec.backend.draft_trie import Wanted
 from asyncspec.backend.hf.attention import TreeMask
 from asyncspec.backend.hf.cache import CacheShape, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.draft_model import BatchedDraftPass
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
 from asyncspec.backend.hf.eagle.description import Features
@@ -97,6 +98,7 @@ class FeatureHead(Protocol):
 
     features: Features
     dtype: torch.dtype
+    device: Device
     cache_shape: CacheShape
     # Of the target, and how many tokens of it can be proposed.
     vocab_size: int
@@ -131,7 +133,7 @@ class EagleSource(CachedSource[EagleSession]):
         self._fed = FedFeatures(head.features.width)
 
     def open_session(self) -> EagleSession:
-        return EagleSession(KVCache(self.head.cache_shape, self._context))
+        return EagleSession(KVCache(self.head.cache_shape, self._context, self.head.device))
 
     def release(self, session: SessionId) -> None:
         super().release(session)
@@ -154,7 +156,7 @@ class EagleSource(CachedSource[EagleSession]):
         chunks = torch.split(features.to(self.head.dtype), CHUNK)
         for one, chunk in zip(prompt_passes(session, tokens), chunks, strict=True):
             with torch.inference_mode():
-                known = self.head.layer_features(chunk)
+                known = self.head.layer_features(self.head.device.put(chunk))
             yield replace(one, features=known)
 
     def grower(self, job: Expand) -> Grower:
@@ -180,7 +182,7 @@ class EagleSource(CachedSource[EagleSession]):
             shared = BatchedDraftPass(passes)
             self.rows_computed += shared.count
             features = torch.cat([one.features for one in passes])
-            tokens = torch.tensor([token for one in passes for token in one.tokens])
+            tokens = self.head.device.integers([x for one in passes for x in one.tokens])
             predicted = self.head.predict(features, tokens, shared.positions, shared.tree)
             if not shared.wanted:
                 return
@@ -208,8 +210,12 @@ class EagleSource(CachedSource[EagleSession]):
 
 
 def load_eagle(
-    name: str | Path | EagleCheckpoint, target: Checkpoint | SharingModel, *, dtype: str = "auto"
+    name: str | Path | EagleCheckpoint,
+    target: Checkpoint | SharingModel,
+    *,
+    dtype: str = "auto",
+    device: Device = CPU,
 ) -> EagleSource:
     """Open a head made for ``target`` and read it. Raises ``UserError`` or ``CheckpointError``."""
     opened = name if isinstance(name, EagleCheckpoint) else open_eagle(name, target.info)
-    return EagleSource(load_head(opened, target, dtype), target.info.context_length)
+    return EagleSource(load_head(opened, target, dtype, device), target.info.context_length)

@@ -20,7 +20,6 @@ from asyncspec.backend.hf.checkpoint import (
     Checkpoint,
     in_line,
     read_rows,
-    read_tensor,
     resolve_dtype,
     row_spans,
     stored_type,
@@ -31,14 +30,19 @@ from asyncspec.backend.hf.checkpoint_files import (
     CheckpointFiles,
     TensorInfo,
 )
+from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import finite
 from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import target_matrix
 from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.hf.footprint import footprint, stored_model
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST
-from asyncspec.backend.hf.kernels.cpu.dense import dense_linear, weight_dtype
+from asyncspec.backend.hf.kernels.dispatch import (
+    fast_settings,
+    kept_dtype,
+    linear_of,
+    read_to,
+)
 from asyncspec.backend.hf.model_config import read_config
 from asyncspec.backend.hf.mtp.layouts import MTPLayout, find_mtp
 from asyncspec.backend.hf.process import free_heap
@@ -63,19 +67,19 @@ class MTPHead:
         self.vocab_size = self.draft_vocab_size = target.info.vocab_size
         self.cache_shape: CacheShape = shard.cache_shape("fast")
         self._shard = shard
+        self.device = device = shard.device
         self._state_first = layout.state_first
-        matrix = target_matrix(target, "embedding", dtype, "mtp reads")
+        matrix = target_matrix(target, "embedding", dtype, "mtp reads", device)
         self._embedding = UpcastEmbedding(matrix, dtype)
         tensors, epsilon = target.tensors, shard.model.config.rms_norm_eps
         final = shard.model.model.norm
         self._norm_token, self._norm_state = (
-            _norm_like(final, read_tensor(tensors[name], torch.float32), epsilon)
+            _norm_like(final, read_to(device, tensors[name], torch.float32), epsilon)
             for name in (layout.token_norm, layout.state_norm)
         )
         join = tensors[layout.join]
-        weight = read_tensor(join, weight_dtype(stored_type(join), dtype))
-        # The bits of predictions may depend on the number of rows.
-        self._join = dense_linear(weight, None, FAST, dtype)
+        weight = read_to(device, join, kept_dtype(stored_type(join), dtype, device))
+        self._join = linear_of(weight, None, dtype, device)
 
     def layer_features(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states of the target [n, H] as the layer takes them: as they are."""
@@ -112,7 +116,7 @@ def _norm_like(final: Any, weight: torch.Tensor, epsilon: float) -> Callable[...
     return lambda x: norm(x.float()).to(x.dtype)
 
 
-def load_mtp(target: Checkpoint, *, dtype: str = "auto") -> EagleSource:
+def load_mtp(target: Checkpoint, *, dtype: str = "auto", device: Device = CPU) -> EagleSource:
     """Read the next-token layer of ``target``; of a model on the Hub only the files with its
     tensors, embedding and head. Raises ``UserError`` or ``CheckpointError``."""
     path, info = target.path, target.info
@@ -134,7 +138,8 @@ def load_mtp(target: Checkpoint, *, dtype: str = "auto") -> EagleSource:
     )
     with torch.inference_mode():
         try:
-            shard = load_shard(alone, at, at + 1, computed, "fast", FAST, share_tied=False)
+            how = computed, "fast", fast_settings(device)
+            shard = load_shard(alone, at, at + 1, *how, share_tied=False, device=device)
         except CheckpointError as error:
             raise CheckpointError(f"the next-token layer {layout.layer}*: {error}") from error
         free_heap(shard.weight_bytes)

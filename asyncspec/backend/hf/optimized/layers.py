@@ -42,7 +42,7 @@ def optimized_norm(original: Any) -> nn.Module:
     epsilon = getattr(original, "variance_epsilon", getattr(original, "eps", None))
     if weight is None or weight.dim() != 1 or epsilon is None:
         return original  # type: ignore[no-any-return]
-    x = noise(_PROBE_ROWS, len(weight)).to(weight.dtype)
+    x = noise(_PROBE_ROWS, len(weight)).to(weight.device, weight.dtype)
     want = original(x)
     # Model families multiply before or after rounding, or by 1 + weight.
     factors = weight.detach()
@@ -84,6 +84,9 @@ class CachedRotary:
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> CosSin:
         """Of positions [1, n], in the type of ``hidden`` or in the one ``original`` computes in."""
+        if positions.device.type != "cpu":
+            # To look at positions would be to wait for the device.
+            return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
         low, high = (int(x) for x in positions.aminmax())
         if not self._start <= low <= high < self._end:
             if high - low >= ROTARY_WINDOW - _ALIGNMENT:
@@ -142,20 +145,22 @@ class OptimizedAttention(nn.Module):
             self.norms.extend(map(optimized_norm, (original.q_norm, original.k_norm)))
             self.norms_heads = len(original.q_norm.weight) == width != queries
 
-    def forward(self, x: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
-        """Hidden states [1, n, H] -> [1, n, H]."""
-        query, key, value = self._heads(x)
+    def heads(self, x: Tensor, cos_sin: CosSin) -> tuple[Tensor, ...]:
+        """Hidden states [1, n, H] -> query, key and value [heads, n, D]."""
+        query, key, value = self._products(x)
         if self.has_rotary:
             # In one call: few rows cost as much as the number of operations.
             sizes = query.shape[1], key.shape[1]
             rotated = apply_rotary(torch.cat([query, key], 1), cos_sin)
             query, key = rotated.split_with_sizes(sizes, 1)
-        heads = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
-        out = tree.attend(self.params, *heads)
-        projected: Tensor = self.o_proj.forward(out.flatten(1).unsqueeze(0))
+        return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+
+    def project(self, attended: Tensor) -> Tensor:
+        """What ``TreeMask.attend`` returns [n, heads, D] -> [1, n, H]."""
+        projected: Tensor = self.o_proj.forward(attended.flatten(1).unsqueeze(0))
         return projected
 
-    def _heads(self, x: Tensor) -> list[Tensor]:
+    def _products(self, x: Tensor) -> list[Tensor]:
         """Query, key and value [n, heads, D]."""
         shape = (x.shape[1], -1, self.width)
         products = [part.forward(x) for part in self.inputs]
@@ -187,10 +192,21 @@ class OptimizedLayer(nn.Module):
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
-        # ``forward`` throughout: calling a module looks for hooks, and only whole layers and the
-        # last norm have any (``eagle/hidden_states.py``).
-        before, after, before_mlp, after_mlp = self.norms
-        out: Tensor = after.forward(self.attention.forward(before.forward(hidden), cos_sin, tree))
+        attended = tree.attend(self.attention.params, *self.before(hidden, cos_sin))
+        return self.after(attended, hidden)
+
+    # ``forward`` throughout: calling a module looks for hooks, and only whole layers and the last
+    # norm have any (``eagle/hidden_states.py``).
+
+    def before(self, hidden: Tensor, cos_sin: CosSin) -> tuple[Tensor, ...]:
+        """What attention reads, as ``OptimizedAttention.heads``."""
+        norm: Any = self.norms[0]
+        return self.attention.heads(norm.forward(hidden), cos_sin)
+
+    def after(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """Of what attention returns [n, heads, D], and the layer's input: its output [1, n, H]."""
+        _, after, before_mlp, after_mlp = self.norms
+        out: Tensor = after.forward(self.attention.project(attended))
         hidden = self._add_residual(out, hidden)
         out = after_mlp.forward(self.mlp.forward(before_mlp.forward(hidden)))
         return self._add_residual(out, hidden)

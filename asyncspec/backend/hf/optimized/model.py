@@ -47,6 +47,8 @@ class OptimizedModel(nn.Module):
         types = [layer.self_attn.layer_type if typed else None for layer in original.layers]
         self._layer_types: list[str | None] = types
         self._rotary = {kind: CachedRotary(original.rotary_emb, kind) for kind in types}
+        # Where layers read cos and sin of a type (``captured.py``).
+        self.share: Callable[[object, CosSin], CosSin] = lambda _, cos_sin: cos_sin
 
     def forward(
         self,
@@ -68,7 +70,10 @@ class OptimizedModel(nn.Module):
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> list[CosSin]:
         """For each layer; positions [1, n]."""
-        by_type = {kind: each.cos_sin(hidden, positions) for kind, each in self._rotary.items()}
+        by_type = {
+            kind: self.share(kind, each.cos_sin(hidden, positions))
+            for kind, each in self._rotary.items()
+        }
         return [by_type[kind] for kind in self._layer_types]
 
 

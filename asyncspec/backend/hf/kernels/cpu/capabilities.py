@@ -72,7 +72,7 @@ def half_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 def product_type(dtype: torch.dtype) -> torch.dtype:
     """The type in which numbers of ``dtype`` are multiplied."""
-    if dtype == torch.bfloat16 and not multiplies_bfloat16():
+    if dtype == torch.float16 or (dtype == torch.bfloat16 and not multiplies_bfloat16()):
         return torch.float32
     return dtype
 
@@ -120,6 +120,9 @@ class KernelSettings(Struct, frozen=True):
     min_rows: int = 2
     # False: rows of linear layers or attention depend on their number, or may.
     row_invariant: bool = True
+    # Of an accelerator: a pass is padded to one of these numbers of rows, ascending, and one of
+    # more rows runs in parts; none: passes have any number of rows.
+    buckets: tuple[int, ...] = ()
 
 
 FAST = KernelSettings(min_rows=1, row_invariant=False)

@@ -1,0 +1,253 @@
+"""Devices: which one an option means, and the accelerator's path on an emulated and a fake one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.hf import device
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.device import CPU, find
+from asyncspec.backend.hf.kernels.accelerator import quantized
+from asyncspec.backend.hf.kernels.accelerator.graphs import capture_emulated
+from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, padded
+from asyncspec.backend.hf.kernels.packed import quantize
+from asyncspec.backend.hf.optimized.captured import CapturedLayer
+from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.stage import HFStage, cut_passes, load_stage
+from asyncspec.core.errors import UserError
+from asyncspec.core.jobs import Admit, Compact, Forward, Row, TensorRows
+from asyncspec.core.sampling import Sampling
+from asyncspec_protocol.ids import SegmentId, SessionId
+from backend import conformance
+from backend.fake_device import FakeGpu, fake_mode, move
+from backend.probe import cut, same_bits
+
+pytestmark = pytest.mark.torch
+
+EMULATED = find("emulated")
+SESSION = SessionId(3)
+
+
+def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find("cpu") is CPU
+    monkeypatch.setattr(device, "names", list)
+    assert find("auto") is CPU
+    for wanted in ("cuda", "cuda:0", "mps", "cuda:", "vulkan", "cpu:1"):
+        with pytest.raises(UserError, match=f"device {wanted}: torch .* finds cpu; use one"):
+            find(wanted)
+    monkeypatch.setattr(device, "names", lambda: ["cuda:0", "cuda:1", "xpu:0", "mps"])
+    monkeypatch.setattr(device, "_accelerator", lambda name: name)
+    meant = {"auto": "cuda:0", "CUDA": "cuda:0", "cuda1": "cuda:1", "CUDA:1": "cuda:1"}
+    meant |= {"xpu": "xpu:0", "metal": "mps", "rocm": "cuda:0", "gpu": "cuda:0"}
+    assert {wanted: find(wanted) for wanted in meant} == meant
+    with pytest.raises(UserError, match="finds cpu, cuda:0, cuda:1, xpu:0, mps"):
+        find("cuda:2")
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 8))
+def test_parts_of_passes(counts: list[int], most: int) -> None:
+    """All rows, in their order, in as few parts as there can be."""
+    passes = [
+        Forward(
+            SessionId(i),
+            SegmentId(0),
+            0,
+            tuple(Row(slot, slot, (slot,)) for slot in range(count)),
+            tokens=tuple(range(count)),
+            hidden=TensorRows(None, tuple(range(100, 100 + count))),
+            sampled_rows=tuple(range(0, count, 2)),
+        )
+        for i, count in enumerate(counts)
+    ]
+    parts = cut_passes(passes, most)
+    sizes = [sum(one.row_count for _, one in part) for part in parts]
+    assert len(sizes) == -(-sum(counts) // most)
+    assert max(sizes) <= most
+    assert cut_passes(passes, None) == [[*enumerate(passes)]]
+    for number, whole in enumerate(passes):
+        own = [one for part in parts for i, one in part if i == number]
+        assert sum((one.rows for one in own), ()) == whole.rows
+        assert sum((one.tokens for one in own), ()) == whole.tokens
+        assert whole.hidden is not None
+        assert sum((one.hidden.rows for one in own if one.hidden), ()) == whole.hidden.rows
+        sampled = [one.rows[row].slot for one in own for row in one.sampled_rows]
+        assert sampled == [*whole.sampled_rows]
+
+
+@pytest.mark.parametrize("buckets", [*EXACT_BUCKETS, ()])
+def test_buckets(buckets: tuple[int, ...]) -> None:
+    for rows in range(1, 600):
+        found = padded(rows, buckets)
+        assert found >= rows
+        assert not buckets or found in buckets or (rows > buckets[-1] and not found % buckets[-1])
+
+
+def emulated(tiny: Callable[..., Path], family: str, stages: int = 2) -> list[HFStage]:
+    return cut(open_checkpoint(tiny(family)), stages, device=EMULATED)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma2",
+        *(
+            pytest.param(x, marks=pytest.mark.nightly)
+            for x in ("llama", "qwen3.5", "mixtral", "gpt-oss", "deepseek-v3")
+        ),
+    ],
+)
+def test_an_emulated_accelerator_is_exact(tiny: Callable[..., Path], family: str) -> None:
+    """Padded, cut and captured passes with masks made on the device, bit by bit."""
+    stages = emulated(tiny, family)
+    assert stages[0].settings.buckets == EXACT_BUCKETS[0]
+    assert "on an accelerator emulated on the CPU" in stages[0].weights
+    same_bits(stages, family)
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
+def test_conformance_of_an_emulated_accelerator(tiny: Callable[..., Path], dtype: str) -> None:
+    """Passes of several sessions, captured."""
+    checkpoint = open_checkpoint(tiny("llama"))
+    made = {count: cut(checkpoint, count, dtype, device=EMULATED) for count in (1, 2)}
+    conformance.check_batches_equal_sequential(
+        made.__getitem__, 150, 1, (Sampling(), Sampling(temperature=0.8, seed=4)), length=15
+    )
+    conformance.check_begins_like_another(made.__getitem__, 150, 0)
+    conformance.check_wire(made.__getitem__)
+    conformance.check_release(made.__getitem__)
+    assert all(stage.guarantee == "bitwise" for stage in made[2])
+    layers = made[2][0].shard.model.model.layers
+    assert all(isinstance(layer, CapturedLayer) and layer._after for layer in layers)
+
+
+def test_long_passes_run_in_parts(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one bucket, as where two round differently."""
+    monkeypatch.setattr("asyncspec.backend.hf.self_test.EXACT_BUCKETS", ((8,),))
+    stages = emulated(tiny, "qwen3")
+    assert [stage.settings.buckets for stage in stages] == [(8,), (8,)]
+    assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
+    # Chunks of 64 rows, and passes of two sessions.
+    both = Sampling(), Sampling()
+    conformance.check_batches_equal_sequential(lambda _: stages, 150, 3, both, length=8)
+
+
+def test_products_that_differ_by_place_leave_no_guarantee(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = torch.nn.functional.linear
+
+    def sees(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return blind(x, *weights) * (1 + 1e-6 * torch.arange(x.shape[-2])[:, None])
+
+    monkeypatch.setattr(torch.nn.functional, "linear", sees)
+    (stage,) = emulated(tiny, "llama", 1)
+    assert (stage.guarantee, stage.settings.buckets) == ("tolerance", EXACT_BUCKETS[-1])
+
+
+def test_fast_mode_and_float16(tiny: Callable[..., Path]) -> None:
+    """The logits of an accelerator next to the CPU's."""
+    checkpoint = open_checkpoint(tiny("llama"))
+    rows = tuple(Row(i, i, (*range(i + 1),)) for i in range(20))
+    found = []
+    for dtype, where in (("float32", CPU), ("float32", EMULATED), ("float16", EMULATED)):
+        stage = load_stage(checkpoint, 0, 4, dtype=dtype, mode="fast", device=where)
+        stage.run(Admit(SESSION, 32, Sampling()))
+        hidden = stage.run(Forward(SESSION, SegmentId(0), 0, rows, tokens=tuple(range(20))))
+        assert isinstance(hidden, torch.Tensor)
+        assert hidden.dtype == getattr(torch, dtype)
+        found.append(hidden.float())
+    largest = found[0].abs().max()
+    assert (found[1] - found[0]).abs().max() < 1e-5 * largest
+    assert (found[2] - found[0]).abs().max() < 1e-2 * largest
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_passes_stay_on_the_device(tiny: Callable[..., Path], family: str, mode: str) -> None:
+    """No tensor of the host in the midst of a pass, and no number that the host waits for: one copy
+    there and one back."""
+    stage = load_stage(
+        open_checkpoint(tiny(family)),
+        *(1, 4),
+        mode=mode,  # type: ignore[arg-type]
+        device=EMULATED,
+    )
+    gpu, hidden = FakeGpu(), torch.zeros(90, stage.info.hidden_size)
+    with fake_mode():
+        move(stage.shard, gpu)
+        stage.run(Admit(SESSION, 512, Sampling()))
+        rows = tuple(Row(i, i, (*range(i + 1),)) for i in range(90))
+        given = TensorRows(hidden, tuple(range(90)))
+        out = stage.run(Forward(SESSION, SegmentId(0), 0, rows, hidden=given))
+        assert isinstance(out, torch.Tensor)
+        assert (out.shape, out.device.type) == (hidden.shape, "cpu")
+        stage.run(Compact(SESSION, 80, (82, 85)))
+        rows = (Row(82, 82, (80, 81, 82)), Row(84, 82, (80, 81, 84)))
+        given = TensorRows(hidden, (0, 1))
+        stage.run(Forward(SESSION, SegmentId(1), 80, rows, hidden=given))
+    assert gpu.fetched == 2
+
+
+def test_emulated_graphs_overwrite_their_results() -> None:
+    graph = capture_emulated(lambda x: (x + 1,), (torch.zeros(3),))
+    (first,) = graph(torch.ones(3))
+    (second,) = graph(torch.full((3,), 2.0))
+    assert first is second
+    assert second.tolist() == [3, 3, 3]
+    with pytest.raises(ValueError, match=r"a graph of \(3,\) was given \(2,\)"):
+        graph(torch.ones(2))
+
+
+def test_quantised_weights() -> None:
+    """By torch's product where there is one, else rounded: next to the dequantised matrix."""
+    dense, x = noise(48, 64), noise(5, 64, seed=1)
+    for kind in ("int8", "int4"):
+        linear = quantized.quantized_linear(
+            kind,  # type: ignore[arg-type]
+            *(dense.shape, lambda first, end: dense[first:end], torch.float32, None, EMULATED),
+        )
+        packs = kind == "int8" and quantized.has_product("int8", EMULATED)
+        assert packs == isinstance(linear, quantized.QuantizedDeviceLinear)
+        assert linear.description == ("int8" if packs else linear.description)
+        off = (linear(x) - x @ dense.T).abs().max() / (x @ dense.T).abs().max()
+        assert off < (0.02 if kind == "int8" else 0.15)
+    packed = quantize(lambda first, end: dense[first:end], (48, 64), 4, 32)
+    rounded = quantized.packed_linear(packed, torch.float32, None, EMULATED)
+    assert rounded.description.startswith("int4 in blocks of 32 as float32 (no product for it on")
+    assert torch.equal(rounded(x), torch.nn.functional.linear(x, packed.dequantized()))
+
+
+def test_the_layout_of_cuda_s_int4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be given to it, by the definition of its result: the first of two levels is in the
+    upper half of a byte, and a weight is (level - 8) * scale + offset."""
+    dense, x = noise(16, 64), noise(3, 64, seed=1)
+    matrix = quantize(lambda first, end: dense[first:end], (16, 64), 4, 32)
+
+    def convert(values: torch.Tensor, tiles: int) -> torch.Tensor:
+        assert (values.dtype, values.shape) == (torch.uint8, (16, 32))
+        return values
+
+    def multiply(
+        x: torch.Tensor, values: torch.Tensor, block: int, steps: torch.Tensor
+    ) -> torch.Tensor:
+        assert steps.shape == (64 // block, 16, 2)
+        levels = torch.stack([values >> 4, values & 15], -1).flatten(1).float()
+        scale, offset = steps.float().transpose(0, 1).repeat_interleave(block, 1).unbind(-1)
+        return x @ ((levels - 8) * scale + offset).T.to(x.dtype)
+
+    monkeypatch.setattr(torch, "_convert_weight_to_int4pack", convert)
+    monkeypatch.setattr(torch, "_weight_int4pack_mm", multiply)
+    # Of another type than "cpu", whose layout is another.
+    monkeypatch.setattr(EMULATED, "torch", torch.device("meta"))
+    monkeypatch.setattr(EMULATED, "put", lambda x: x)
+    got = quantized._int4_product(matrix, EMULATED)(x.bfloat16()).float()
+    want = x @ matrix.dequantized().T
+    assert (got - want).abs().max() < 0.02 * want.abs().max()
