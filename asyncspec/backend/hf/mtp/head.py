@@ -138,8 +138,13 @@ def load_mtp(target: Checkpoint, *, dtype: str = "auto", device: Device = CPU) -
     )
     with torch.inference_mode():
         try:
-            how = computed, "fast", fast_settings(device)
-            shard = load_shard(alone, at, at + 1, *how, share_tied=False, device=device)
+            shard = load_shard(
+                *(alone, at, at + 1, computed),
+                mode="fast",
+                settings=fast_settings(device),
+                share_tied=False,
+                device=device,
+            )
         except CheckpointError as error:
             raise CheckpointError(f"the next-token layer {layout.layer}*: {error}") from error
         free_heap(shard.weight_bytes)
