@@ -35,6 +35,13 @@ SPELLINGS = [
         "qwen3-coder",
         "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
     ),
+    ("glm", "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+    ("gemma4", "<|tool_call>call:add{a:1}<tool_call|>"),
+    (
+        "minimax",
+        '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+    ),
     ("llama3", '{"name": "add", "parameters": {"a": 1}}'),
     ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
     ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]'),
@@ -110,6 +117,16 @@ pieces = st.lists(
             "</parameter>",
             "</function>",
             "[ARGS]",
+            "<arg_key>a</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+            "<|tool_call>",
+            "<tool_call|>",
+            "call:",
+            '<|"|>',
+            "a:",
+            "<|channel>thought",
+            "<channel|>",
         ]
     ),
     max_size=9,
@@ -119,7 +136,7 @@ pieces = st.lists(
 @given(
     pieces,
     st.lists(st.integers(0, 200), max_size=6),
-    st.sampled_from(["hermes", "llama3", "mistral", "json"]),
+    st.sampled_from(["hermes", "llama3", "mistral", "glm", "gemma4", "json"]),
     st.sampled_from(["", "tags", "open"]),
     st.sampled_from([(), TOOLS]),
 )
@@ -145,13 +162,43 @@ def test_reasoning_content_and_two_calls() -> None:
 @pytest.mark.parametrize(("syntax", "text"), SPELLINGS)
 def test_arguments_are_passed_on_while_they_are_written(syntax: str, text: str) -> None:
     parser = AnswerParser(ChatFacts(syntax), TOOLS)
-    place = text.index("1") + (len("1\n</parameter>") if syntax == "qwen3-coder" else 1)
+    # By pairs, or number by number as far as it is certain.
+    behind = {"qwen3-coder": "\n</parameter>", "minimax": "</parameter>", "glm": "</arg_value>"}
+    place = text.index("1") + 1 + len(behind.get(syntax, "}" if syntax == "gemma4" else ""))
     begun = parser.feed(text[:place])
     assert begun[0] == CallBegin("add")
     written = "".join(part.text for part in begun[1:] if isinstance(part, CallArguments))
-    assert json.loads(written + "}") == {"a": 1}
-    assert parser.feed(text[place:])[-1] == CallEnd()
+    assert json.loads(written.removesuffix("}") + "}") == {"a": 1}
+    assert begun[-1] == CallEnd() or CallEnd() in parser.feed(text[place:])
     assert parser.finish() == []
+
+
+def test_values_as_glm_and_gemma_write_them() -> None:
+    schema = {"type": "object", "properties": {"s": {"type": "string"}}}
+    tools = (Tool("f", "", schema),)
+    pairs = {"s": "1", "n": 1, "list": [1, {"k": True}]}
+    tagged = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>"
+        f"{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+        for key, value in pairs.items()
+    )
+    (call,) = taken(ChatFacts("glm"), f"<tool_call>f\n{tagged}</tool_call>", [30], tools)[2]
+    assert json.loads(call.arguments) == pairs
+    assert taken(ChatFacts("glm"), "<tool_call>f</tool_call>", [3], tools)[2] == [Call("f", "{}")]
+    q = '<|"|>'
+    said = (
+        f'<|channel>thought\nhm<channel|>So.<|tool_call>call:f{{s:{q}a "b" {{}}\n\u00e9{q}, n:-1.5,'
+        f'list:[{q}x{q},null,{{k:true}}], "o": {{}}, word:plain}}<tool_call|>'
+    )
+    content, thought, (call,) = taken(ChatFacts("gemma4", True, "tags"), said, [60, 70], tools)
+    assert (content, thought) == ("So.", "hm")
+    assert json.loads(call.arguments) == {
+        "s": 'a "b" {}\n\u00e9',
+        "n": -1.5,
+        "list": ["x", None, {"k": True}],
+        "o": {},
+        "word": "plain",
+    }
 
 
 def test_a_call_may_contain_what_ends_calls_and_may_be_cut_short() -> None:
@@ -220,4 +267,7 @@ def test_what_templates_say() -> None:
     assert facts_of("<think>", "<|im_start|>assistant\n<think>\n") == ChatFacts(
         "json", False, "open"
     )
+    gemma = "{{ tools }}<|tool_call>call:{{ enable_thinking }}<|channel>thought"
+    assert facts_of(gemma) == ChatFacts("gemma4", True, "tags", ("enable_thinking",))
+    assert facts_of("<tool_call>{{ tools }}<arg_key>").syntax == "glm"
     assert facts_of("{{ messages }}") == ChatFacts()

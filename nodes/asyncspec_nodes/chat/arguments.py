@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
+
+from asyncspec_nodes.serving.text import partial_stop_length
 
 _STRUCTURE = re.compile(r'["{}\[\]<]')
 _IN_STRING = re.compile(r'["\\]')
@@ -50,31 +53,49 @@ class JsonArguments:
         return (_IN_STRING if self._in_string else _STRUCTURE).search(text, place)
 
 
-_OPEN = re.compile(r"<parameter=([^>]+)>\n?|</function>")
-_CLOSE = re.compile(r"\n?</parameter>")
+class Tags(Struct, frozen=True):
+    """Around the arguments of a call, one by one."""
+
+    # Before a value; the first group is its key. Or what follows the last one, without a group.
+    begin: re.Pattern[str]
+    # Behind a value.
+    end: re.Pattern[str]
 
 
-class XmlArguments:
-    """``<parameter=KEY>VALUE</parameter>``, up to ``</function>`` (Qwen3-Coder), as JSON by the
-    ``properties`` of the tool's schema."""
+QWEN = Tags(re.compile(r"<parameter=([^>]+)>\n?|</function>"), re.compile(r"\n?</parameter>"))
+GLM = Tags(
+    re.compile(r"<arg_key>([^<]+)</arg_key>\s*<arg_value>|(?=</tool_call>)"),
+    re.compile(r"</arg_value>"),
+)
+MINIMAX = Tags(
+    re.compile(r'<parameter name="([^"]+)">\n?|</invoke>'), re.compile(r"\n?</parameter>")
+)
 
-    def __init__(self, properties: Mapping[str, Any]) -> None:
+
+class TaggedArguments:
+    """Values between ``tags``, as JSON by the ``properties`` of the tool's schema."""
+
+    def __init__(self, tags: Tags, properties: Mapping[str, Any]) -> None:
+        self._tags = tags
         self._properties = properties
         self._count = 0
 
     def feed(self, text: str) -> tuple[str, str, bool]:
+        """See ``Arguments``."""
         found = ""
-        while (sign := _OPEN.search(text)) is not None:
-            if sign[1] is None:
-                return found + ("}" if self._count else "{}"), text[sign.end() :], True
-            close = _CLOSE.search(text, sign.end())
-            if close is None:
+        while (begin := self._tags.begin.search(text)) is not None:
+            key = begin[1]
+            if key is None:
+                return found + ("}" if self._count else "{}"), text[begin.end() :], True
+            end = self._tags.end.search(text, begin.end())
+            if end is None:
                 break
-            value = _typed(text[sign.end() : close.start()], self._properties.get(sign[1]))
-            pair = msgspec.json.encode({sign[1]: value}).decode()[1:-1]
-            found += ("," if self._count else "{") + pair
+            value = _typed(text[begin.end() : end.start()], self._properties.get(key))
+            found += ("," if self._count else "{") + msgspec.json.encode({key: value}).decode()[
+                1:-1
+            ]
             self._count += 1
-            text = text[close.end() :]
+            text = text[end.end() :]
         return found, text, False
 
 
@@ -87,3 +108,75 @@ def _typed(value: str, schema: object) -> object:
         return msgspec.json.decode(value)
     except msgspec.MsgspecError:
         return value
+
+
+QUOTE = '<|"|>'
+"""Around strings in Gemma 4's calls."""
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_WORD = re.compile(r'([^{}\[\],:<"]+)(?=[{}\[\],:<"])')
+
+
+class GemmaArguments:
+    """Gemma 4's form of an object: keys without quotes, strings between ``QUOTE``."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+
+    def feed(self, text: str) -> tuple[str, str, bool]:
+        """See ``Arguments``."""
+        found = ""
+        while text := text if self._in_string else text.lstrip():
+            taken = self._quoted(text) if self._in_string else self._next(text)
+            if taken is None:
+                break
+            written, text = taken
+            found += written
+            if self._depth <= 0:
+                return found, text, True
+        return found, text, False
+
+    def _quoted(self, text: str) -> tuple[str, str] | None:
+        """More of a string, and what is behind."""
+        inside, quote, rest = text.partition(QUOTE)
+        if quote:
+            self._in_string = False
+            return f'{_escaped(inside)}"', rest
+        keep = partial_stop_length(text, (QUOTE,))
+        inside = text[: len(text) - keep]
+        return (_escaped(inside), text[len(inside) :]) if inside else None
+
+    def _next(self, text: str) -> tuple[str, str] | None:
+        """What comes next outside of strings, and what is behind; None: not certain yet."""
+        if text.startswith(QUOTE):
+            self._in_string = True
+            return '"', text[len(QUOTE) :]
+        if QUOTE.startswith(text):
+            return None
+        sign = text[0]
+        if sign in "{[}],:":
+            self._depth += (sign in "{[") - (sign in "}]")
+            return sign, text[1:]
+        if sign == "<":  # the end of the call, without that of the object
+            self._depth = 0
+            return "", text
+        found = (_STRING if sign == '"' else _WORD).match(text)
+        if found is None:
+            return None
+        word, rest = found[0].strip(), text[found.end() :]
+        literal = sign == '"' or (not rest.startswith(":") and _is_json(word))
+        return word if literal else msgspec.json.encode(word).decode(), rest
+
+
+def _escaped(text: str) -> str:
+    """As inside of a JSON string."""
+    return msgspec.json.encode(text).decode()[1:-1]
+
+
+def _is_json(word: str) -> bool:
+    try:
+        msgspec.json.decode(word)
+    except msgspec.MsgspecError:
+        return False
+    return True

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from asyncspec.constraint import text
-from asyncspec_nodes.chat.arguments import Arguments, JsonArguments, XmlArguments
+from asyncspec_nodes.chat.arguments import (
+    GLM,
+    MINIMAX,
+    QWEN,
+    Arguments,
+    GemmaArguments,
+    JsonArguments,
+    TaggedArguments,
+)
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-"""Around a call, of Hermes, Qwen and many others."""
+"""Around a call, of Hermes, Qwen, GLM and many others."""
 
-DEEPSEEK_BEGIN = "<\uff5ctool\u2581calls\u2581begin\uff5c>"
-DEEPSEEK_END = "<\uff5ctool\u2581calls\u2581end\uff5c>"
+MARKERS: Mapping[str, tuple[str, str]] = {
+    "deepseek": (
+        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+        "<\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+    "gemma4": ("<|tool_call>", "<tool_call|>"),
+    "minimax": ("<minimax:tool_call>", "</minimax:tool_call>"),
+}
+"""Around calls, of others."""
 
 
 class Tool(Struct, frozen=True):
@@ -69,24 +85,23 @@ CallPart = CallBegin | CallArguments | CallEnd
 
 
 class CallPattern:
-    """Recognises where a call of one of ``tools`` begins, as models of one ``syntax`` write it."""
+    """Recognises where a call of one of ``tools`` begins, in any syntax."""
 
-    def __init__(self, tools: Sequence[Tool], syntax: str) -> None:
+    def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
         names = "|".join(re.escape(tool.name) for tool in tools)
-        forms = (_DEEPSEEK,) if syntax == "deepseek" else (_JSON, _NAMED, _XML)
-        self._forms = [re.compile(form.replace("NAMES", names)) for form in forms]
+        self._forms = [
+            (re.compile(form.replace("NAMES", names)), reader) for form, reader in _FORMS
+        ]
 
     def match(self, text: str) -> tuple[CallBegin, Arguments, str] | None:
         """A call at the start of ``text``, what reads its arguments, and the text behind. The
         answer is the same with more text."""
-        for form in self._forms:
+        for form, reader in self._forms:
             if (found := form.match(text)) is not None:
                 name = found[found.lastindex or 0]
                 properties = self._tools[name].arguments.get("properties", {})
-                xml = "<function=" in found[0]
-                reader = XmlArguments(properties) if xml else JsonArguments()
-                return CallBegin(name), reader, text[found.end() :]
+                return CallBegin(name), reader(properties), text[found.end() :]
         return None
 
 
@@ -103,8 +118,6 @@ _JSON = (
 _NAMED = r"[\s,;]*(?:\[TOOL_CALLS\])?\s*(NAMES)(?:\[ARGS\])?(?=\{)"
 """``NAME{...}`` or ``NAME[ARGS]{...}`` (Mistral since its eleventh tokenizer)."""
 
-_XML = r"\s*<function=(NAMES)>"
-
 _BEGIN, _SEPARATOR, _END = (
     f"<\uff5ctool\u2581{part}\uff5c>" for part in ("call\u2581begin", "sep", "call\u2581end")
 )
@@ -114,6 +127,17 @@ _DEEPSEEK = (
     r"\s*(?=\{)"
 )
 """DeepSeek's, as V3 and R1 write them (``function``, a name, a block of code) and V3.1."""
+
+_FORMS: tuple[tuple[str, Callable[[Mapping[str, Any]], Arguments]], ...] = (
+    (_JSON, lambda _: JsonArguments()),
+    (_NAMED, lambda _: JsonArguments()),
+    (_DEEPSEEK, lambda _: JsonArguments()),
+    (r"\s*<function=(NAMES)>", partial(TaggedArguments, QWEN)),
+    (r"\s*(NAMES)\s*(?=<arg_key>|</tool_call>)", partial(TaggedArguments, GLM)),
+    (r'\s*<invoke name="(NAMES)">', partial(TaggedArguments, MINIMAX)),
+    (r"\s*call:(NAMES)\s*(?=\{)", lambda _: GemmaArguments()),
+)
+"""How a call begins, and what reads its arguments by the tool's properties."""
 
 _NO_TEXT = re.compile(rf"{_BETWEEN}(?:[\s\]]|```|{re.escape(_END)})*")
 
@@ -173,7 +197,7 @@ def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
         for key in ("$defs", "definitions"):
             definitions.setdefault(key, {}).update(tool.arguments.get(key, {}))
     whole = {**one, **{key: value for key, value in definitions.items() if value}}
-    if syntax in ("hermes", "qwen3-coder"):
+    if syntax in ("hermes", "qwen3-coder", "glm"):
         more = r' ("\n" call)*' if parallel else ""
         json = text.of_json(whole)
         return f'start: call{more}\ncall: "{BEGIN}\\n" json "\\n{END}"\njson: {json}'

@@ -10,9 +10,8 @@ from msgspec import Struct
 from asyncspec_nodes.chat.arguments import Arguments
 from asyncspec_nodes.chat.calls import (
     BEGIN,
-    DEEPSEEK_BEGIN,
-    DEEPSEEK_END,
     END,
+    MARKERS,
     Call,
     CallArguments,
     CallBegin,
@@ -27,6 +26,10 @@ from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_nodes.serving.text import partial_stop_length
 
 THINK, THOUGHT = "<think>", "</think>"
+"""Around reasoning, of most models."""
+
+REASONING = {"gemma4": ("<|channel>thought", "<channel|>")}
+"""Around reasoning, of others, by the syntax of their calls."""
 
 
 class Part(Struct, frozen=True):
@@ -112,7 +115,7 @@ class AnswerParser:
         """``parallel``: more than one call counts. ``opened``: whether the answer begins with
         reasoning, where that is not the template's habit."""
         self._tools = tools
-        self._pattern = CallPattern(tools, facts.syntax)
+        self._pattern = CallPattern(tools)
         # Of the call whose arguments are being read.
         self._arguments: Arguments | None = None
         # Whether a call was read since the last marker.
@@ -127,8 +130,9 @@ class AnswerParser:
         self._reasons = bool(facts.reasoning)
         # The next text is the first of its kind: line breaks before it are none of it.
         self._fresh = opened
-        tagged = {"deepseek": {DEEPSEEK_BEGIN: DEEPSEEK_END}}.get(facts.syntax, {BEGIN: END})
-        self._markers = tagged if tools else {}
+        begin, end = MARKERS.get(facts.syntax, (BEGIN, END))
+        self._markers = {begin: end} if tools else {}
+        self._think, self._thought = REASONING.get(facts.syntax, (THINK, THOUGHT))
         self._text = ""
 
     @property
@@ -165,17 +169,17 @@ class AnswerParser:
             case "content":
                 return self._content()
             case "reasoning":
-                return self._until(THOUGHT)
+                return self._until(self._thought)
             case "call" | "bare":
                 return self._call()
 
     def _start(self) -> Sequence[AnswerPart] | None:
         """Before the first character that is no blank."""
         text = self._text.lstrip()
-        if not text or (self._reasons and THINK.startswith(text)):
+        if not text or (self._reasons and self._think.startswith(text)):
             return None
-        if self._reasons and text.startswith(THINK):
-            self._text, self._state, self._fresh = text.removeprefix(THINK), "reasoning", True
+        if self._reasons and text.startswith(self._think):
+            self._text, self._state, self._fresh = text.removeprefix(self._think), "reasoning", True
         elif self._tools and self._bare(text):
             self._text, self._state, self._begun = text, "bare", ""
         elif self._tools and any(name.startswith(text) for name in self._names()):

@@ -7,7 +7,18 @@ from typing import Literal
 
 from msgspec import Struct
 
-Syntax = Literal["harmony", "hermes", "qwen3-coder", "deepseek", "mistral", "llama3", "json"]
+Syntax = Literal[
+    "harmony",
+    "gemma4",
+    "glm",
+    "minimax",
+    "hermes",
+    "qwen3-coder",
+    "deepseek",
+    "mistral",
+    "llama3",
+    "json",
+]
 """How a model writes calls of tools."""
 
 OPTIONS = ("enable_thinking", "thinking", "reasoning_effort")
@@ -34,8 +45,14 @@ HARMONY_MARKERS = frozenset(
 )
 """Special tokens that structure an answer in harmony."""
 
+GEMMA_MARKERS = frozenset(("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'))
+"""The same of Gemma 4."""
+
 _SYNTAXES: tuple[tuple[str, Syntax], ...] = (
     (CHANNEL, "harmony"),
+    ("<|tool_call>", "gemma4"),
+    ("<arg_key>", "glm"),
+    ("<minimax:tool_call>", "minimax"),
     ("<function=", "qwen3-coder"),
     ("<tool_call>", "hermes"),
     ("tool\u2581calls\u2581begin", "deepseek"),
@@ -50,14 +67,17 @@ def facts_of(template: str, prompt: str = "") -> ChatFacts:
     """``prompt``: a rendered conversation, up to where the assistant speaks."""
     syntax = next((name for sign, name in _SYNTAXES if sign in template), "json")
     opened = prompt.rstrip().endswith("<think>")
+    thinks = "<think>" in template or "<|channel>" in template
     return ChatFacts(
         syntax,
         re.search(r"\btools\b", template) is not None,
-        "open" if opened else "tags" if "<think>" in template else "",
+        "open" if opened else "tags" if thinks else "",
         tuple(name for name in OPTIONS if re.search(rf"\b{name}\b", template)),
     )
 
 
 def answer_markers(template: str) -> frozenset[str]:
     """Special tokens that are part of an answer's text: without them its parts run together."""
-    return HARMONY_MARKERS if CHANNEL in template else frozenset()
+    if CHANNEL in template:
+        return HARMONY_MARKERS
+    return GEMMA_MARKERS if "<|tool_call>" in template else frozenset()
