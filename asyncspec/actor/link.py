@@ -256,7 +256,7 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def _beat_seconds(self) -> float:
-        """Between two heartbeats. Clients are many, and a lost one costs nobody anything."""
+        """Between two heartbeats. Clients are many, and a lost one costs nothing."""
         most = self._options.heartbeat_seconds
         return most if self.rank < 0 else silence.beat_seconds(self.rtt, most)
 

@@ -158,7 +158,7 @@ class CachedDraftModel(CachedSource[CachedSession[C]], Generic[C]):
         self, session: CachedSession[C], job: Expand
     ) -> Iterator[DraftPass[CachedSession[C]]]:
         if session.length + len(job.committed) > self._context:
-            # Nothing sensible comes from here on; the text goes on without a draft.
+            # Nothing sensible comes from here on; the text continues without a draft.
             session.cache.close()
             session.cache, session.trie = self.new_cache(), Trie()
             return

@@ -22,7 +22,7 @@ W = TypeVar("W")
 R = TypeVar("R")
 
 Coroutine = Generator[W, None, R]
-"""The work of one session: yields what must be computed before it goes on, ends with a result."""
+"""The work of one session: yields what must be computed before it continues, ends with a result."""
 
 
 def run_cobatched(
@@ -62,7 +62,7 @@ class Grower(Protocol):
 
 class StateGrower(Generic[S]):
     """A ``Grower`` without passes: the state after a candidate is computed from that after its
-    parent, and only where the tree goes on from it, as it does from few."""
+    parent, and only where the tree grows below it, as it does below few."""
 
     def __init__(
         self, tip: S, extend: Callable[[S, int], S], propose: Callable[[S, int], Proposal]

@@ -59,7 +59,7 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     # Nothing is computed: the answer is the prompt's tokens and their text.
     prompt_only: bool = False
     # The beginning of the answer that the client has from a draft node which it has lost, with as
-    # many characters of its text: the answer goes on behind them.
+    # many characters of its text: the answer continues behind them.
     given: tuple[Token, ...] = ()
     given_text: Count = 0
 

@@ -64,7 +64,7 @@ KINDS = {
     "node-time": (node_time, "what a node's process takes beside its engine, a pass"),
     "stage-time": (stage_time, "a stage's pass by its rows"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
-    "peers": (peers, "our policies, Hugging Face generate and other engines, turn about"),
+    "peers": (peers, "our policies, Hugging Face generate and other engines, interleaved"),
     "serving": (serving, "what a pipeline owes many users at a time"),
     "growth": (growth, "what a pass and a step cost as the work grows"),
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),

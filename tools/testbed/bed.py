@@ -132,7 +132,7 @@ def _switch(standing: State) -> tuple[str, ...]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has at this moment."""
+    """Free ports of loopback."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:

@@ -22,7 +22,7 @@ Network = Literal["auto", "namespaces", "loopback"]
 
 
 def create(description: Description, network: Network, notes: list[str]) -> State:
-    """Make what the kernel has to hold of a bed; whoever called removes it. What does not hold here
+    """Make what the kernel has to hold of a bed; the caller removes it. What does not hold here
     is appended to ``notes``. Raises ``ClusterError``, and ``UserError`` where namespaces were asked
     for and are not to be had."""
     if network == "loopback":

@@ -65,7 +65,7 @@ class Pipe:
         self._arm()
 
     def sink_gone(self) -> None:
-        """Nobody takes anything any more."""
+        """The reader is gone."""
         self._sink_gone = True
         self._waiting.clear()
         if self._timer is not None:

@@ -157,7 +157,7 @@ def _socket(reads: Direction, writes: Direction) -> socket.socket:
 
 
 async def _serve(orders: Orders) -> None:
-    """Until standard input ends: then whoever started us is gone, however it went."""
+    """Until standard input ends: then the process that started us is gone."""
     await Proxy(orders).start()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
@@ -174,7 +174,7 @@ def loop_factory() -> asyncio.AbstractEventLoop:
 
 def main() -> int:
     """The process: orders as one line of JSON on standard input, "ready" on standard output."""
-    # Ctrl-C in the terminal reaches everybody; only the bed's owner acts on it.
+    # Ctrl-C in the terminal reaches all processes; only the bed's owner acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(PermissionError):
         # The network must not wait for a processor that the devices are busy with.

@@ -41,7 +41,7 @@ class Node:
 
 
 class Pool:
-    """The sequences of a cache that nobody uses."""
+    """The unused sequences of a cache."""
 
     def __init__(self, count: int) -> None:
         self.free = list(range(count - 1, -1, -1))
@@ -83,7 +83,7 @@ class Branches:
         return next(iter(self._leaves), -1) if node is None else node.sequence
 
     def advance(self, path: Sequence[Node]) -> None:
-        """The trunk goes on with these nodes, which are cached. What is not below the last of them
+        """The trunk continues with these nodes, which are cached. What is not below their last one
         is dead."""
         tip, start = path[-1], self.trunk
         end = tip.position + 1

@@ -73,7 +73,7 @@ class LlamaTokenizer:
             )
         try:
             return _rendered(self._template, chat, self._names)
-        except Exception as error:  # a template is a program of somebody else's
+        except Exception as error:  # a template is a foreign program
             why = first_line(error)
             raise ValueError(f"the chat template refuses these messages: {why}") from error
 

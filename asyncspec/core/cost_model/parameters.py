@@ -136,7 +136,7 @@ class CostModelParameters(Struct, frozen=True):
     # Times as long as without prefill chunks that a pass with answers in it may take (Sarathi).
     max_prefill_slowdown: float = 2.0
     # Tokens that a request waits for while another one reads them, for each that it need not read
-    # itself then. More than 1: what only one reads takes nobody else's place in a pass.
+    # itself then. More than 1: a prefix read once leaves room in passes.
     prefix_wait: int = 2
 
     # --- drafts ---

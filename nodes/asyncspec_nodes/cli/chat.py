@@ -181,7 +181,7 @@ class Chat:
         }
 
     async def work(self, lines: AsyncIterator[str]) -> int:
-        """Talk until the input ends. Exit code 1 where an answer has failed and nobody is there to
+        """Talk until the input ends. Exit code 1 where an answer has failed and no user is there to
         see it."""
         failed = False
         async for line in lines:

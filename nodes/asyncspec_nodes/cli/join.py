@@ -28,7 +28,7 @@ GIB, GB = 1 << 30, 1e9
 
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("token", metavar="TOKEN", help="as asyncspec up prints it; whoever has it may join")
+    add("token", metavar="TOKEN", help="as asyncspec up prints it; it lets a machine join")
     add("--address", metavar="HOST:PORT", help="where the cluster is, in place of what TOKEN says")
     add(
         "--target",

@@ -1,6 +1,6 @@
 """The token source ``auto``: the best of what there is for a target, and why.
 
-Next-token layers come with the target. A head or draft model that somebody has published for it is
+Next-token layers come with the target. A head or draft model that is published for it is
 used where it is here already, or where the target itself is fetched from a hub. Else the target
 drafts for itself in four bits, where there is memory for that; else its text is looked up.
 """

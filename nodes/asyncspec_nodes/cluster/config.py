@@ -194,7 +194,7 @@ DRAFTING: tuple[str, ...] = ("level_seconds", "call_seconds")
 class TraceTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[trace]``"""
 
-    # Events every node keeps in memory for asyncspec record; 0: none until somebody asks, and
+    # Events every node keeps in memory for asyncspec record; 0: none until asked for, and
     # then only what happens from there on. 100,000 are some 50 MB.
     events: Annotated[int, Meta(ge=0)] = 0
     # Whether traces hold the text of answers (they always hold token ids).

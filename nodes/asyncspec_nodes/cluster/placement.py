@@ -26,7 +26,7 @@ GB = 1e9
 BYTES_PER_MEGABIT = 125_000.0
 
 MAX_CONTEXT = 8192
-"""Tokens of a cache that is planned for, where nobody says how many."""
+"""Tokens of a planned cache without --context."""
 
 DRAFT_SHARE = 1 / 30
 """A draft level takes this share of a pass over the whole target on a mean device."""
@@ -67,7 +67,7 @@ def _item_bytes(name: str, info: ModelInfo, dtype: DType) -> int:
 
 
 def draft_level_seconds(target: TargetCost, devices: Sequence[Device]) -> float:
-    """Where nobody says what a draft level takes."""
+    """Default without measured or given seconds of a draft level."""
     mean = sum(device.speed for device in devices) / len(devices)
     return DRAFT_SHARE * target.work((0, len(target.layers))) / mean
 

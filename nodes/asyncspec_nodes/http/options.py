@@ -57,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
-    add("--no-api-key", action="store_true", help="open to whoever reaches it")
+    add("--no-api-key", action="store_true", help="no key is asked for")
     add("--public-metrics", action="store_true", help="serve /metrics without an API key")
     add(
         "--allow-host",

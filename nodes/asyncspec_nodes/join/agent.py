@@ -385,6 +385,6 @@ async def _complete(task: asyncio.Task[None]) -> None:
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """An exception of a task that nobody awaits is no news."""
+    """Retrieve a task's exception: asyncio would log it as never retrieved."""
     if not task.cancelled():
         task.exception()

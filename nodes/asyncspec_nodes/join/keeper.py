@@ -58,7 +58,7 @@ class KeeperOptions(Struct, frozen=True):
     listen: tuple[str, int] = ("0.0.0.0", 0)
     advertise: str = ""
     # Machines to wait for, this one included where it holds a stage; None: until the target fits
-    # and nobody has joined for ``settle_seconds``.
+    # and no machine has joined for ``settle_seconds``.
     machines: int | None = None
     stages: int | None = None
     settle_seconds: float = 10.0
@@ -100,7 +100,7 @@ class Keeper:
         self._guarding = False
         self._over: asyncio.Future[AsyncSpecError] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
-        # When nobody could take over a lost stage: the last one to join then.
+        # When no machine could take over a lost stage: the last one to join then.
         self._said_at: float | None = None
         # The address that members have reached this machine under.
         self._reached = options.advertise or "127.0.0.1"

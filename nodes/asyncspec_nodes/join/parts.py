@@ -69,7 +69,7 @@ def routes(target: str, allowed: Callable[[web.Request], bool]) -> list[web.Rout
     path = Path(target)
     single = "" if path.is_dir() else path.name
     folder = path.parent if single else path
-    # Files that are part of the target: others of the folder are nobody's business.
+    # Files that are part of the target: others of the folder are private.
     known: set[str] = set()
 
     async def parts(request: web.Request) -> web.Response:
@@ -139,7 +139,7 @@ class PartsSource:
             return msgspec.json.decode(body, type=_Answer)
 
     async def _fetch(self, part: Part, file: Path, progress: _Progress) -> None:
-        """Where the connection breaks it goes on from there."""
+        """Resumed where the connection broke."""
         done, failures = 0, 0
         with _opened(file) as stream:
             stream.truncate(part.size)

@@ -16,7 +16,7 @@ _PREFIX = "as1-"
 
 
 class Token(Struct, frozen=True, array_like=True):
-    """``str``: as users pass it on. Whoever has it may join."""
+    """``str``: as users pass it on. It admits any machine."""
 
     # Addresses of the machine that it was made on, the likeliest first.
     hosts: tuple[str, ...]

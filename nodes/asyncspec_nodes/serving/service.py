@@ -270,7 +270,7 @@ class TextService:
 
     def _read_given(self, answer: _Answer, request: Request) -> str:
         """Catch up with the client, which has the beginning of its answer. The reason of its end
-        where it has all of it; empty where it goes on."""
+        where it has all of it; empty where it continues."""
         given = request.given
         if not given:
             return ""

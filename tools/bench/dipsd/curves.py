@@ -130,7 +130,7 @@ CURVES = (
 
 
 def points(curve: Curve) -> list[Point]:
-    """Every value of a sweep, planned by everybody."""
+    """Every value of a sweep, planned by every method."""
     return [_point(value, Tables(curve.at(value))) for value in curve.values]
 
 

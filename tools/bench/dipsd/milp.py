@@ -1,5 +1,5 @@
 """The planner's problem as a mixed-integer linear program, solved by HiGHS: the optimum found by
-somebody else's steps, to hold ours against.
+an independent solver, to hold ours against.
 
 For a ratio q the program maximises U - q S over association, lengths and period at once, any number
 of batches; Dinkelbach's method raises q until nothing is above it. It shares the model with the
@@ -111,7 +111,7 @@ class Program:
         return ((k, prefix) for k in self.lengths for prefix in sorted(prefixes))
 
     def _associate(self) -> None:
-        """Everybody is in one batch, and a batch has its first member."""
+        """Every user is in one batch, and a batch has its first member."""
         for m in self.users:
             self._row(self._sum(self.joins[m, n] for n in range(m + 1)) == 1)
             for n in range(m):
@@ -132,7 +132,7 @@ class Program:
                 self._row(self._sum(held) <= room)
 
     def _draft(self) -> None:
-        """Everybody drafts once, and no longer than the padding of his batch."""
+        """Every user drafts once, and no longer than the batch's padding."""
         for m in self.users:
             self._row(self._sum(self.drafts[m].values()) == 1)
             for longest in self.lengths[1:]:

@@ -64,8 +64,8 @@ def _churn(case: str, deployment: Deployment, seed: int, *, again: bool) -> Unst
 
 def _simulated(case: str, tables: Tables, plan: Plan, told: Tables, noise: Noise) -> Unsteady:
     length, _ = best_greedy(told)
-    everybody = (tuple(range(tables.users)),)
-    lengths = best_lengths(tables, everybody)
+    all_users = (tuple(range(tables.users)),)
+    lengths = best_lengths(tables, all_users)
     single = None
     if lengths is not None:
         single = simulate_plan(lengths.plan, tables, ROUNDS, noise).throughput

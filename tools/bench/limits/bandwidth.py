@@ -34,7 +34,7 @@ class Bandwidth(Speeds, frozen=True):
 
 
 async def measure(folder: Path, tick: Tick) -> Bandwidth:
-    """Enlarge the target into ``folder`` and ask both beds, turn about. Raises
+    """Enlarge the target into ``folder`` and ask both beds, interleaved. Raises
     ``AsyncSpecError``."""
     size = size_of(read_config(BUNDLED_TARGET))
     size = Size(HIDDEN, size.feed_forward, size.layers)

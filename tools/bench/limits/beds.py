@@ -27,7 +27,7 @@ async def compare(
     clusters: Mapping[str, tuple[str, Config]], tokens: Mapping[str, int], tick: Tick
 ) -> Speeds:
     """Every opening on every cluster, each on a bed of its own (the bed's name and the cluster's
-    file), with every policy, turn about. Raises ``AsyncSpecError``."""
+    file), with every policy, interleaved. Raises ``AsyncSpecError``."""
     notes: list[str] = []
     async with AsyncExitStack() as stack:
         running = {}

@@ -54,7 +54,7 @@ class Bound(Struct, frozen=True):
 
 def measure(source: Path, folder: Path, stored: torch.dtype, tick: Tick) -> Bound:
     """Enlarge ``source`` into ``folder``, its weights stored as they are to be, and time it in
-    float32, turn about with the loop. Raises ``ClusterError``."""
+    float32, interleaved with the loop. Raises ``ClusterError``."""
     nbytes = enlarge(source, folder, SIZE, stored)
     tick()
     command = [sys.executable, "-m", __name__, str(folder)]

@@ -20,7 +20,7 @@ TOKENS = {"flowspec": 96, "autoregressive": 32}
 
 
 class Padded(Struct, frozen=True):
-    """Both policies on the same cluster, turn about."""
+    """Both policies on the same cluster, interleaved."""
 
     flowspec: Speed
     autoregressive: Speed

@@ -65,7 +65,7 @@ class PerToken(Struct, frozen=True):
 
 
 async def measure(target: Path, mode: Mode, tick: Tick) -> PerToken:
-    """Every opening with both, turn about. Raises ``AsyncSpecError``."""
+    """Every opening with both, interleaved. Raises ``AsyncSpecError``."""
     config = local_config(
         TargetTable(path=str(target), dtype="fp32", mode=mode),
         DraftTable(source="none", policy=POLICY),

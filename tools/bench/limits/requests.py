@@ -96,7 +96,7 @@ async def turn_about(
     tick: Tick,
     prompts: Sequence[str] = OPENINGS,
 ) -> dict[str, dict[str, list[Reply]]]:
-    """Every prompt with every policy on every cluster, turn about; so many new tokens a policy.
+    """Every prompt with every policy on every cluster, interleaved; so many new tokens a policy.
     By cluster and policy, in the prompts' order. Raises ``ClusterError``, also where the texts
     differ."""
     replies: dict[str, dict[str, list[Reply]]] = {n: {p: [] for p in tokens} for n in clusters}

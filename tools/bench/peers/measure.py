@@ -1,4 +1,4 @@
-"""Asking every peer, turn about."""
+"""Asking every peer, interleaved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer: whoever can be asked for an answer."""
+"""A peer: a server that can be asked for an answer."""
 
 from __future__ import annotations
 

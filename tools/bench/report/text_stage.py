@@ -3,7 +3,7 @@
 The verdict for a row at position p is the text's token p + 1, whatever the row's own token. For
 rows off the text that is not what the target would say; but such rows are never reached by
 acceptance, which goes from the tip along confirmed tokens only, so these verdicts are never used.
-Whoever runs such stages checks in the end that the output is the text (``virtual.py``).
+The caller checks in the end that the output is the text (``virtual.py``).
 """
 
 from __future__ import annotations

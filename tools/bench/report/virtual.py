@@ -32,7 +32,7 @@ from tools.bench.report.target import Target
 from tools.bench.report.text_stage import TextStage
 
 RESTART_NONE = 1e9
-"""Seconds of virtual time nobody waits for."""
+"""Seconds of virtual time, a bound on hangs."""
 
 
 class WrongText(AsyncSpecError):

@@ -13,7 +13,7 @@ RUNNING, TOKENS = 8, 4
 
 
 class Memory(Struct, frozen=True):
-    """Resident MiB by process, when nobody asked any more."""
+    """Resident MiB by process, when no request was open."""
 
     idle: dict[str, float]
     # After so many requests since then.

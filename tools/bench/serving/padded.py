@@ -121,7 +121,7 @@ async def _one_by_one(
     for policy, most in tokens.items():
         pairs = []
         for number in range(2 * REQUESTS):
-            # Whoever is first in a turn is second in the next.
+            # The first of a turn is second in the next.
             clients = (several, single) if number % 2 else (single, several)
             pair = {c: await _checked(c, number % len(texts), policy, most, texts) for c in clients}
             pairs.append((pair[several], pair[single]))

@@ -65,7 +65,7 @@ class Service:
         self.web = before
 
     async def settled(self) -> dict[str, int]:
-        """What is left when nobody asks any more: sessions and slots of all nodes, requests in
+        """What is left when no request is open: sessions and slots of all nodes, requests in
         queues, answers the service works on. Waits for zeros for a while."""
         for _ in range(SETTLE_TRIES):
             left = await self._left()

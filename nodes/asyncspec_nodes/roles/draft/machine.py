@@ -2,7 +2,7 @@
 
 Nothing is waited for: verdicts, drafts, credit, requests and losses come in any order, and after
 each of them the scheduler runs. A lost peer ends sessions, never requests: the committed path is
-here, and a new session goes on from it.
+here, and a new session continues from it.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSe
     counters, clock, place = session.counters, session.clock, session.new_tokens
     if not session.decoding:
         clock = replace(clock, first_token=clock.now)
-        # A round that was begun before counts where it goes on.
+        # A round that was begun before counts where it continues.
         counters = counters.plus(rounds=hits > 0 and session.segments > 0, firsts=(place,))
         if counters.first_token is None:
             counters = replace(counters, first_token=now)
