@@ -82,12 +82,15 @@ def test_ways_to_keep_weights_are_compared(
     )
     assert quantised.run(options) == 0
     found = json.loads(capsys.readouterr().out)
-    each = {(way["dtype"], way["quantize"]): way for way in found["ways"]}
+    each = {(way["dtype"], way["quantize"], way["kernels"]): way for way in found["ways"]}
     sizes = [each[way]["bytes_per_weight"] for way in quantised.WAYS]
     assert sizes == sorted(sizes, reverse=True)
-    assert set(each["bfloat16", "none"]["ratios"].values()) == {1.0}
-    assert [line["quantize"] for line in found["text"]] == ["none", "int8", "int4"]
-    dense, int8, _ = found["text"]
+    assert set(each[quantised.BASE]["ratios"].values()) == {1.0}
+    wanted = ["int8", "int8", "int4", "int4"]
+    assert [line["quantize"] for line in found["errors"]] == wanted
+    assert all(0 < x < 0.12 for line in found["errors"] for x in line["errors"].values())
+    assert [line["quantize"] for line in found["text"]] == ["none", *wanted]
+    dense, int8, *_ = found["text"]
     assert dense["agreement"] == 1
     assert 0.9 < int8["agreement"] <= 1
     assert int8["perplexity"] == pytest.approx(dense["perplexity"], rel=0.05)

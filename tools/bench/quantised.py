@@ -2,9 +2,11 @@
 
 One stage of random weights in the shape of a real model's layers, kept in each way, in this very
 process: passes of some rows are interleaved over the ways, medians of CPU time on one thread (so
-that whoever shares the cores does not count), and ratios to bfloat16. Peak memory (Linux) is that
-of a process of its own that loads the stage. With ``--text`` also what rounding
-does to the bundled target on a text: perplexity, and how often the likeliest token stays.
+that whoever shares the cores does not count), and ratios to bfloat16. Quantised ones are multiplied
+by onnxruntime where it does that, and by torch. Peak memory (Linux) is that of a process of its own
+that loads the stage. The error of one layer is that of random weights, and of rows some of whose
+numbers are larger than the others. With ``--text`` also what rounding does to the bundled target on
+a text: perplexity, and how often the likeliest token stays.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import msgspec
 from msgspec import Struct
@@ -30,11 +35,20 @@ from tools.bench.options import check_numbers
 from tools.bench.random_model import save_random
 
 if TYPE_CHECKING:
+    import torch
+
     from asyncspec.backend.hf.stage import HFStage
 
 ROWS = (1, 4, 16, 64)
-WAYS = (("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "int4"))
-BASE = "bfloat16"
+KERNELS = ("onnxruntime", "torch")
+"""Of quantised weights. Where onnxruntime's are not used, both are torch's."""
+
+WAYS = (
+    ("float32", "none", "torch"),
+    ("bfloat16", "none", "torch"),
+    *(("bfloat16", quantize, kernel) for quantize in ("int8", "int4") for kernel in KERNELS),
+)
+BASE = WAYS[1]
 WINDOW = 256
 """Tokens of a text that are read at a time."""
 
@@ -47,13 +61,16 @@ POSITIONS = 8192
 WIDTHS = Bounds(HEAD, 1 << 16)
 LAYERS = Bounds(1, 1000)
 
+OUTLIERS = (1, 10, 100)
+"""How much larger one in ``OUTLIER_SHARE`` numbers of a row is."""
+
+OUTLIER_SHARE = 128
+
 _CHILD = """
 import sys, torch
 torch.set_num_threads(1)
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.stage import load_stage
-path, layers, dtype, quantize = sys.argv[1:]
-load_stage(open_checkpoint(path), 0, int(layers), dtype=dtype, quantize=quantize)
+from tools.bench.quantised import load
+load(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
 lines = open("/proc/self/status").read().splitlines()
 print(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")))
 """
@@ -64,6 +81,7 @@ class Way(Struct, frozen=True):
 
     dtype: str
     quantize: str
+    kernels: str
     weight_bytes: int
     bytes_per_weight: float
     peak_bytes: int
@@ -73,10 +91,19 @@ class Way(Struct, frozen=True):
     ratios: dict[int, float]
 
 
+class LayerError(Struct, frozen=True):
+    """Error of a linear layer, as a share of the results' norm, by the size of ``OUTLIERS``."""
+
+    quantize: str
+    kernels: str
+    errors: dict[int, float]
+
+
 class TextQuality(Struct, frozen=True):
     """Perplexity and agreement of a quantised target on a text, next to the float32 one."""
 
     quantize: str
+    kernels: str
     perplexity: float
     agreement: float
 
@@ -113,12 +140,13 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = make_checkpoint(Path(folder), options)
         ways = measure(path, options)
+    errors = layer_errors(options.hidden)
     qualities = read_text(windows) if windows else []
     if options.json:
-        found = {"ways": msgspec.to_builtins(ways), "text": msgspec.to_builtins(qualities)}
-        sys.stdout.write(json.dumps(found) + "\n")
+        parts = {"ways": ways, "errors": errors, "text": qualities}
+        sys.stdout.write(json.dumps(msgspec.to_builtins(parts)) + "\n")
     else:
-        _print(ways, qualities)
+        _print(ways, errors, qualities)
     return 0
 
 
@@ -143,7 +171,7 @@ def make_checkpoint(folder: Path, options: argparse.Namespace) -> Path:
 
 def measure(path: Path, options: argparse.Namespace) -> list[Way]:
     """All ways, their passes interleaved."""
-    loaded = [_load(path, options.layers, *way) for way in WAYS]
+    loaded = [load(path, options.layers, *way) for way in WAYS]
     passes = [_ready(stage, options.context) for stage, _ in loaded]
     tries: list[dict[int, list[float]]] = [{rows: [] for rows in ROWS} for _ in WAYS]
     for repeat in range(options.repeats + 1):
@@ -153,19 +181,33 @@ def measure(path: Path, options: argparse.Namespace) -> list[Way]:
                 if repeat:  # the first round warms up
                     found[rows].append(seconds)
     medians = [{rows: statistics.median(x) for rows, x in found.items()} for found in tries]
-    base = medians[WAYS.index((BASE, "none"))]
+    base = medians[WAYS.index(BASE)]
     return [
         _way(path, options.layers, way, *kept, seconds, base)
         for way, kept, seconds in zip(WAYS, loaded, medians, strict=True)
     ]
 
 
-def _load(path: Path, layers: int, dtype: str, quantize: Any) -> tuple[HFStage, float]:
+@contextmanager
+def using(kernels: str) -> Iterator[None]:
+    """Inside, stages are loaded with these ``KERNELS``."""
+    from asyncspec.backend.hf.kernels.cpu import nbits
+
+    found = nbits.multiplies_levels() and kernels == KERNELS[0]
+    with mock.patch.object(nbits, "multiplies_levels", return_value=found):
+        yield
+
+
+def load(
+    path: str | Path, layers: int, dtype: str, quantize: Any, kernels: str
+) -> tuple[HFStage, float]:
+    """The first layers as a stage, and how many seconds that took."""
     from asyncspec.backend.hf.checkpoint import open_checkpoint
     from asyncspec.backend.hf.stage import load_stage
 
     start = time.perf_counter()
-    stage = load_stage(open_checkpoint(path), 0, layers, dtype=dtype, quantize=quantize)
+    with using(kernels):
+        stage = load_stage(open_checkpoint(path), 0, layers, dtype=dtype, quantize=quantize)
     return stage, time.perf_counter() - start
 
 
@@ -192,24 +234,23 @@ def _ready(stage: HFStage, context: int) -> Callable[[int], float]:
 def _way(
     path: Path,
     layers: int,
-    way: tuple[str, str],
+    way: tuple[str, str, str],
     stage: HFStage,
     load_seconds: float,
     seconds: dict[int, float],
     base: dict[int, float],
 ) -> Way:
-    from asyncspec.backend.hf.optimized.graphs import LayerGraph
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.weights import read_shard_tensors
 
-    # A graph's float32 weights include norms.
-    weights = sum(
-        x.weight_bytes // 4 if isinstance(x, LayerGraph) else x.out_features * x.in_features
-        for x in stage.shard.linears
-    )
+    tensors = read_shard_tensors(open_checkpoint(path), 0, layers, stage.shard.dtype)
+    weights = sum(tensors.weight_counts().values())
     argv = [sys.executable, "-c", _CHILD, str(path), str(layers), *way]
     peak = int(subprocess.run(argv, check=True, capture_output=True).stdout)
     return Way(
         dtype=way[0],
         quantize=way[1],
+        kernels=way[2],
         weight_bytes=stage.shard.weight_bytes,
         bytes_per_weight=sum(x.weight_bytes for x in stage.shard.linears) / weights,
         peak_bytes=peak,
@@ -217,6 +258,36 @@ def _way(
         seconds=seconds,
         ratios={rows: seconds[rows] / base[rows] for rows in ROWS},
     )
+
+
+def layer_errors(width: int) -> list[LayerError]:
+    """Of a square matrix of normal weights, for rows with and without outliers."""
+    import torch
+
+    from asyncspec.backend.hf.kernels.cpu.nbits import quantized_linear
+    from asyncspec.backend.hf.kernels.cpu.ort import WaitingLinear
+    from asyncspec.backend.hf.probing import noise
+
+    weight, rows = noise(width, width), noise(max(ROWS), width, seed=1)
+    found: list[LayerError] = []
+    for _, quantize, kernels in WAYS[2:]:
+        bits = int(quantize.removeprefix("int"))
+        with using(kernels):
+            read = partial(_rows, weight)
+            linear = quantized_linear("layer", bits, (width, width), read, torch.float32, None)
+            linear = linear.pack() if isinstance(linear, WaitingLinear) else linear
+        errors = {}
+        for size in OUTLIERS:
+            x = rows.clone()
+            x[:, ::OUTLIER_SHARE] *= size
+            want = x @ weight.T
+            errors[size] = float((linear(x) - want).norm() / want.norm())
+        found.append(LayerError(quantize, kernels, errors))
+    return found
+
+
+def _rows(weight: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    return weight[first:end]
 
 
 def _windows(options: argparse.Namespace) -> list[tuple[int, ...]]:
@@ -238,15 +309,12 @@ def read_text(windows: Sequence[Sequence[int]]) -> list[TextQuality]:
     import torch
 
     from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.stage import load_stage
 
-    checkpoint = open_checkpoint(BUNDLED_TARGET)
+    layers = open_checkpoint(BUNDLED_TARGET).info.layers
     qualities: list[TextQuality] = []
     likeliest: list[torch.Tensor] = []
-    for quantize in ("none", "int8", "int4"):
-        stage = load_stage(
-            checkpoint, 0, checkpoint.info.layers, dtype="float32", quantize=quantize
-        )
+    for _, quantize, kernels in (WAYS[0], *WAYS[2:]):
+        stage, _ = load(BUNDLED_TARGET, layers, "float32", quantize, kernels)
         with torch.inference_mode():
             logits = [_logits(stage, window) for window in windows]
         best = [x.argmax(-1) for x in logits]
@@ -257,7 +325,7 @@ def read_text(windows: Sequence[Sequence[int]]) -> list[TextQuality]:
         ]
         same = torch.cat([a == b for a, b in zip(best, likeliest, strict=True)])
         perplexity = float(torch.cat(losses).mean().exp())
-        qualities.append(TextQuality(quantize, perplexity, float(same.float().mean())))
+        qualities.append(TextQuality(quantize, kernels, perplexity, float(same.float().mean())))
     return qualities
 
 
@@ -276,18 +344,26 @@ def _logits(stage: HFStage, tokens: Sequence[int]) -> Any:
     return stage.shard.logits(torch.tensor(tokens), places, tree, places)
 
 
-def _print(ways: list[Way], qualities: list[TextQuality]) -> None:
+def _print(ways: list[Way], errors: list[LayerError], qualities: list[TextQuality]) -> None:
     heads = "".join(f" {rows} rows, ms | ratio |" for rows in ROWS)
     out = [f"| weights | bytes a weight | peak MiB | load s |{heads}"]
     out.append("| --- |" + " ---: |" * (3 + 2 * len(ROWS)))
     for way in ways:
         cells = "".join(f" {1e3 * way.seconds[n]:.2f} | {way.ratios[n]:.2f} |" for n in ROWS)
-        name = way.dtype if way.quantize == "none" else way.quantize
+        name = way.dtype if way.quantize == "none" else f"{way.quantize}, {way.kernels}"
         out.append(
             f"| {name} | {way.bytes_per_weight:.2f} | {way.peak_bytes / 2**20:.0f} | "
             f"{way.load_seconds:.1f} |{cells}"
         )
+    out += ["", "| a layer |" + "".join(f" outliers x {size} |" for size in OUTLIERS)]
+    out.append("| --- |" + " ---: |" * len(OUTLIERS))
+    for one in errors:
+        cells = "".join(f" {one.errors[size]:.2%} |" for size in OUTLIERS)
+        out.append(f"| {one.quantize}, {one.kernels} |{cells}")
     if qualities:
         out += ["", "| target | perplexity | same likeliest token |", "| --- | ---: | ---: |"]
-        out += [f"| {o.quantize} | {o.perplexity:.3f} | {o.agreement:.2%} |" for o in qualities]
+        out += [
+            f"| {one.quantize}, {one.kernels} | {one.perplexity:.3f} | {one.agreement:.2%} |"
+            for one in qualities
+        ]
     sys.stdout.write("\n".join(out) + "\n")

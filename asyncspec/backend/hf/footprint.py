@@ -25,11 +25,12 @@ from asyncspec.backend.hf.checkpoint_files import (
     main_dtype,
 )
 from asyncspec.backend.hf.kernels.accelerator.quantized import quantized_bytes
+from asyncspec.backend.hf.kernels.cpu import nbits
 from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
-from asyncspec.backend.hf.kernels.cpu.quantized import int4_bytes, int8_bytes
 from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.weights import (
+    BITS,
     cut_ends,
     is_plain_embedding,
     layer_of,
@@ -138,7 +139,7 @@ def _weights(
             if kind != "none" and accelerator:
                 total += quantized_bytes(kind, height, width)
             elif kind != "none":
-                total += (int8_bytes if kind == "int8" else int4_bytes)(height, width)
+                total += nbits.quantized_bytes(name, BITS[kind], height, width)
             elif name != "lm_head" or not tied or kept:
                 small = name.startswith(LAYERS) and upcasts_half(counts[layer_of(name)])
                 widened = small and not accelerator

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -22,8 +23,8 @@ from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.kernels.accelerator.linear import DeviceLinear
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.elementwise import pad_elementwise
-from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
-from asyncspec.backend.hf.kernels.cpu.ort import pack_mmapped
+from asyncspec.backend.hf.kernels.cpu.linear import AND, RowwiseLinear, pad_rows
+from asyncspec.backend.hf.kernels.cpu.ort import pack_waiting
 from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.optimized.captured import Graphs, capture_layers
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
@@ -40,7 +41,8 @@ from asyncspec.backend.hf.weights import (
 )
 from asyncspec.core.errors import CheckpointError, UserError, first_line
 
-_PROBE_POSITIONS = (3, 4, 4, 5, 9)
+_PROBE_POSITIONS = (3, 4, 4, 5, 9, 12)
+"""An even number: a fused layer may not take others."""
 
 _MIN_PROBE_LAYERS = 4
 """Rounding differences of one layer become visible after a few more."""
@@ -141,7 +143,8 @@ class Shard:
     def describe(self) -> str:
         """How matrices of layers and head are kept, and why layers are not optimized."""
         head, why = self.model.lm_head, self.unoptimized_reason
-        weights = " and ".join(sorted({x.description for x in self.linears if x is not head}))
+        ways = (x.description.split(AND) for x in self.linears if x is not head)
+        weights = AND.join(sorted(set(chain(*ways))))
         if self.has_head and head.description != weights:
             weights += f", head {head.description}"
         if self.device.is_accelerator:
@@ -202,8 +205,9 @@ def load_shard(
     if device.is_accelerator and not shard.unoptimized_reason:
         shard.graphs = capture_layers(model.model, device)
     elif not shard.unoptimized_reason:
-        fuse_layers(model.model, shard.info.hidden_size, torch.tensor(_PROBE_POSITIONS))
-    pack_mmapped(model)
+        positions = torch.tensor(_PROBE_POSITIONS)
+        fuse_layers(model.model, shard.info.hidden_size, dtype, positions)
+    pack_waiting(model)
     linears = (x for x in model.modules() if isinstance(x, RowwiseLinear))
     shard.linears = sorted(linears, key=lambda x: not isinstance(x, LayerGraph))
     shard.pad_to(settings.buckets)

@@ -31,8 +31,8 @@ from asyncspec.backend.hf.kernels.accelerator.linear import DenseDeviceLinear
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.backend.hf.kernels.cpu.nbits import quantized_linear
 from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
-from asyncspec.backend.hf.kernels.cpu.quantized import Int4Linear, Int8Linear
 from asyncspec.backend.hf.kernels.dispatch import device_linear, kept_dtype, read_to
 from asyncspec.backend.hf.model_config import EXPERTS
 from asyncspec.backend.hf.process import free_heap
@@ -255,6 +255,10 @@ def _read_parameter(model: Any, name: str, info: TensorInfo, device: Device) -> 
     parameter.data = read_to(device, info, parameter.dtype)
 
 
+BITS: Mapping[Quantize, int] = {"int8": 8, "int4": 4}
+"""Of a weight."""
+
+
 def quantization_of(name: str, quantize: Quantize) -> Quantize:
     """How a linear layer is quantised. The head is never less than int8: its errors are the
     logits'. Routers are small, and their errors would send rows to other experts."""
@@ -278,10 +282,9 @@ def _linear(
         if shares and quantization == "none":
             return DenseDeviceLinear(model.model.embed_tokens.weight.detach(), bias, shared=True)
         return device_linear(info, bias, wanted.dtype, quantization, device)
-    if quantization == "int8":
-        return Int8Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
-    if quantization == "int4":
-        return Int4Linear(info.shape, partial(read_rows, info), wanted.dtype, bias)
+    if quantization != "none":
+        read = partial(read_rows, info)
+        return quantized_linear(name, BITS[quantization], info.shape, read, wanted.dtype, bias)
     if shares:
         weight = model.model.embed_tokens.weight.detach()
         return dense_linear(weight, bias, wanted.settings, wanted.dtype, shared=True)

@@ -63,7 +63,7 @@ class CosSin(tuple[Tensor, Tensor]):
     def half_tables(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """cos and sin [n, R / 2] as onnxruntime takes them: both halves of a head have the same
         angles, and of the second one sin has its own sign."""
-        cos, sin = (x.squeeze(1).chunk(2, -1)[1].contiguous().numpy() for x in self)
+        cos, sin = (x.squeeze(1).chunk(2, -1)[1].float().contiguous().numpy() for x in self)
         return cos, sin
 
 

@@ -12,6 +12,7 @@ self-test checks the loaded weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -24,6 +25,9 @@ _PACK_HINT = 16
 
 UNROUNDED_ROWS = 32  # see ``rounded_rows``
 ROUNDING_STEP = 16
+
+AND = " and "
+"""Between the ways in which matrices of several layers are kept."""
 
 MAX_TILED_ROWS = 32
 """Most rows whose tiled products have the same bits: two tiles of 16."""
@@ -51,6 +55,9 @@ class RowwiseLinear(nn.Module):
     any_rows = False
     """Whether the product needs no code per row count."""
 
+    row_multiple = 1
+    """Only multiples of it are computed, one or two."""
+
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, bias: Tensor | None, min_rows: int = 1
     ) -> None:
@@ -72,7 +79,8 @@ class RowwiseLinear(nn.Module):
 
     def computed_rows(self, rows: int) -> int:
         """How many rows are computed for ``rows`` rows."""
-        return max(self.min_rows, rows if self.any_rows else rounded_rows(rows))
+        computed = max(self.min_rows, rows if self.any_rows else rounded_rows(rows))
+        return computed + -computed % self.row_multiple
 
     def product(self, x: Tensor) -> Tensor:
         """As ``forward``, without padding."""
@@ -81,6 +89,11 @@ class RowwiseLinear(nn.Module):
     def unrounded_product(self, x: Tensor) -> Tensor:
         """``product`` before the last rounding, if possible: that hides differences from tests."""
         return self.product(x)
+
+    def in_padded_rows(self, product: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A ``product`` of any rows [n, K] that takes multiples of ``row_multiple`` alone."""
+        rows = len(x)
+        return product(pad_rows(x, rows + -rows % self.row_multiple))[:rows]
 
     @property
     def description(self) -> str:

@@ -1,5 +1,5 @@
 """Graphs of float32 operations that onnxruntime runs, its product (MLAS) as a linear layer, and the
-layers that wait in their file for either.
+layers that wait for either.
 
 Matrices are packed into memory of onnxruntime's own, so the originals may be freed once a graph is
 compiled. Vectors are not packed, and are kept.
@@ -24,6 +24,7 @@ from asyncspec.backend.hf.checkpoint_files import TensorInfo
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.cpu.capabilities import is_intel
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.backend.hf.kernels.packed import PackedMatrix, pack_levels, pad_columns
 from asyncspec.backend.hf.process import free_heap
 
 Run = Callable[[Mapping[str, npt.NDArray[Any]]], Sequence[npt.NDArray[np.float32]]]
@@ -31,6 +32,12 @@ Run = Callable[[Mapping[str, npt.NDArray[Any]]], Sequence[npt.NDArray[np.float32
 
 CONTRIB = "com.microsoft"
 """Domain of onnxruntime's own operators."""
+
+_INT8_ROWS = 4
+"""``accuracy_level`` of a product by levels: rows are quantised to int8."""
+
+_SCALE_COPIES = 3
+"""float32 numbers per block that a packed matrix has: scales, sums of levels and corrections."""
 
 _OPSET, _FORMAT = 17, 8
 """Of ONNX; old enough for every onnxruntime that pyproject allows."""
@@ -52,6 +59,11 @@ def _runtime() -> Any:
     return ort
 
 
+def packed_scale_bytes(blocks: int) -> int:
+    """Memory beside a packed matrix's levels that onnxruntime takes for so many blocks."""
+    return _SCALE_COPIES * 4 * blocks
+
+
 class GraphError(Exception):
     """Operations cannot be compiled to a graph, or the graph cannot be run."""
 
@@ -63,9 +75,11 @@ class Graph:
         self._nodes: list[Any] = []
         self._weights: dict[str, Tensor] = {}
         self._integers: list[Any] = []
+        # What packing adds to the weights.
+        self._packed_bytes = 0
 
     def weight(self, tensor: Tensor) -> str:
-        """A float32 constant."""
+        """A constant of float32 or uint8."""
         name = f"weight{len(self._weights)}"
         self._weights[name] = tensor.contiguous()
         return name
@@ -97,6 +111,21 @@ class Graph:
         """x [..., K] times ``weight`` [N, K], which is packed."""
         # The standard's MatMul has no transposed operand, and its Gemm no leading dimensions.
         out = self.add("FusedMatMul", x, self.weight(weight), domain=CONTRIB, transB=1)
+        return out if bias is None else self.add("Add", out, self.weight(bias))
+
+    def block_product(self, x: str, packed: PackedMatrix, bias: Tensor | None = None) -> str:
+        """x [..., K] times a matrix of 4 or 8 bits, whose rows are quantised to 8 bits by the
+        block."""
+        rows, columns = packed.shape
+        values = packed.values.view(rows, packed.scales.shape[1], -1)
+        constants = [self.weight(values), self.weight(packed.scales.float().view(-1))]
+        if packed.zero_points is not None:
+            even = pad_columns(packed.zero_points, 8 // packed.bits)
+            constants.append(self.weight(pack_levels(even, packed.bits).view(-1)))
+        sizes = {"K": columns, "N": rows, "bits": packed.bits, "block_size": packed.block}
+        inputs, attributes = (x, *constants), {**sizes, "accuracy_level": _INT8_ROWS}
+        out = self.add("MatMulNBits", *inputs, domain=CONTRIB, **attributes)
+        self._packed_bytes += packed_scale_bytes(rows * packed.scales.shape[1])
         return out if bias is None else self.add("Add", out, self.weight(bias))
 
     def compile(
@@ -131,7 +160,8 @@ class Graph:
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights, in bytes, without single numbers."""
-        return sum(x.numel() * x.element_size() for x in self._weights.values() if x.dim())
+        kept = (x.numel() * x.element_size() for x in self._weights.values() if x.dim())
+        return sum(kept) + self._packed_bytes
 
     def _serialized(
         self, outputs: Sequence[str], floats: Sequence[str], integers: Sequence[str]
@@ -144,7 +174,8 @@ class Graph:
         constants = list(self._integers)
         for name, x in self._weights.items():
             # Passed to the session, not part of the serialized graph.
-            weight = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=tuple(x.shape))
+            kind = TensorProto.UINT8 if x.dtype == torch.uint8 else TensorProto.FLOAT
+            weight = TensorProto(name=name, data_type=kind, dims=tuple(x.shape))
             weight.data_location = TensorProto.EXTERNAL
             weight.external_data.add(key="location", value=name)
             constants.append(weight)
@@ -205,10 +236,22 @@ def can_mmap(info: TensorInfo) -> bool:
     return plain and sys.byteorder == "little"
 
 
-class MmapLinear(RowwiseLinear):
-    """Dense weights [N, K] in a file, multiplied as float32 by torch's own product: memory of the
-    system's file cache alone. A loaded model is tried before its matrices are packed, each by
+class WaitingLinear(RowwiseLinear):
+    """A matrix that is not packed yet: a loaded model is tried before its matrices are, each by
     itself or those of a layer in a graph."""
+
+    def add_to(self, graph: Graph, x: str) -> str:
+        """The result for ``x`` in a graph."""
+        raise NotImplementedError
+
+    def pack(self) -> RowwiseLinear:
+        """The layer by itself."""
+        raise NotImplementedError
+
+
+class MmapLinear(WaitingLinear):
+    """Dense weights [N, K] in a file, multiplied as float32 by torch's own product: memory of the
+    system's file cache alone."""
 
     def __init__(self, info: TensorInfo, bias: Tensor | None) -> None:
         super().__init__((info.shape[0], info.shape[1]), torch.float32, bias)
@@ -227,16 +270,22 @@ class MmapLinear(RowwiseLinear):
     def product(self, x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
+    def add_to(self, graph: Graph, x: str) -> str:
+        return graph.product(x, self.weight, self.bias)
+
+    def pack(self) -> RowwiseLinear:
+        return MlasLinear(self.weight, self.bias)
+
     @property
     def weight_bytes(self) -> int:
         return 0
 
 
-def pack_mmapped(model: nn.Module) -> None:
-    """Replace every ``MmapLinear`` of ``model`` by one with packed weights."""
+def pack_waiting(model: nn.Module) -> None:
+    """Replace every ``WaitingLinear`` of ``model`` by one with packed weights."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, MmapLinear):
-                packed = MlasLinear(child.weight, child.bias)
+            if isinstance(child, WaitingLinear):
+                packed = child.pack()
                 setattr(parent, name, packed)
                 free_heap(packed.weight_bytes)

@@ -1,4 +1,5 @@
-"""Linear layers with weight-only quantised weights: int8 by output channel, int4 by groups.
+"""Linear layers with weight-only quantised weights in torch's own kernels: int8 by output channel,
+int4 by groups. Used where onnxruntime's are not there (``nbits.py``), and for experts.
 
 Weights are rounded once, when they are read. The products are torch's own (they multiply in
 bfloat16 and add in float32), and each output row depends on its input row alone, which the
@@ -17,13 +18,11 @@ from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.backend.hf.kernels.packed import PackedMatrix, ReadRows, row_slices, unpack_levels
 from asyncspec.core.errors import UserError
 
 GROUP = 64
 """Weights that share a scale in int4; half as many where that fits the inner width better."""
-
-SLICE = 1 << 19
-"""Weights quantised at a time, so that a dense matrix never lies beside its quantised form."""
 
 _WIDTH = 32
 """Inner widths are padded to a multiple of this."""
@@ -31,8 +30,11 @@ _WIDTH = 32
 _HEIGHT, _PACK_ROWS = 16, 64
 """int4: rows are padded to a multiple of one, and packed by the other."""
 
-# Reads rows [first, end) of a weight matrix, [n, K], in any floating-point type.
-ReadRows = Callable[[int, int], Tensor]
+# Levels [n, padded K] int32 and (scale, offset) [groups, n, 2] bfloat16 of rows [first, end).
+ReadLevels = Callable[[int, int], tuple[Tensor, Tensor]]
+
+_GROUPS = (32, 64, 128, 256)
+"""Lengths of groups that torch's int4 takes."""
 
 
 class _QuantizedLinear(RowwiseLinear):
@@ -60,12 +62,6 @@ class _QuantizedLinear(RowwiseLinear):
         y = self.multiply(flat.contiguous()).to(x.dtype)
         return (y if self.bias is None else y + self.bias).reshape(*x.shape[:-1], -1)
 
-    def slices(self, multiple: int) -> list[tuple[int, int]]:
-        """Ranges of rows of about ``SLICE`` weights; their starts are multiples of ``multiple``."""
-        step = max(1, SLICE // self.in_features // multiple) * multiple
-        height = self.out_features
-        return [(first, min(first + step, height)) for first in range(0, height, step)]
-
 
 class Int8Linear(_QuantizedLinear):
     """Symmetric int8, a scale for each output channel."""
@@ -76,7 +72,7 @@ class Int8Linear(_QuantizedLinear):
         height, width = self.out_features, self.in_features
         self._weight = torch.zeros(height, width + self._padding, dtype=torch.int8)
         self._scales = torch.empty(height, dtype=torch.bfloat16)
-        for first, end in self.slices(1):
+        for first, end in row_slices((height, width)):
             levels, scales = quantize_int8(read(first, end).float())
             self._weight[first:end, :width] = levels
             self._scales[first:end] = scales
@@ -93,19 +89,28 @@ class Int4Linear(_QuantizedLinear):
     """Asymmetric int4, rounded to nearest, a scale and an offset for each group of a row."""
 
     def load(self, read: ReadRows) -> None:
-        self._group = group_of(self.in_features)
+        group = group_of(self.in_features)
+
+        def rounded(first: int, end: int) -> tuple[Tensor, Tensor]:
+            dense = read(first, end).float()
+            # Missing rows only follow the last one.
+            dense = torch.nn.functional.pad(dense, (0, self._padding, 0, -len(dense) % _HEIGHT))
+            return quantize_int4(dense, group)
+
+        self.load_levels(group, rounded)
+
+    def load_levels(self, group: int, read: ReadLevels) -> None:
+        """Pack levels in groups of so many columns."""
+        self._group = group
         rows = self.out_features + -self.out_features % _HEIGHT
         columns = self.in_features + self._padding
         self._weight = torch.empty(rows, columns // 2, dtype=torch.uint8)
         self._steps = torch.empty(columns // self._group, rows, 2, dtype=torch.bfloat16)
-        for first, end in self.slices(_PACK_ROWS):
-            dense = read(first, end).float()
-            # Missing rows only follow the last one.
-            dense = torch.nn.functional.pad(dense, (0, self._padding, 0, -len(dense) % _HEIGHT))
-            levels, steps = quantize_int4(dense, self._group)
+        for first, end in row_slices((self.out_features, self.in_features), _PACK_ROWS):
+            levels, steps = read(first, end)
             packed = torch._convert_weight_to_int4pack_for_cpu(levels, 1)
-            self._weight[first : first + len(dense)] = packed
-            self._steps[:, first : first + len(dense)] = steps
+            self._weight[first : first + len(levels)] = packed
+            self._steps[:, first : first + len(levels)] = steps
 
     def multiply(self, x: Tensor) -> Tensor:
         y = torch._weight_int4pack_mm_for_cpu(x, self._weight, self._group, self._steps)
@@ -117,7 +122,39 @@ class Int4Linear(_QuantizedLinear):
 
     @property
     def weight_bytes(self) -> int:
-        return int4_bytes(self.out_features, self.in_features)
+        return int4_bytes(self.out_features, self.in_features, self._group)
+
+
+class PackedInt4Linear(Int4Linear):
+    """A 4-bit ``PackedMatrix`` that torch's kernel ``takes``, its scales rounded to bfloat16."""
+
+    def __init__(
+        self, packed: PackedMatrix, dtype: torch.dtype, bias: Tensor | None = None
+    ) -> None:
+        self._packed: PackedMatrix | None = packed
+        super().__init__(packed.shape, packed.read, dtype, bias)
+        self._packed = None
+
+    @staticmethod
+    def takes(packed: PackedMatrix) -> bool:
+        """Whether blocks are groups of the kernel's, and whole."""
+        return packed.block in _GROUPS and packed.columns % packed.block == 0
+
+    def load(self, read: ReadRows) -> None:
+        packed = self._packed
+        assert packed is not None
+
+        def levels(first: int, end: int) -> tuple[Tensor, Tensor]:
+            values, missing = packed.values[first:end], -(end - first) % _HEIGHT
+            scale = packed.scales[first:end].float()
+            zero = packed.zero_points
+            zero = torch.full_like(scale, 8) if zero is None else zero[first:end].float()
+            steps = torch.stack([scale, (8 - zero) * scale], -1).transpose(0, 1).bfloat16()
+            found = unpack_levels(values, 4).to(torch.int32)
+            pad = torch.nn.functional.pad
+            return pad(found, (0, 0, 0, missing)), pad(steps, (0, 0, 0, missing))
+
+        self.load_levels(packed.block, levels)
 
 
 def quantize_int8(dense: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,10 +189,10 @@ def int8_bytes(height: int, width: int) -> int:
     return height * (width + -width % _WIDTH + torch.bfloat16.itemsize)
 
 
-def int4_bytes(height: int, width: int) -> int:
+def int4_bytes(height: int, width: int, group: int) -> int:
     """Memory of a matrix of ``height`` output channels in int4."""
     rows, columns = height + -height % _HEIGHT, width + -width % _WIDTH
-    return rows * (columns // 2 + columns // group_of(width) * 2 * torch.bfloat16.itemsize)
+    return rows * (columns // 2 + columns // group * 2 * torch.bfloat16.itemsize)
 
 
 def check_quantize(quantize: Quantize) -> None:
