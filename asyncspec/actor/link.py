@@ -93,6 +93,7 @@ class Link(asyncio.BufferedProtocol):
         self._over = False
         self._heard = 0.0
         self._silence: SilenceWatch | None = None
+        self._closely = True
         # The peer's clock in its last heartbeat, 0 if none waits for its echo, and when that came.
         self._echo = self._came = 0.0
         self._beat: asyncio.TimerHandle | None = None
@@ -254,11 +255,20 @@ class Link(asyncio.BufferedProtocol):
         """The first reason counts. It may be a peer's text, and goes into logs."""
         self._reason = self._reason or printable(reason)
 
+    def watch_closely(self, closely: bool) -> None:
+        """Whether the peer's loss is to be noticed as soon as can be; a client sets the pace."""
+        faster, self._closely = closely and not self._closely, closely
+        if faster and self._silence is not None and self._beat is not None:
+            self._silence.faster()
+            self._beat.cancel()
+            self._tick()
+
     @property
     def _beat_seconds(self) -> float:
-        """Between two heartbeats. Clients are many, and a lost one costs nothing."""
+        """Between two heartbeats. Clients are many: their beats are answered at once instead."""
         most = self._options.heartbeat_seconds
-        return most if self.rank < 0 else silence.beat_seconds(self.rtt, most)
+        closely = self._closely and self.rank >= 0
+        return silence.beat_seconds(self.rtt, most) if closely else most
 
     def _tick(self) -> None:
         assert self._silence is not None
@@ -266,11 +276,14 @@ class Link(asyncio.BufferedProtocol):
         if reason := self._silence.check(path, interval, self._loop.time()):
             self.abort(reason)
             return
+        self._send_beat()
+        self._beat = self._loop.call_later(interval, self._tick)
+
+    def _send_beat(self) -> None:
         now = time.monotonic()  # uvloop's clock has whole milliseconds
         echo = self._echo and self._echo + (now - self._came)
         self.send(Heartbeat(sent=now, echo=echo, byte_seconds=self.byte_seconds))
         self._echo = 0.0
-        self._beat = self._loop.call_later(interval, self._tick)
 
     def _take(self, frame: Frame) -> None:
         """Handle a frame: heartbeats and clock probes here, all others by ``received``."""
@@ -285,6 +298,8 @@ class Link(asyncio.BufferedProtocol):
             self._echo, self._came = message.sent, now
             seconds = message.byte_seconds
             self.packs = should_pack(self.packs, seconds, self._options.packing_seconds)
+            if self.rank < 0:
+                self._send_beat()
         elif isinstance(message, Clock) and self.peer is not None:
             if not message.answered:
                 self.send(Clock(asked=message.asked, answered=now))

@@ -22,6 +22,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
+from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Close, Credit, Fault, Heartbeat, Message, Output, Segment
 from tools.bench.limits.codec import feed
 
@@ -285,6 +286,34 @@ def test_a_silent_peer_is_lost(run: Runner) -> None:
         async with facing_bare(replace(BRISK, timeout_seconds=0.1)) as (end, _):
             end.link.accepted(hello(1, 1))
             assert await end.closed == "silent for 0.1 s"
+
+    run(main())
+
+
+def test_a_clients_heartbeats_are_answered_at_once(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare() as (end, bare):
+            end.link.accepted(client_hello())
+            assert isinstance(await bare.read(), Heartbeat)
+            for sent in (5.0, 6.0):
+                await bare.write(Heartbeat(sent))
+                beat = await bare.read()
+                assert isinstance(beat, Heartbeat)
+                assert beat.echo >= sent
+
+    run(main())
+
+
+def test_a_client_beats_faster_while_it_waits_for_an_answer(run: Runner) -> None:
+    async def main() -> None:
+        async with facing_bare() as (end, bare):
+            end.link.watch_closely(False)
+            end.link.accepted(hello(0, 1))
+            assert isinstance(await bare.read(), Heartbeat)
+            end.link.watch_closely(True)
+            # Else there were none for a minute.
+            assert isinstance(await bare.read(), Heartbeat)
+            assert isinstance(await bare.read(), Heartbeat)
 
     run(main())
 

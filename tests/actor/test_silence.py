@@ -152,6 +152,17 @@ def test_a_peer_that_sends_no_heartbeats_is_quick_to_nobody() -> None:
     assert watch.limit(LAN, 0.2) < 3
 
 
+def test_a_slow_pace_is_no_silence_of_a_faster_one() -> None:
+    watch = SilenceWatch(MOST, 0.0)
+    for now in range(60):
+        watch.heard(1.0, beat=True)
+        assert watch.check(None, 1.0, now) == ""
+    assert watch.check(None, 1.0, 60.0) == ""
+    watch.faster()
+    assert watch.check(None, 0.2, 60.0) == ""
+    assert watch.check(None, 0.2, 60.2) == ""
+
+
 def test_lateness_is_forgotten() -> None:
     line = Line()
     line.hear(iter([0.8, *punctual(60)]))

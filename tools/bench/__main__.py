@@ -43,6 +43,7 @@ from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.dipsd import run_time as dipsd_run  # noqa: E402
 from tools.bench.dipsd.machines import command as dipsd_machines  # noqa: E402
 from tools.bench.docs import command as docs  # noqa: E402
+from tools.bench.faults import command as faults  # noqa: E402
 from tools.bench.growth import command as growth  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
@@ -66,6 +67,7 @@ KINDS = {
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, interleaved"),
     "serving": (serving, "what a pipeline owes many users at a time"),
+    "faults": (faults, "seconds from a fault of a node to the next token"),
     "growth": (growth, "what a pass and a step cost as the work grows"),
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),

@@ -50,6 +50,7 @@ class Bounds(NamedTuple):
 LARGE = 1_000_000
 COUNT = Bounds(1, LARGE)
 THREADS = Bounds(1, 1024)
+NEW_STARTS = Bounds(0, LARGE)
 GPU_LAYERS = Bounds(0, 100_000)
 SEED = Bounds(0, (1 << 63) - 1)
 CHANCE = Bounds(0.0, 1.0)

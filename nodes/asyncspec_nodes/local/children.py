@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -19,7 +19,13 @@ from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.fork_server import INTEGER
 from asyncspec_nodes.node.cli import huge_page_environment
-from asyncspec_nodes.node.reports import FailureReport, ReadyReport, Report, read_report
+from asyncspec_nodes.node.reports import (
+    ALIVE_SECONDS,
+    FailureReport,
+    ReadyReport,
+    Report,
+    read_report,
+)
 from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role
 
@@ -28,6 +34,10 @@ FORKS = sys.platform == "linux"
 
 STOP_SECONDS = 5.0
 """Time to stop before SIGKILL."""
+
+HUNG_SECONDS = 15.0
+"""A node that serves and says nothing for longer is stopped, or its event loop hangs: nobody else
+would start it again. Busy cores delay it by less."""
 
 MAX_REPORT_BYTES = 1 << 26
 """Of one line; an error report may hold much of a peer's text."""
@@ -64,6 +74,7 @@ class ChildNode:
         self.process = process
         self.ready: ReadyReport | None = None
         self._failure: FailureReport | None = None
+        self._hung = False
         self._log = log
 
     @classmethod
@@ -109,8 +120,7 @@ class ChildNode:
 
     async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
         """Pass reports to ``progress`` until the node ends. Returns the error to report."""
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
+        async for line in self._lines():
             with contextlib.suppress(msgspec.DecodeError):
                 report = read_report(line)
                 if isinstance(report, FailureReport):
@@ -120,8 +130,32 @@ class ChildNode:
                 progress(report)
         return self._error_of(await self.process.wait())
 
+    async def _lines(self) -> AsyncIterator[bytes]:
+        """What the node reports. One that has served and is silent for too long is killed; while
+        this process was stopped itself, no time has passed."""
+        assert self.process.stdout is not None
+        silent = 0.0
+        while True:
+            try:
+                async with asyncio.timeout(ALIVE_SECONDS):
+                    line = await self.process.stdout.readline()
+            except TimeoutError:
+                silent += ALIVE_SECONDS
+                if self.ready is not None and silent > HUNG_SECONDS and not self._hung:
+                    self._hung = True
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(self.process.pid, signal.SIGKILL)
+                continue
+            if not line:
+                return
+            silent = 0.0
+            yield line
+
     def _error_of(self, code: int) -> AsyncSpecError:
         name = name_of(self.rank, self.role)
+        if self._hung:
+            seconds = f"{HUNG_SECONDS:g} s"
+            return ClusterError(f"{name} was stopped, or hung, for {seconds}, and was killed")
         if self._failure is not None:
             if self._failure.kind == "user":
                 return UserError(self._failure.text)

@@ -47,9 +47,6 @@ def reexec_with_huge_pages(modes: Path = MODES) -> None:
 def preload(file: Path) -> None:
     """Import what the nodes of ``file`` need, with as many threads as they have: it takes seconds,
     so nodes are forked afterwards. Errors of the file are left to them."""
-    import gc
-
-    from asyncspec.backend import registry
     from asyncspec.backend.threads import set_thread_defaults
     from asyncspec.core.errors import AsyncSpecError
     from asyncspec_nodes.cluster.file import load
@@ -60,12 +57,19 @@ def preload(file: Path) -> None:
         config = load(file)
         resources.set_local_threads(config)
     set_thread_defaults()
+    preload_model(None if config is None else config.target.path)
+
+
+def preload_model(model: str | None) -> None:
+    """``preload``, with the threads that are set."""
+    import gc
+
     from asyncspec.actor import loop
+    from asyncspec.backend import registry
     from asyncspec_nodes.node import command, process
 
     del command, process
     loop.loop_factory()
-    model = None if config is None else config.target.path
     registry.backend_of(model or "").preload(model)
     # The garbage collector writes to the objects it visits, which would unshare their pages.
     gc.collect()

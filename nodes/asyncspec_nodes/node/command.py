@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,12 +22,14 @@ from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import check_reach, load
 from asyncspec_nodes.console import log
 from asyncspec_nodes.console.arguments import Parser, Version, host_and_port
-from asyncspec_nodes.console.bounds import THREADS
+from asyncspec_nodes.console.bounds import NEW_STARTS, THREADS
 from asyncspec_nodes.console.log_table import LogTable
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources
+from asyncspec_nodes.node.cli import preload_model
 from asyncspec_nodes.node.reports import Reporter
+from asyncspec_nodes.node.supervisor import RESTARTS, SUPERVISES, Supervisor
 from asyncspec_protocol.ids import DRAFT, MAX_DRAFTS, Rank, draft_rank
 from asyncspec_protocol.links import role_of
 
@@ -115,6 +118,8 @@ def build_parser() -> Parser:
         "what other nodes the cluster file puts on it)"
     )
     THREADS.add_to(parser, "--threads", "N", text)
+    text = f"new starts of a node that has crashed, within ten minutes (default: {RESTARTS})"
+    NEW_STARTS.add_to(parser, "--restarts", "N", text, default=RESTARTS)
     add(
         "--supervised",
         action="store_true",
@@ -145,8 +150,13 @@ def run(argv: Sequence[str] | None) -> int:
         return 2
     pipe = sys.stdout if arguments.supervised else None
     reporter = Reporter(rank(arguments), pipe, log.read_arguments(arguments, LogTable()))
+    return _exit_code(reporter, partial(_start, arguments, reporter))
+
+
+def _exit_code(reporter: Reporter, work: Callable[[], int]) -> int:
+    """What ``work`` returns; its errors are reported."""
     try:
-        _serve(arguments, reporter)
+        return work()
     except UserError as error:
         reporter.failed("user", str(error))
         return 2
@@ -157,10 +167,9 @@ def run(argv: Sequence[str] | None) -> int:
         reporter.log.exception("crashed")
         reporter.failed("cluster", f"{type(error).__name__}: {error}")
         return 1
-    return 0
 
 
-def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
+def _start(arguments: argparse.Namespace, reporter: Reporter) -> int:
     config, node = load(arguments.config), rank(arguments)
     reporter.use(log.read_arguments(arguments, config.log))
     if arguments.role == "draft":
@@ -172,11 +181,22 @@ def _serve(arguments: argparse.Namespace, reporter: Reporter) -> None:
     http = _http(arguments, None if listed is None else listed.http)
     host = sock.getsockname()[0] if listed is None else listed.host
     resources.set_threads(config, node, host, arguments.threads)
-    from asyncspec.actor import loop
-    from asyncspec_nodes.node.process import serve
 
-    how = {"supervised": arguments.supervised, "http": http, "file": arguments.config}
-    loop.run(serve(config, node, sock, reporter, **how))
+    def serve() -> int:
+        from asyncspec.actor import loop
+        from asyncspec_nodes.node import process
+
+        how = {"supervised": arguments.supervised, "http": http, "file": arguments.config}
+        loop.run(process.serve(config, node, sock, reporter, **how))
+        return 0
+
+    if not SUPERVISES or arguments.supervised or not arguments.restarts:
+        return serve()
+    preload_model(config.target_of(node))
+    closing = [sock.close] if http is None else [sock.close, http.sock.close]
+    supervisor = Supervisor(arguments.restarts, reporter.log, closing)
+    reporter.on_serving = supervisor.serves
+    return supervisor.run(partial(_exit_code, reporter, serve))
 
 
 def _http(arguments: argparse.Namespace, listed: int | None) -> HttpSocket | None:

@@ -30,7 +30,7 @@ from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.peers import PeerAddresses
-from asyncspec_nodes.node.reports import ReadyReport, Reporter
+from asyncspec_nodes.node.reports import ALIVE_SECONDS, ReadyReport, Reporter
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_nodes.serving.service import TextService
@@ -73,6 +73,9 @@ async def serve(
         node = _runtime(config, loaded, sock, security, reporter, file)
         runtime = node.runtime
         running = asyncio.create_task(runtime.run())
+        if supervised:
+            reporting = asyncio.create_task(_report_alive(reporter))
+            stack.callback(reporting.cancel)
         if http is not None and server is not None:
             _report(server.service, node, http.options.model or _model_name(config))
             reporter.log.info(server.scheme, port=server.port)
@@ -224,6 +227,12 @@ def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:
         whole=whole,
     )
     return Recorder(node, most=config.trace.events or MOST)
+
+
+async def _report_alive(reporter: Reporter) -> None:
+    while True:
+        await asyncio.sleep(ALIVE_SECONDS)
+        reporter.alive()
 
 
 def _watch_parent(stop: asyncio.Event) -> None:

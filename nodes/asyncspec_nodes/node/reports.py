@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import sys
+from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
 import msgspec
@@ -43,7 +46,15 @@ class FailureReport(Struct, frozen=True, tag="fault", tag_field="event"):
     text: str
 
 
-Report = LoadingReport | ReadyReport | FailureReport
+class AliveReport(Struct, frozen=True, tag="alive", tag_field="event"):
+    """The node's event loop runs; every ``ALIVE_SECONDS`` once it serves."""
+
+    rank: int
+
+
+ALIVE_SECONDS = 2.0
+
+Report = LoadingReport | ReadyReport | FailureReport | AliveReport
 
 
 def read_report(line: bytes) -> Report:
@@ -58,6 +69,8 @@ class Reporter:
     def __init__(self, rank: int, pipe: TextIO | None, log: LogTable | None = None) -> None:
         self._pipe = pipe
         self.rank = rank
+        # Called when the node has loaded.
+        self.on_serving: Callable[[], None] = lambda: None
         # Progress, for error texts.
         self.step = "starting"
         self.use(log or LogTable())
@@ -76,9 +89,16 @@ class Reporter:
     def serving(self, report: ReadyReport) -> None:
         """Loading is over."""
         self.step = "ready"
+        self.on_serving()
         names = ("layers", "dtype", "guarantee", "weights", "threads", "seconds")
         self.log.info("ready", **{name: getattr(report, name) for name in names})
         self._report(report)
+
+    def alive(self) -> None:
+        """The event loop runs. Nothing waits for a parent that does not read, or is gone."""
+        with contextlib.suppress(OSError):
+            if self._pipe is not None and select.select([], [self._pipe], [], 0)[1]:
+                self._report(AliveReport(self.rank))
 
     def failed(self, kind: Literal["user", "cluster"], text: str) -> None:
         """The node is about to stop. A user's mistake is a line of its own."""

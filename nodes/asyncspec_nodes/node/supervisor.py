@@ -1,0 +1,138 @@
+"""The parent of a node's process: it has imported what the node needs, and forks it again when it
+has crashed.
+
+A node loads again in the time that its weights take, which are in the system's page cache:
+importing torch takes seconds more. The parent holds the listening sockets, so those that dial wait
+meanwhile. It passes signals on and ends with its node's exit code; a node whose parent is killed
+ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from msgspec import Struct
+
+from asyncspec_nodes.console.signals import SIGNALS
+
+SUPERVISES = sys.platform == "linux"
+"""Other systems' libraries do not survive a fork."""
+
+RESTARTS = 3
+PERIOD_SECONDS = 600.0
+"""So many new starts within so many seconds."""
+
+PAUSE_SECONDS = 0.1
+"""Before the second new start within the period; doubled with each."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+class RestartBudget(Struct):
+    """New starts of one node. Pure."""
+
+    most: int
+    taken: list[float] = []
+
+    def take(self, now: float) -> float | None:
+        """Seconds to wait before a new start at ``now``; None where none is left."""
+        self.taken = [at for at in self.taken if now - at <= PERIOD_SECONDS]
+        if len(self.taken) >= self.most:
+            return None
+        self.taken.append(now)
+        earlier = len(self.taken) - 1
+        return PAUSE_SECONDS * 2 ** (earlier - 1) if earlier else 0.0
+
+
+class Supervisor:
+    """Forks the node, and waits for its end."""
+
+    def __init__(self, restarts: int, log: Any, closing: Sequence[Callable[[], None]]) -> None:
+        """``closing``: close the listening sockets, of which the node has copies of its own."""
+        self._budget = RestartBudget(restarts)
+        self._log = log
+        self._closing = closing
+        self._node = 0
+        self._stopping = False
+        # The node's process writes a byte to the second once it serves.
+        self._ready, self._serves = os.pipe2(os.O_NONBLOCK)
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK)
+
+    def run(self, node: Callable[[], int]) -> int:
+        """The exit code of ``node``, which is called in a process of its own."""
+        handlers = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        for signum in SIGNALS:
+            if handlers[signum] is not signal.SIG_IGN:  # SIGHUP is ignored under nohup
+                signal.signal(signum, self._pass_on)
+        served = False
+        while True:
+            if self._fork(handlers):
+                code = node()
+                with contextlib.suppress(OSError):  # whoever reads may be gone
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(code)
+            _, status = os.waitpid(self._node, 0)
+            self._node = 0
+            code = os.waitstatus_to_exitcode(status)
+            served = served or bool(select.select([self._ready], [], [], 0)[0])
+            # Before it has served, or for a user's mistake, a new start would only fail again.
+            if self._stopping or code in (0, 2) or not served:
+                return self._last(code)
+            why = _reason(code)
+            pause = self._budget.take(time.monotonic())
+            if pause is None:
+                self._log.error("stopping", why=f"{why}, after {self._budget.most} new starts")
+                return 1
+            self._log.warning("the node is started again", why=why)
+            select.select([self._woken], [], [], pause)
+            if self._stopping:
+                return 0
+
+    def serves(self) -> None:
+        """In the node's process: it has loaded."""
+        os.write(self._serves, b"r")
+
+    def _last(self, code: int) -> int:
+        if code < 0:
+            self._log.error("stopping", why=_reason(code))
+        return code if code >= 0 else 1
+
+    def _fork(self, handlers: dict[signal.Signals, Any]) -> bool:
+        """True in the new process, where signals are what they were."""
+        parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        self._node = os.fork()
+        if not self._node:
+            # Ctrl-C in the terminal signals only the parent, which passes it on.
+            os.setsid()
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        return not self._node
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        self._stopping = True
+        for close in self._closing:
+            close()
+        os.write(self._wakes, b"s")
+        if self._node:
+            os.kill(self._node, signum)
+
+
+def _reason(code: int) -> str:
+    if code < 0:
+        return f"it was killed by {signal.Signals(-code).name}"
+    return f"it has ended with code {code}"

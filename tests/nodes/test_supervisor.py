@@ -1,0 +1,124 @@
+"""The parent of a node's process: when it starts the node again, and what it passes on."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec_nodes.node.supervisor import PERIOD_SECONDS, SUPERVISES, RestartBudget
+
+linux = pytest.mark.skipif(not SUPERVISES, reason="nodes are forked on Linux only")
+
+
+@given(st.integers(1, 5), st.lists(st.floats(0, 2 * PERIOD_SECONDS), max_size=30))
+def test_new_starts_are_few_in_any_period(most: int, passed: list[float]) -> None:
+    budget, now = RestartBudget(most), 0.0
+    given_at: list[float] = []
+    for seconds in passed:
+        now += seconds
+        recent = [at for at in given_at if now - at <= PERIOD_SECONDS]
+        pause = budget.take(now)
+        assert (pause is None) == (len(recent) >= most)
+        if pause is not None:
+            given_at.append(now)
+            assert pause == (0.1 * 2 ** (len(recent) - 1) if recent else 0.0)
+
+
+PROGRAM = """
+import os, signal, sys, time
+import structlog
+from asyncspec_nodes.node.supervisor import Supervisor
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+crashes, last = int(sys.argv[1]), sys.argv[2]
+supervisor = Supervisor(2, structlog.get_logger(), [])
+
+def node():
+    if last == "early":
+        os.kill(os.getpid(), signal.SIGKILL)
+    supervisor.serves()
+    print("serves", os.getpid(), flush=True)
+    if last == "wait":
+        signal.signal(signal.SIGTERM, lambda *_: (print("told", flush=True), os._exit(0)))
+        while True:
+            time.sleep(60)
+    if os.path.getsize(sys.argv[3]) < crashes:
+        with open(sys.argv[3], "a") as file:
+            file.write("x")
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return int(last)
+
+sys.exit(supervisor.run(node))
+"""
+
+
+@contextmanager
+def supervised(crashes: int, last: str, file: str) -> Iterator[subprocess.Popen[str]]:
+    """A node that crashes so many times once it serves, and then ends with the code ``last``;
+    "early": it dies before it serves, "wait": it waits for SIGTERM."""
+    arguments = [sys.executable, "-c", PROGRAM, str(crashes), last, file]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@linux
+@pytest.mark.parametrize(
+    ("crashes", "last", "code", "starts"),
+    [(0, "0", 0, 1), (2, "0", 0, 3), (0, "2", 2, 1), (1, "2", 2, 2), (9, "0", 1, 3)],
+)
+def test_a_crash_is_mended_some_times(
+    crashes: int, last: str, code: int, starts: int, tmp_path: os.PathLike[str]
+) -> None:
+    file = os.path.join(tmp_path, "crashes")
+    open(file, "w").close()
+    with supervised(crashes, last, file) as process:
+        out, log = process.communicate(timeout=60)
+    assert (process.returncode, len(out.splitlines())) == (code, starts)
+    assert log.count("the node is started again") == starts - 1
+    assert ("after 2 new starts" in log) == (crashes > 2)
+    assert ("killed by SIGSEGV" in log) == (crashes > 0)
+
+
+@linux
+def test_a_node_that_never_served_is_not_started_again() -> None:
+    with supervised(0, "early", "/dev/null") as process:
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "it was killed by SIGKILL" in log
+    assert "started again" not in log
+
+
+@linux
+def test_a_signal_is_passed_on() -> None:
+    with supervised(0, "wait", "/dev/null") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serves")
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "told\n")
+
+
+@linux
+def test_a_node_ends_with_its_parent() -> None:
+    with supervised(0, "wait", "/dev/null") as process:
+        assert process.stdout is not None
+        node = psutil.Process(int(process.stdout.readline().split()[1]))
+        os.kill(process.pid, signal.SIGKILL)
+        # The pipe closes with the node.
+        assert select.select([process.stdout], [], [], 60)[0]
+        assert process.stdout.read() == ""
+    assert not node.is_running() or node.status() == psutil.STATUS_ZOMBIE

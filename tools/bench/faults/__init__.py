@@ -1,0 +1,1 @@
+"""``python tools/bench faults``: seconds from a fault to the next token."""

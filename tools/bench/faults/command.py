@@ -1,0 +1,107 @@
+"""Seconds from a fault of a node to the next token of a running answer.
+
+A local cluster with a token source of its own; its nodes are killed, stopped for two seconds, told
+to end, or their links are cut without a FIN, while a prompt is read and while an answer is decoded.
+Every text is compared with the undisturbed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.bounds import COUNT
+from asyncspec_nodes.local.cluster import LocalCluster, RestartPolicy, local_config
+from asyncspec_protocol.messages import Submit
+from tools.bench.faults.relay import RelayedLauncher
+from tools.bench.faults.runs import KINDS, MOMENTS, Bed, Case, Outcome
+from tools.bench.selection import chosen_parts
+
+STAGES = 3
+NAMES = {
+    (0,): "draft node",
+    (1,): "first stage",
+    (2,): "middle stage",
+    (3,): "last stage",
+    (4,): "token source",
+    (1, 3): "first and last stage",
+    (0, 2): "draft node and middle stage",
+}
+SENTENCE = "Once upon a time there was a little fox who lived in a big forest. "
+NEW_TOKENS = 96
+RESTARTS = RestartPolicy(("verify", "source", "draft"), most=10_000)
+
+
+def add_arguments(parser: Parser) -> None:
+    """The arguments of ``bench faults``."""
+    parser.add_argument("--json", action="store_true", help="one list on stdout, nothing else")
+    parser.add_argument("--only", metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; default: all")
+    COUNT.add_to(parser, "--repeats", "N", "of each fault (default: 3)", default=3)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Exit code 1 where a text differs."""
+    kinds = chosen_parts(options.only, dict.fromkeys(KINDS))
+    rows = asyncio.run(measure(kinds, options.repeats))
+    if options.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        _print(rows)
+    return 0 if all(row["texts equal"] == row["runs"] for row in rows) else 1
+
+
+async def measure(kinds: Sequence[str], repeats: int) -> list[dict[str, str | int | float]]:
+    """A row for each kind of fault, victim and moment."""
+    launcher = RelayedLauncher()
+    target = TargetTable(path=str(BUNDLED_TARGET))
+    config = local_config(target, DraftTable(source="ngram"), STAGES, 2, separate_source=True)
+    cluster = LocalCluster(config, lambda report: None, launch=launcher, restarts=RESTARTS)
+    submit = Submit(0, SENTENCE * 16, NEW_TOKENS, 5, 0.8, 0, 0.95, ignore_eos=True)
+    rows = []
+    async with cluster:
+        bed = Bed(cluster, launcher, submit)
+        await bed.begin()
+        for kind in kinds:
+            for victims, name in NAMES.items():
+                for moment in MOMENTS:
+                    rows.append(await _row(bed, Case(kind, victims, moment), name, repeats))
+                    sys.stderr.write(f"{json.dumps(rows[-1])}\n")
+    return rows
+
+
+async def _row(bed: Bed, case: Case, name: str, repeats: int) -> dict[str, str | int | float]:
+    await bed.settled()
+    before = bed.memory_mib()
+    outcomes: list[Outcome] = [await bed.run(case) for _ in range(repeats)]
+    await bed.settled()
+    seconds = [one.seconds for one in outcomes]
+    return {
+        "fault": case.kind,
+        "node": name,
+        "during": case.moment,
+        "runs": len(outcomes),
+        "texts equal": sum(one.equal for one in outcomes),
+        "least s": round(min(seconds), 2),
+        "median s": round(statistics.median(seconds), 2),
+        "most s": round(max(seconds), 2),
+        "MiB before": round(before),
+        "MiB after": round(bed.memory_mib()),
+        "error": next((one.error for one in outcomes if one.error), ""),
+    }
+
+
+def _print(rows: Sequence[dict[str, str | int | float]]) -> None:
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
