@@ -15,7 +15,7 @@ from asyncspec.core.jobs import Job
 from asyncspec_protocol.errors import LocalProtocolError
 
 Run = Callable[[Any], object | None]
-Done = Callable[[Job, object, float], None]
+Done = Callable[[Job, object, float, float], None]
 Ran = Callable[[Job, float, float], None]
 Failed = Callable[[Job, BaseException], None]
 
@@ -31,8 +31,8 @@ class DeviceThread:
     """Runs jobs in the order of ``submit``, one at a time.
 
     ``deliver`` reports finished jobs on the event loop, to which ``wake`` calls: ``ran`` for every
-    job with its start and end (seconds of ``time.monotonic``), then ``done`` if it has a result, or
-    ``failed`` with the exception it raised.
+    job with its start and end (seconds of ``time.monotonic``), then ``done`` if it has a result,
+    with its seconds and those that it waited, or ``failed`` with the exception it raised.
 
     A job announced with ``run_next`` starts as soon as the one before it ends: a round trip to a
     busy event loop takes about 1 ms. The caller holds ``start_lock`` while it decides and has all
@@ -42,8 +42,17 @@ class DeviceThread:
     """
 
     def __init__(
-        self, run: Run, ran: Ran, done: Done, failed: Failed, wake: Callable[[], None]
+        self,
+        run: Run,
+        ran: Ran,
+        done: Done,
+        failed: Failed,
+        wake: Callable[[], None],
+        *,
+        on_processor: bool = False,
     ) -> None:
+        """``on_processor``: this thread computes, so when it does not it waits for a processor."""
+        self._on_processor = on_processor
         self._run = run
         self._wake = wake
         self._ran = ran
@@ -124,20 +133,23 @@ class DeviceThread:
 
     def _perform(self, job: Job) -> Callable[[], None]:
         """Run a job; returns its report."""
-        at = time.monotonic()
+        at, used = time.monotonic(), time.thread_time()
         self.running = job, at
         try:
             result = self._run(job)
         except BaseException as error:
             return partial(self._failed, job, error)
         until = time.monotonic()
+        waited = until - at - (time.thread_time() - used) if self._on_processor else 0.0
         self._worked, self.running = self._worked + until - at, None
-        return partial(self._report, job, result, at, until)
+        return partial(self._report, job, result, at, until, max(0.0, waited))
 
-    def _report(self, job: Job, result: object | None, at: float, until: float) -> None:
+    def _report(
+        self, job: Job, result: object | None, at: float, until: float, waited: float
+    ) -> None:
         self._ran(job, at, until)
         if result is not None:
-            self._done(job, result, until - at)
+            self._done(job, result, until - at, waited)
 
     def give_up(self) -> None:
         """Drop all jobs at once; the thread stays with the running one, which may never end."""

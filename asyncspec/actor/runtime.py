@@ -126,15 +126,18 @@ class Runtime:
         options: LinkOptions | None = None,
         security: Security | None = None,
         device_seconds: float = FLOOR_SECONDS,
+        on_processor: bool = False,
     ) -> None:
         """``tasks``: by the names of ``RunTask``. ``device_seconds``: no job counts as hung sooner.
-        ``abandon_job`` is called on the event loop while the device's thread may run the job."""
+        ``abandon_job`` is called on the event loop while the device's thread may run the job, which
+        computes there if ``on_processor``."""
         self.state = state
         self.rank = me.rank
         self._machine = machine
         self._sock = sock
         self._run_job = run_job
         self._abandon_job = abandon_job
+        self._on_processor = on_processor
         self._host = host
         self._tasks = tasks
         self._incoming = Incoming(self.feed, tensors, host)
@@ -167,7 +170,12 @@ class Runtime:
         self._end: asyncio.Future[None] = loop.create_future()
         self._timers = Timers(self.feed)
         device = self._device = DeviceThread(
-            self._run_job, self._ran, self._computed, self._device_failed, self._work
+            self._run_job,
+            self._ran,
+            self._computed,
+            self._device_failed,
+            self._work,
+            on_processor=self._on_processor,
         )
         await self._mesh.start(self._sock)
         watch = loop.create_task(self._watch(device))
@@ -314,8 +322,8 @@ class Runtime:
         if self._hook is not None:
             self._hook.ran(job, at, until)
 
-    def _computed(self, job: Job, result: object, seconds: float) -> None:
-        self._results.append(Computed(job, result, seconds))
+    def _computed(self, job: Job, result: object, seconds: float, waited: float) -> None:
+        self._results.append(Computed(job, result, seconds, waited))
 
     def _device_failed(self, job: Job, error: BaseException) -> None:
         error.add_note(f"while the device ran {type(job).__name__}")

@@ -53,8 +53,9 @@ class Computed(Struct, frozen=True):
 
     job: Job
     result: object
-    # Device time of the job.
+    # Device time of the job, and the part of it in which other work had the processor.
     seconds: float = 0.0
+    waited: float = 0.0
 
 
 class TimerFired(Struct, frozen=True, array_like=True, tag="fired", gc=False):

@@ -127,11 +127,13 @@ def input_record(event: machine.Input, job: int) -> records.Input:
     match event:  # the most frequent first: this runs for every step of a recorded node
         case machine.Received(peer, message, tensor, seconds):
             return records.ReceivedMessage(peer, message, tensor is not None, seconds)
-        case machine.Computed(work, result, seconds):
+        case machine.Computed(work, result, seconds, waited):
             if isinstance(work, Batch | DraftBatch) and isinstance(result, tuple):
                 parts = tuple(_result(part, job, 0.0) for part in result)
-                return records.JobResult(job, seconds, parts=parts)
-            return _result(result, job, seconds)
+                record = records.JobResult(job, seconds, parts=parts)
+            else:
+                record = _result(result, job, seconds)
+            return replace(record, waited=waited) if waited else record
         case machine.TaskDone(task):
             return records.TaskResult(task)
         case _:

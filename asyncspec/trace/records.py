@@ -71,6 +71,8 @@ class JobResult(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     token_log_probs: tuple[float, ...] = ()
     # Results of the passes or trees of a batch.
     parts: tuple[JobResult, ...] = ()
+    # As in ``Computed``.
+    waited: float = 0.0
 
 
 class TaskResult(Struct, frozen=True, array_like=True, tag="task_done", gc=False):

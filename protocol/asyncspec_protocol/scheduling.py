@@ -27,6 +27,9 @@ class PassTimes(WireMessage, array_like=True, frozen=True, tag="times"):
     row_seconds: Seconds = 0.0
     # Relative deviation of a pass from these times: a plan waits for the slowest.
     jitter: Seconds = 0.0
+    # Times as long as alone that its passes take, as other work shares its processors: a policy may
+    # ask for less work at a time.
+    crowding: Annotated[float, Meta(ge=1, le=MAX_COUNT)] = 1.0
 
     def check(self) -> None:
         require(len(self.rows) == len(self.seconds), "every number of rows has its seconds")

@@ -59,8 +59,9 @@ class Log:
         if some.session + 1 == len(self.lengths):
             self.end.set()
 
-    def _done(self, some: Job, result: object, seconds: float) -> None:
+    def _done(self, some: Job, result: object, seconds: float, waited: float) -> None:
         assert result == some.session + 1
+        assert waited == 0
         self.told.append(("done", some.session))
 
     def _failed(self, some: Job, error: BaseException) -> None:
@@ -114,7 +115,10 @@ class Gated:
         self.begun: SimpleQueue[Job] = SimpleQueue()
         self.gates: dict[Job, threading.Event] = {}
         self.told: list[Job] = []
-        self.device = DeviceThread(self._run, self._ran, self._done, self._failed, lambda: None)
+        self.waits: list[float] = []
+        self.device = DeviceThread(
+            self._run, self._ran, self._done, self._failed, lambda: None, on_processor=True
+        )
 
     def submit(self, *jobs: Job) -> None:
         for some in jobs:
@@ -146,8 +150,10 @@ class Gated:
     def _ran(self, some: Job, at: float, until: float) -> None:
         self.told.append(some)
 
-    def _done(self, some: Job, result: object, seconds: float) -> None:
+    def _done(self, some: Job, result: object, seconds: float, waited: float) -> None:
         assert result is some
+        assert 0 <= waited <= seconds
+        self.waits.append(waited)
 
     def _failed(self, some: Job, error: BaseException) -> None:
         raise error
@@ -196,6 +202,16 @@ def test_the_last_announced_job_starts_behind_submitted_jobs(
         gate.deliver(order[-1])
         assert gate.told == order
         assert gate.device.pending == 0
+
+    gated(act)
+
+
+def test_what_a_job_does_not_compute_it_waits() -> None:
+    def act(gate: Gated) -> None:
+        gate.submit(job(0))
+        gate.end(gate.began())
+        gate.deliver(job(0))
+        assert gate.waits[0] > 0
 
     gated(act)
 

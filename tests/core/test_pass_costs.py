@@ -166,3 +166,15 @@ def test_more_sessions_make_narrower_trees(
     # On the plateau's very edge a row more may fit for fewer sessions: beyond it, never.
     if sessions * more > cost.plateau:
         assert more <= best_tree_budget(falling, sessions, cost.seconds)
+
+
+@given(passes)
+def test_what_other_work_takes_is_told_apart(measured: list[tuple[int, float]]) -> None:
+    """Passes three times as long as alone: the times as they are, and how much longer."""
+    alone, shared = watched(measured * 8), PassCost()
+    for count, seconds in measured * 8:
+        shared = shared.observe(count, 3 * seconds, 2 * seconds)
+    assert shared.crowding == pytest.approx(3, rel=0.2)
+    table, longer = alone.averages(), shared.averages()
+    assert longer[0] == table[0]
+    assert longer[1] == pytest.approx([shared.crowding * seconds for seconds in table[1]])

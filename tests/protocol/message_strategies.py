@@ -148,8 +148,8 @@ def times(draw: st.DrawFn) -> PassTimes:
     rows = sorted(draw(st.sets(st.floats(1, 4096), min_size=1, max_size=8)))
     some = st.one_of(st.just(0.0), st.floats(1e-12, 9))
     seconds = [draw(some) for _ in rows]
-    line, jitter = draw(some), draw(st.floats(0, 9))
-    return PassTimes(draw(count), tuple(rows), tuple(seconds), line, jitter)
+    line, jitter, crowding = draw(some), draw(st.floats(0, 9)), draw(st.floats(1, 9))
+    return PassTimes(draw(count), tuple(rows), tuple(seconds), line, jitter, crowding)
 
 
 @st.composite

@@ -13,6 +13,9 @@ class CostModelParameters(Struct, frozen=True):
 
     # Least weight of a new pass in the moving average of its size.
     pass_weight: float = 0.1
+    # Weight of a new pass in the moving average of how much longer than alone passes take: it
+    # changes with the number of nodes at work.
+    crowding_weight: float = 0.25
     # Passes of a size before its average is reported, or errors are taken against it.
     min_passes: int = 8
     # Share by which an estimate has to change before it is reported again.
@@ -91,6 +94,8 @@ class CostModelParameters(Struct, frozen=True):
     speed_weight: float = 1 / 128
     other_speed_weight: float = 1 / 1024
     speed_prior: float = 4.0
+    # Nodes at work from which longer passes are put down to their number, not to other programs.
+    min_busy: float = 1.5
     # Relative standard deviation of a token's time with speculation: rounds differ.
     speed_deviation: float = 1.0
     # Nodes to be observed before the speed of speculation says more than how good the draft is.

@@ -60,9 +60,13 @@ class PassAverage(Struct, frozen=True):
 class PassCost(Struct, frozen=True):
     """What a stage's passes take, by size class: rows 1, 2, 3 to 4, 5 to 8, and so on."""
 
+    # As they would be without other work on the processors.
     sizes: Mapping[int, PassAverage] = {}
-    # Seconds by size class as last reported to the draft nodes.
+    # Times as long as alone that passes take, as other work shares the processors.
+    crowding: float = 1.0
+    # Both as last reported to the draft nodes, the seconds by size class.
     reported: Mapping[int, float] = {}
+    reported_crowding: float = 1.0
     # How far passes are from what earlier ones of about as many rows say.
     deviation: Deviation = Deviation()
     reported_jitter: float = 0.0
@@ -80,24 +84,31 @@ class PassCost(Struct, frozen=True):
         }
         return PassCost(sizes, settled=2 * passes) if sizes else PassCost()
 
-    def observe(self, rows: int, seconds: float) -> PassCost:
-        """With one pass more."""
+    def observe(self, rows: int, seconds: float, waited: float = 0.0) -> PassCost:
+        """With one pass more, in which other work had the processor for ``waited`` seconds."""
         size = _size_class(rows)
         average, deviation = self.sizes.get(size, PassAverage()), self.deviation
         if average.passes >= self.settled:
             deviation = deviation.observe(seconds, interpolate(*self.averages())(rows))
-        sizes = {**self.sizes, size: average.observe(rows, seconds)}
-        return replace(self, sizes=sizes, deviation=deviation)
+        alone = max(seconds - waited, seconds / PARAMETERS.max_slowdown)
+        longer = seconds / alone if seconds else 1.0
+        return replace(
+            self,
+            sizes={**self.sizes, size: average.observe(rows, alone)},
+            crowding=self.crowding + PARAMETERS.crowding_weight * (longer - self.crowding),
+            deviation=deviation,
+        )
 
     def report(self) -> PassCost | None:
         """The same as reported now; None where nothing has changed noticeably."""
         change, enough = PARAMETERS.report_change, PARAMETERS.min_passes
         known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= enough}
         moved = (abs(s - self.reported.get(n, -1.0)) > change * s for n, s in known.items())
-        jitter = self.deviation.relative
-        if abs(jitter - self.reported_jitter) <= change / 2 and not any(moved):
+        jitter, crowding = self.deviation.relative, self.crowding
+        steady = abs(crowding - self.reported_crowding) <= change * crowding
+        if steady and abs(jitter - self.reported_jitter) <= change / 2 and not any(moved):
             return None
-        return replace(self, reported=known, reported_jitter=jitter)
+        return replace(self, reported=known, reported_jitter=jitter, reported_crowding=crowding)
 
     def unreported(self) -> PassCost:
         """The same where the draft nodes have heard of nothing."""
@@ -106,13 +117,13 @@ class PassCost(Struct, frozen=True):
     def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they are now."""
         known = [self.sizes[n] for n in sorted(self.sizes)]
-        return tuple([a.rows for a in known]), tuple([a.seconds for a in known])
+        return tuple([a.rows for a in known]), tuple([self.crowding * a.seconds for a in known])
 
     def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they were reported."""
         sizes = sorted(self.reported)
         rows = tuple(self.sizes[n].rows for n in sizes)
-        return rows, tuple(self.reported[n] for n in sizes)
+        return rows, tuple(self.reported_crowding * self.reported[n] for n in sizes)
 
 
 def _size_class(rows: int) -> int:

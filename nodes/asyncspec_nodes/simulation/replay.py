@@ -144,7 +144,8 @@ class Player:
                 handle = next(self._handles) if tensor else None
                 return machine.Received(peer, message, handle, seconds)  # type: ignore[arg-type]
             case records.JobResult(job):
-                return machine.Computed(self._jobs.pop(job), self._result(source), source.seconds)
+                result = self._result(source)
+                return machine.Computed(self._jobs.pop(job), result, source.seconds, source.waited)
             case machine.Submitted(request):
                 if request.policy not in self._machine.config.policies:
                     raise UserError(f"the recording has policy {request.policy}, unknown here")

@@ -113,5 +113,7 @@ def report_costs(state: VerifyState) -> tuple[VerifyState, Effects]:
     state = replace(state, cost=cost, reported_row_seconds=state.row_seconds)
     # A slow link is reported at once, with what is known of passes: segments queue before it.
     table = cost.table() if cost.reported else cost.averages()
-    times = PassTimes(state.config.rank, *table, state.row_seconds, cost.deviation.relative)
+    crowding = cost.reported_crowding if cost.reported else cost.crowding
+    jitter = cost.deviation.relative
+    times = PassTimes(state.config.rank, *table, state.row_seconds, jitter, crowding)
     return state, tuple([Send(draft, times) for draft in state.drafts])

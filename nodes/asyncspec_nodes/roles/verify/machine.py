@@ -57,8 +57,8 @@ class VerifyMachine:
         match event:
             case Received():
                 state, effects = _received(state, event, now)
-            case Computed(Forward() | Batch() as job, result, seconds):
-                state, effects = pass_done(state, job, result, seconds, now)
+            case Computed(Forward() | Batch() as job):
+                state, effects = pass_done(state, event, job, now)
             case LinkUp(peer):
                 state, effects = lifecycle.link_up(state, peer)
             case LinkDown(peer):

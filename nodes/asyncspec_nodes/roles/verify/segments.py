@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Batch, Forward, SamplerOutput, TensorRows
-from asyncspec.core.machine import Compute, Effect, Effects, Received, Send
+from asyncspec.core.machine import Compute, Computed, Effect, Effects, Received, Send
 from asyncspec_nodes.roles.verify.flow_control import (
     extend_credit,
     grant,
@@ -154,7 +154,7 @@ def orphan_error(
 
 
 def pass_done(
-    state: VerifyState, job: Forward | Batch, result: object, seconds: float, now: float
+    state: VerifyState, computed: Computed, job: Forward | Batch, now: float
 ) -> tuple[VerifyState, Effects]:
     """A pass has ended. Raises ``LocalProtocolError`` where it was not running."""
     running = state.running
@@ -165,7 +165,7 @@ def pass_done(
     outbox: list[QueuedSegment] = []
     verdicts: list[Send] = []
     seen: set[SessionId] = set()
-    for part, own_result in zip(running.parts, _results(running, result), strict=True):
+    for part, own_result in zip(running.parts, _results(running, computed.result), strict=True):
         segment, name, own_rows = part.segment, part.segment.session, len(part.segment.ids)
         mapping = closing if name in closing else sessions
         session = mapping.get(name)
@@ -178,7 +178,7 @@ def pass_done(
             finished_passes=session.finished_passes + (first and not abandoned),
             rows=session.rows + own_rows,
             dead_rows=session.dead_rows + own_rows - len(alive),
-            compute_seconds=session.compute_seconds + seconds * own_rows / rows,
+            compute_seconds=session.compute_seconds + computed.seconds * own_rows / rows,
         )
         mapping[name] = session
         seen.add(name)
@@ -199,7 +199,8 @@ def pass_done(
     outbox = [*state.outbox, *outbox]
     state = replace(state, running=None, sessions=sessions, closing=closing, outbox=tuple(outbox))
     if not abandoned:
-        state, reports = report_costs(replace(state, cost=state.cost.observe(rows, seconds)))
+        cost = state.cost.observe(rows, computed.seconds, computed.waited)
+        state, reports = report_costs(replace(state, cost=cost))
         effects.extend(reports)
     return state, (*_with_batch_remaining(verdicts), *effects)
 
