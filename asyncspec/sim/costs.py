@@ -138,6 +138,8 @@ class ClusterCost(Struct, frozen=True):
     wire: LinkCost = LinkCost()
     # Values in a row of hidden states, of two bytes each.
     width: int = 4096
+    # Processors of the one machine that has all nodes; 0: every node has one of its own.
+    processors: int = 0
     jitter: Jitter = Jitter()
 
     def pass_seconds(self, rank: Rank, rows: int) -> float:

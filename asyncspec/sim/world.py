@@ -68,7 +68,7 @@ class Actor(Struct):
         self.run_next = None
 
 
-def _without_growth(entry: QueuedJob) -> Job:
+def without_growth(entry: QueuedJob) -> Job:
     """The job; its abandoned drafts still move the source's context on, but grow nothing."""
     job, abandoned = entry.job, entry.abandoned
     if abandoned and isinstance(job, Expand):
@@ -261,7 +261,7 @@ class World:
         """The first job of a device ends."""
         entry = actor.queue.popleft()
         actor.busy_seconds += entry.end - entry.start
-        self._ran(rank, actor, entry, actor.device(_without_growth(entry)))
+        self._ran(rank, actor, entry, actor.device(without_growth(entry)))
 
     def _ran(self, rank: Rank, actor: Actor, entry: QueuedJob, result: object | None) -> None:
         if rank in self._trace_hooks:

@@ -55,6 +55,8 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
     last_slower: float = 1.0
     jitter: float = 0.0
     sessions: int = 1
+    # Processors that all nodes share; 0: every node has one of its own.
+    processors: int = 0
     tokens: int = 120
 
     @property
@@ -129,6 +131,7 @@ def setting(cell: Cell) -> Setting:
         draft=DraftCost(level_seconds=cell.draft_seconds),
         wire=LinkCost(cell.latency, cell.bandwidth),
         jitter=Jitter(cell.jitter, seed=1),
+        processors=cell.processors,
     )
     return Setting(
         language,

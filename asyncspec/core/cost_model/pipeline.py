@@ -49,6 +49,8 @@ class PipelineCosts(Struct, frozen=True):
     # Rows that a segment should have at most, and one of a session that is alone.
     max_rows: int = PARAMETERS.max_rows
     max_lone_rows: int = PARAMETERS.max_rows
+    # Nodes that are expected to work at a time without slowing each other down.
+    processors: float = math.inf
 
     def with_times(self, times: PassTimes) -> PipelineCosts:
         """A stage has reported."""
@@ -65,10 +67,10 @@ class PipelineCosts(Struct, frozen=True):
         """A probe of so many ``rows`` has come back after so many ``seconds``."""
         found = max(0.0, seconds - rows * sum(self.link_row_seconds))
         if self.round_trip:
-            found = _shorter(self.round_trip, found)
+            found = shorter_at_once(self.round_trip, found)
         known, overhead = self.overhead, self._overhead(rows, seconds)
         if known is not None:
-            overhead = _shorter(known, overhead)
+            overhead = shorter_at_once(known, overhead)
         return replace(self, round_trip=found, overhead=overhead)._bounded()
 
     def with_congested_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
@@ -94,6 +96,13 @@ class PipelineCosts(Struct, frozen=True):
     def pass_seconds(self) -> float:
         """Seconds of the slowest stage's pass on its plateau; 0: no stage has reported yet."""
         return max([told.seconds[0] for told in self.times.values()], default=0.0)
+
+    @property
+    def crowding(self) -> float:
+        """Times as long as alone that the stages' passes take, as nodes share processors."""
+        first = [(told.seconds[0], told.crowding) for told in self.times.values()]
+        alone = sum([seconds / crowding for seconds, crowding in first])
+        return sum([seconds for seconds, _ in first]) / alone if alone else 1.0
 
     @property
     def slowest(self) -> PassSeconds | None:
@@ -150,7 +159,7 @@ class PipelineCosts(Struct, frozen=True):
         return rows_within(seconds, shortest + delay, PARAMETERS.max_rows)
 
 
-def _shorter(known: float, found: float) -> float:
+def shorter_at_once(known: float, found: float) -> float:
     """An estimate that follows shorter times at once and longer ones little by little."""
     longer = PARAMETERS.round_trip_weight * (found - known)
     return known + longer if found > known else found

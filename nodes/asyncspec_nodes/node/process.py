@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asyncspec.actor.link import LinkOptions
 from asyncspec.actor.mesh import Security
 from asyncspec.actor.runtime import Runtime
+from asyncspec.backend.base import CPU
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError
 from asyncspec.trace import records
@@ -184,6 +185,7 @@ def _runtime(
         ),
         security=security,
         device_seconds=config.limits.device_seconds,
+        on_processor=loaded.device == CPU and loaded.me.rank not in config.pace,
     )
     totals = Totals(time.monotonic) if loaded.me.role == "draft" else None
     model = _model_name(config)

@@ -81,6 +81,14 @@ def thread_share(config: Config, rank: int, host: str) -> int:
     return max(1, cores() // (1 + others))
 
 
+def shared_processors(config: Config, rank: int, threads: int) -> float:
+    """Nodes with so many ``threads`` that can work on a node's machine at a time; 0: it has no
+    others. Emulated devices share no cores."""
+    host = getattr(config.find(rank), "host", None)
+    nodes = sum(node.host == host and node.rank not in config.pace for node in config.nodes)
+    return cores() / threads if nodes > 1 else 0.0
+
+
 def cores() -> int:
     """Whole cores of this process: threads of one core share one unit for products."""
     threads = psutil.cpu_count() or 1

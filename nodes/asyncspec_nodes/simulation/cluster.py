@@ -18,6 +18,7 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import ClusterCost, CostModel
 from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential
+from asyncspec.sim.shared import SharedWorld
 from asyncspec.sim.world import Actor, Stalled, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import NodeRecord, Record
@@ -154,7 +155,12 @@ def _world(
         actors[rank] = stage_actor(setting, rank, tried)
     pricing = CostModel(setting.cost)
     recorders: dict[Rank, Recorder] = {}
-    world = World(actors, pricing, recorders, pricing, tasks=TASKS)
+    if processors := setting.cost.processors:
+        world: World = SharedWorld(
+            actors, pricing, recorders, pricing, tasks=TASKS, processors=processors
+        )
+    else:
+        world = World(actors, pricing, recorders, pricing, tasks=TASKS)
     if record:
         for rank, actor in actors.items():
             recorders[rank] = recorder(world, rank, actor, setting.stages)
@@ -168,6 +174,7 @@ def draft_actor(
     """A fresh draft node, whose source guesses the setting's language."""
     config = DraftConfig(
         stages=setting.stages,
+        processors=setting.cost.processors,
         policies=policies,
         prefill_rows=setting.prefill_rows,
         max_sessions=setting.sessions or setting.requests,

@@ -154,11 +154,15 @@ def release_source(state: DraftState, session: DraftSession) -> Effects:
     return _stop_source(state, request.job), release
 
 
-def drafted(state: DraftState, batch: DraftResults, seconds: float) -> DraftState:
-    """The source of this device is free again. A batch's time counts in equal parts."""
+def drafted(
+    state: DraftState, batch: DraftResults, seconds: float, waited: float = 0.0
+) -> DraftState:
+    """The source of this device is free again, for ``waited`` seconds of which other work had the
+    processor. A batch's time counts in equal parts."""
     state = planning.count_draft(replace(state, source_busy=False), batch, seconds)
+    count = len(batch)
     for _, answer in batch:
-        state = _merged(state, answer, seconds / len(batch), len(batch))
+        state = _merged(state, answer, seconds / count, count, waited / count)
     return state
 
 
@@ -176,14 +180,16 @@ def expanded_received(state: DraftState, answer: Expanded, peer: Rank) -> DraftS
     return _merged(state, answer, answer.seconds, max(1, together))
 
 
-def _merged(state: DraftState, answer: Expanded, seconds: float, together: int) -> DraftState:
-    """``seconds``: its part of a call for so many requests ``together``."""
+def _merged(
+    state: DraftState, answer: Expanded, seconds: float, together: int, waited: float = 0.0
+) -> DraftState:
+    """``seconds`` and ``waited``: its part of a call for so many requests ``together``."""
     session = state.sessions.get(answer.session)
     if session is None:
         return state  # the session is over
     request = session.draft_request
     if request is not None and request.growth is not None and not request.abandoned:
-        level = together * seconds / max(1, request.job.depth)
+        level = together * (seconds - waited) / max(1, request.job.depth)
         state = state.learn(session, Drafted(level, state.costs, together))
     return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
 

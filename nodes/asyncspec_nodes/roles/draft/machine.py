@@ -7,8 +7,11 @@ here, and a new session continues from it.
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
+from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.jobs import DraftBatch
 from asyncspec.core.machine import (
     Cancelled,
@@ -57,15 +60,17 @@ class DraftMachine:
 
     def initial(self) -> DraftState:
         """A draft node without peers."""
-        return DraftState(config=self.config, next_session=self.config.first_session)
+        config = self.config
+        costs = PipelineCosts(processors=config.processors or math.inf)
+        return DraftState(config=config, next_session=config.first_session, costs=costs)
 
     def step(self, state: DraftState, event: Input, now: float) -> tuple[DraftState, Effects]:
         """Handle one input. Raises ``RemoteProtocolError`` for what a peer must not send."""
         match event:
             case Received():
                 state, effects = _received(state, event, now)
-            case Computed(Expand() | DraftBatch() as job, result, seconds):
-                state = drafting.drafted(state, draft_results(job, result), seconds)
+            case Computed(Expand() | DraftBatch() as job, result, seconds, waited):
+                state = drafting.drafted(state, draft_results(job, result), seconds, waited)
                 effects = ()
             case Submitted(request):
                 state, effects = _submitted(state, request, now)

@@ -71,6 +71,8 @@ class DraftConfig(Struct, frozen=True):
     awaits_features: bool = False
     # Whether the token source remembers answers.
     source_remembers: bool = False
+    # As in ``PipelineCosts``; 0: no nodes are known to share some.
+    processors: float = 0.0
     # Session ids grow also over restarts of this node: the shell starts from the clock.
     first_session: SessionId = SessionId(0)
 
