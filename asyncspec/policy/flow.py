@@ -9,12 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import Acceptance
+from asyncspec.core.cost_model.measured import ALONE, Crowding, LevelCost, MeasuredSpeed
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.rounds import (
     PLAIN,
     STARTS,
-    LevelCost,
-    MeasuredSpeed,
     RoundCosts,
     RoundRate,
     RoundShape,
@@ -30,8 +29,10 @@ class FlowMemory(Struct, frozen=True):
     """What was learned, and the shape of rounds that follows from it."""
 
     acceptance: Acceptance = Acceptance()
-    # Of a draft level; None: none was measured.
+    # Seconds of a draft level, by the sessions drafted for together; None: none was measured.
     level: LevelCost | None = None
+    # None: nothing was measured.
+    crowding: Crowding | None = None
     shape: RoundShape = RoundShape(4, 4, 4)
     rate: RoundRate = RoundRate(0.0, 0.0, 8)
     # Tokens committed in all, those until a shape is chosen anew, and the sessions there were.
@@ -42,8 +43,9 @@ class FlowMemory(Struct, frozen=True):
     # second without speculation, 0: no shape was chosen yet.
     row_share: float = 0.0
     plain_rate: float = 0.0
-    # Measured speeds with speculation, in times the expected one, and without, in tokens a second.
-    speculating: MeasuredSpeed = MeasuredSpeed()
+    # Measured speeds of rounds of one segment and of others, in times the expected one, and without
+    # speculation, in tokens a second.
+    speculating: tuple[MeasuredSpeed, MeasuredSpeed] = (MeasuredSpeed(), MeasuredSpeed())
     plain: MeasuredSpeed = MeasuredSpeed()
     # Tokens of the present shape, and the seconds they took.
     tokens: int = 0
@@ -52,7 +54,14 @@ class FlowMemory(Struct, frozen=True):
     @property
     def draft_seconds(self) -> float:
         """Of the levels of a segment; 0 where none was measured."""
-        return self.shape.levels * self.level.at(self.sessions) if self.level else 0.0
+        levels = self.shape.levels or self.shape.first or 1
+        return levels * self.level.at(self.sessions) if self.level else 0.0
+
+    @property
+    def draft_is_free(self) -> bool:
+        """The draft node could draft twice as much, and slows no other down."""
+        processors = (self.crowding or ALONE).processors
+        return 2.0 * self.draft_seconds <= self.rate.spacing and self.rate.busy < processors
 
     @property
     def probe_interval(self) -> int:
@@ -76,14 +85,20 @@ class FlowMemory(Struct, frozen=True):
         known, count = replace(self, tokens=0, seconds=0.0), self.tokens
         if not count:
             return known
+        one, several = (speed.fade(count) for speed in self.speculating)
         if not self.shape.rows:
             plain = self.plain.observe(count, self.seconds, plain_rate)
-            return replace(known, plain=plain, speculating=self.speculating.fade(count))
+            return replace(known, plain=plain, speculating=(one, several))
+        known = replace(known, plain=self.plain.fade(count))
         if self.acceptance.observed < PARAMETERS.min_observed:
             return known
         expected = round_rate(self.acceptance.profile, self.shape, costs).tokens_per_second
-        speculating = self.speculating.observe(count, self.seconds * expected, 1.0)
-        return replace(known, speculating=speculating, plain=self.plain.fade(count))
+        seconds = self.seconds * expected
+        if self.shape.levels:
+            several = self.speculating[1].observe(count, seconds, 1.0)
+        else:
+            one = self.speculating[0].observe(count, seconds, 1.0)
+        return replace(known, speculating=(one, several))
 
     def choosing(self, costs: RoundCosts) -> FlowMemory:
         """With the shape that brings most."""
@@ -93,10 +108,14 @@ class FlowMemory(Struct, frozen=True):
         starts = few if pause == PARAMETERS.max_replan_tokens else STARTS
         plain_rate = round_rate(self.acceptance.profile, PLAIN, costs).tokens_per_second
         known = self.measured(costs, plain_rate)
-        speculating, plain = known.speculating.likely(1.0), known.plain.mean(plain_rate)
+        one, several = (speed.likely(1.0) for speed in known.speculating)
+        plain = known.plain.mean(plain_rate) / plain_rate
         # Where speculation is slower than expected, so may be what is expected without.
-        plain *= 1.0 + known.plain.doubt * max(0.0, 1.0 - speculating)
-        gain = speculating * plain_rate / plain
+        plain *= 1.0 + known.plain.doubt * max(0.0, 1.0 - min(one, several))
+
+        def gain(shape: RoundShape) -> float:
+            return plain if not shape.rows else several if shape.levels else one
+
         shape, rate = best_shape(self.acceptance.profile, costs, starts, gain)
         more = max(1, shape.rows)
         row = (costs.slowest(1 + more) - costs.slowest(1)) / more
@@ -155,11 +174,15 @@ class Flow(Policy, frozen=True):
             known = known.committing(event)
         if known.level is None or not event.costs.times:
             return known
-        sessions = event.sessions if isinstance(event, Committed) else known.sessions
+        sessions = max(1, event.sessions) if isinstance(event, Committed) else known.sessions
         if known.committed < known.due and sessions == known.sessions:
             return known
-        seconds = known.level.at(max(1, sessions))
-        return known.choosing(RoundCosts.of(event.costs, seconds, sessions))
+        crowding = known.crowding or Crowding(processors=event.costs.processors)
+        if known.tokens:
+            crowding = crowding.observe(event.costs.crowding, known.rate.busy, known.tokens)
+        level = known.level.at(sessions)
+        known = replace(known, crowding=crowding)
+        return known.choosing(RoundCosts.of(event.costs, level, sessions, crowding))
 
     def stats(self, memory: object) -> Mapping[str, float]:
         known = _known(memory)
@@ -171,7 +194,7 @@ class Flow(Policy, frozen=True):
             "root_levels": known.shape.first,
             "segment_levels": known.shape.levels,
             "segment_rows": known.shape.rows,
-            "speed_rate": known.speculating.mean(1.0),
+            "speed_rate": max(speed.mean(1.0) for speed in known.speculating),
         }
         if known.plain.doubt < 0.5:
             # While drafts keep the draft node busy, round trips say too little of plain decoding.
@@ -187,10 +210,14 @@ class Flow(Policy, frozen=True):
             return None
         if len(view.tree) == 1:
             # Also where nothing will be sent.
-            return self._growth(view, shape.first or shape.levels, shape.rows)
+            return self._growth(view, shape.first or shape.levels or 1, shape.rows)
         if not shape.rows:
             return None
-        if view.tokens_since_draft and 2.0 * known.draft_seconds <= known.rate.spacing:
+        if not shape.levels:
+            # Another tree where a round's first node was drafted in an earlier one.
+            new = view.tokens_since_draft and view.fresh_root
+            return self._growth(view, shape.first, shape.rows) if new else None
+        if view.tokens_since_draft and known.draft_is_free:
             # There is time to look for what competes below the new tip: fewer of its candidates
             # were kept when it was one node of many.
             return self._growth(view, shape.levels, shape.rows)
@@ -218,6 +245,8 @@ class Flow(Policy, frozen=True):
             return root
         if root and len(view.tree) == 1 and not view.no_growth:
             return ()  # with its first levels
+        if not shape.levels and (view.tokens_since_draft if root else view.segments):
+            return ()
         unsent = frozenset(view.drafted)
         if not unsent:
             return root  # asked after most verdicts: the chances of a whole tree cost more

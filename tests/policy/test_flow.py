@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
+from asyncspec.core.cost_model.measured import Crowding, MeasuredSpeed
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.cost_model.rounds import (
     LEVELS,
@@ -17,7 +18,6 @@ from asyncspec.core.cost_model.rounds import (
     ROWS,
     STARTS,
     MeanTree,
-    MeasuredSpeed,
     RoundCosts,
     RoundShape,
     best_shape,
@@ -171,6 +171,31 @@ def test_measured_speeds_replace_expected_ones_until_they_are_old(
     assert known.mean(10.0) == pytest.approx(10 * share, rel=0.2)
     assert known.doubt < 0.1 < 0.99 < known.fade(100_000).doubt
     assert known.fade(100_000).mean(10.0) == pytest.approx(10, rel=0.01)
+
+
+@given(st.floats(1, 16), st.floats(1.5, 16), st.floats(1, 2))
+def test_shared_processors_are_found_from_longer_passes(
+    processors: float, busy: float, alone: float
+) -> None:
+    known, truth = Crowding().observe(alone, 1.0, 8), Crowding(alone, processors)
+    for _ in range(100):  # a longer pass with one node at work counts little by little
+        known = known.observe(alone, 1.0, 0)
+    known = known.observe(truth.at(busy), busy, 8)
+    assert known.at(1.0) == pytest.approx(alone, rel=0.01)
+    assert known.at(busy) == pytest.approx(truth.at(busy), rel=0.11)
+    assert known.observe(alone, 1.0, 100_000).at(busy) == pytest.approx(alone, rel=0.01)
+
+
+@given(profiles, costs, shapes, st.floats(0.5, 8))
+def test_sharing_processors_slows_no_round_below_its_share(
+    profile: list[float], cost: RoundCosts, shape: RoundShape, processors: float
+) -> None:
+    alone = round_rate(profile, shape, cost)
+    shared = round_rate(profile, shape, cost._replace(crowding=Crowding(1.0, processors)))
+    slower = alone.tokens_per_second / shared.tokens_per_second
+    assert slower == pytest.approx(max(1.0, alone.busy / processors))
+    if not shape.levels:
+        assert alone.busy == pytest.approx(1)
 
 
 @pytest.mark.parametrize("latency", [0.0, 4.0])

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from asyncspec.core.cost_model.measured import ALONE, Crowding
 from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import PipelineCosts
@@ -24,17 +25,24 @@ class RoundShape(Struct, frozen=True):
 
     # Levels that are drafted before the root is sent, of ``LEVELS``; 0: it is sent alone, at once.
     first: int
-    # Further levels for every later segment, of ``LEVELS`` but 0.
+    # Further levels for every later segment, of ``LEVELS``; 0: the round has one segment.
     levels: int
     # Nodes of a segment at most, the root not counted, of ``ROWS``; 0: there is no speculation.
     rows: int
 
 
-PLAIN = RoundShape(0, 1, 0)
+PLAIN = RoundShape(0, 0, 0)
 """One token a round trip."""
 
-STARTS = (RoundShape(0, 1, 1), RoundShape(4, 4, 4), RoundShape(0, 1, 8), RoundShape(5, 2, 16))
-"""Where searches begin: a streamed chain, chains in pieces, levels, and one tree a round."""
+STARTS = (
+    RoundShape(0, 1, 1),
+    RoundShape(4, 4, 4),
+    RoundShape(0, 1, 8),
+    RoundShape(5, 2, 16),
+    RoundShape(3, 0, 3),
+)
+"""Where searches begin: a streamed chain, chains in pieces, levels, a tree in pieces, and one chain
+a round."""
 
 
 class RoundRate(Struct, frozen=True):
@@ -47,71 +55,8 @@ class RoundRate(Struct, frozen=True):
     depth: int = 1
     # Seconds from one segment to the next.
     spacing: float = 0.0
-
-
-class MeasuredSpeed(Struct, frozen=True):
-    """Exponentially weighted sums of committed tokens and of the time they took. It holds also
-    what a model of rounds leaves out, such as cores that stages share."""
-
-    tokens: float = 0.0
-    time: float = 0.0
-
-    def mean(self, expected: float) -> float:
-        """Tokens a time, where so many are expected before any was measured."""
-        prior = PARAMETERS.speed_prior
-        return (prior + self.tokens) / (prior / expected + self.time)
-
-    @property
-    def doubt(self) -> float:
-        """The share of what was expected in what is known: 1 where nothing was measured."""
-        return PARAMETERS.speed_prior / (PARAMETERS.speed_prior + self.tokens)
-
-    def likely(self, expected: float) -> float:
-        """The mean, or what was expected where the difference may be luck."""
-        mean = self.mean(expected)
-        luck = PARAMETERS.speed_deviation / math.sqrt(PARAMETERS.speed_prior + self.tokens)
-        return max(mean, min(expected, mean * (1.0 + luck)))
-
-    def observe(self, tokens: int, time: float, expected: float) -> MeasuredSpeed:
-        """With ``tokens`` more."""
-        keep = (1.0 - PARAMETERS.speed_weight) ** tokens
-        time = min(time, PARAMETERS.max_slowdown * tokens / expected)
-        return MeasuredSpeed(keep * self.tokens + tokens, keep * self.time + time)
-
-    def fade(self, tokens: int) -> MeasuredSpeed:
-        """After ``tokens`` of the other kind."""
-        keep = (1.0 - PARAMETERS.other_speed_weight) ** tokens
-        return MeasuredSpeed(keep * self.tokens, keep * self.time)
-
-
-class LevelCost(Struct, frozen=True):
-    """Seconds of a draft level by the sessions that are drafted for together: exponentially
-    weighted moments, and the line through them."""
-
-    sessions: float = 0.0
-    seconds: float = 0.0
-    spread: float = 0.0
-    joint: float = 0.0
-
-    def observe(self, seconds: float, sessions: int) -> LevelCost:
-        """With one of the ``sessions`` answers that a call brought."""
-        if not self.sessions:
-            return LevelCost(float(sessions), seconds)
-        weight = PARAMETERS.level_weight / sessions
-        more, longer = sessions - self.sessions, seconds - self.seconds
-        return LevelCost(
-            self.sessions + weight * more,
-            self.seconds + weight * longer,
-            (1.0 - weight) * (self.spread + weight * more * more),
-            (1.0 - weight) * (self.joint + weight * more * longer),
-        )
-
-    def at(self, sessions: int) -> float:
-        """Expected seconds. Until calls for different numbers were measured a further session
-        costs nothing; it never costs more than a call of its own."""
-        slope = self.joint / self.spread if self.spread > TINY else 0.0
-        slope = min(max(0.0, slope), self.seconds / max(1.0, self.sessions))
-        return self.seconds + slope * (sessions - self.sessions)
+    # Mean number of nodes at work, and links.
+    busy: float = 1.0
 
 
 class RoundCosts(NamedTuple):
@@ -125,24 +70,32 @@ class RoundCosts(NamedTuple):
     level: float
     # Sessions alike that share passes and the draft node.
     sessions: int = 1
+    # Times as long as those above that all takes with so many nodes at work.
+    crowding: Crowding = ALONE
 
     @staticmethod
-    def of(costs: PipelineCosts, level_seconds: float, sessions: int = 1) -> RoundCosts:
+    def of(
+        costs: PipelineCosts,
+        level_seconds: float,
+        sessions: int = 1,
+        crowding: Crowding = ALONE,
+    ) -> RoundCosts:
         """As measured; at least one stage has reported."""
-        stages, all_links = costs.stages, sum(costs.link_row_seconds)
-        forward, features = costs.slowest, costs.feature_row_seconds
-        assert forward is not None
+        stages, links = costs.stages, costs.link_row_seconds
+        slowest_link, all_links = max(links), sum(links)
+        longer = costs.crowding
 
         @cache
         def slowest(rows: int) -> float:
-            return max(TINY, features * rows, forward(rows))
+            passes = [seconds(rows) / longer for seconds in stages]
+            return max([TINY, slowest_link * rows, *passes])
 
         @cache
         def whole(rows: int) -> float:
-            passes = sum([seconds(rows) for seconds in stages])
-            return max(TINY, passes + all_links * rows + (costs.overhead or 0.0))
+            passes = sum([seconds(rows) for seconds in stages], costs.overhead or 0.0) / longer
+            return max(TINY, passes + all_links * rows)
 
-        return RoundCosts(slowest, whole, level_seconds, sessions)
+        return RoundCosts(slowest, whole, level_seconds, sessions, crowding)
 
     def sharing(self, rows: int, spacing: float) -> float:
         """Sessions whose segments of so many rows share a pass, if each sends one every
@@ -154,17 +107,17 @@ def best_shape(
     profile: Sequence[float],
     costs: RoundCosts,
     starts: Sequence[RoundShape] = STARTS,
-    gain: float = 1.0,
+    gain: Callable[[RoundShape], float] = lambda shape: 1.0,
 ) -> tuple[RoundShape, RoundRate]:
     """The best shape that local searches from ``starts`` find; ``PLAIN`` where none is better.
-    ``profile``: chances of a node's children, by rank. ``gain``: times what is expected that shapes
-    with speculation bring beside ``PLAIN``."""
+    ``profile``: chances of a node's children, by rank. ``gain``: times what is expected that a
+    shape brings."""
     rates: dict[RoundShape, RoundRate] = {}
 
     def rate(shape: RoundShape) -> float:
         if shape not in rates:
             rates[shape] = round_rate(profile, shape, costs)
-        return rates[shape].tokens_per_second * (gain if shape.rows else 1.0)
+        return rates[shape].tokens_per_second * gain(shape)
 
     best = PLAIN
     for shape in (PLAIN, *starts):
@@ -182,11 +135,12 @@ def _around(shape: RoundShape) -> Iterator[RoundShape]:
         yield RoundShape(near, levels, rows)
     for near in _beside(ROWS, rows):
         yield RoundShape(first, levels, near)
+        for deep in _beside(LEVELS, first):
+            yield RoundShape(deep, levels, near)
     for deep in _beside(LEVELS, levels):
-        if deep:
-            yield RoundShape(first, deep, rows)
-            for near in (rows, *_beside(ROWS, rows)):
-                yield RoundShape(deep if first else 0, deep, near)
+        yield RoundShape(first, deep, rows)
+        for near in (rows, *_beside(ROWS, rows)):
+            yield RoundShape(deep if first else 0, deep, near)
 
 
 def _beside(grid: Sequence[int], value: int) -> Sequence[int]:
@@ -201,11 +155,8 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     the committed path, which brings one token beside the hits. Segments sent before the first
     verdict are laid out one by one; later levels are hit with the mean chance of these.
     """
-    if not shape.rows:
-        seconds, alone = costs.whole(1), costs.slowest(1)
-        shared = math.ceil(costs.sharing(1, seconds))
-        seconds = max(costs.whole(shared), seconds * (costs.slowest(shared) / alone))
-        return RoundRate(1.0 / seconds, spacing=alone)
+    if not shape.levels or not shape.rows:
+        return _one_segment(tuple(profile), shape, costs)
     alone = costs.slowest(shape.rows)
     spacing = max(alone, shape.levels * costs.level)
     share = costs.sharing(shape.rows, spacing)
@@ -233,8 +184,8 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         by_level[level] += chance
     tokens, deepest = sum(by_level), len(by_level) - 1
     if deepest:
-        share = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
-        hit = min(PARAMETERS.max_level_hits, share)
+        ratio = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
+        hit = min(PARAMETERS.max_level_hits, ratio)
         more = by_level[-1] * hit / (1.0 - hit)
         # A segment that is not full has all that was drafted for it.
         full = tree.rows[-1] == shape.rows
@@ -242,7 +193,28 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         tokens += more
         seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
     depth = shape.first + (count + 1) * shape.levels
-    return RoundRate(tokens / seconds, min(tree.chances), depth, spacing)
+    # The pipeline fills while a round begins.
+    way = whole(shape.rows)
+    passes = costs.sessions / share * way * (1.0 - 0.5 * min(1.0, way / seconds))
+    busy = (passes + shape.levels * costs.level) / spacing
+    longer = costs.crowding.at(busy)
+    rate = tokens / (seconds * longer)
+    return RoundRate(rate, min(tree.chances), depth, spacing * longer, busy)
+
+
+def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCosts) -> RoundRate:
+    """Every round is one segment, which is drafted when the verdicts of the last one are there."""
+    tree = _mean_tree(profile, shape, 1)
+    rows, drafting = tree.rows[0], shape.first * costs.level if shape.rows else 0.0
+    alone = drafting + costs.whole(rows)
+    shared = costs.sharing(rows, alone)
+    together = math.ceil(shared * rows)
+    slower = costs.slowest(together) / costs.slowest(rows)
+    seconds = max(drafting + costs.whole(together), alone * slower)
+    busy = (drafting + costs.sessions / shared * costs.whole(together)) / seconds
+    seconds *= costs.crowding.at(busy)
+    rate = sum(tree.chances) / seconds
+    return RoundRate(rate, min(tree.chances), shape.first, seconds, busy)
 
 
 def _levels_a_segment(tree: MeanTree, by_level: Sequence[float], count: int) -> float:

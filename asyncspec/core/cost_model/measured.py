@@ -1,0 +1,102 @@
+"""What is measured while rounds run: speeds, draft levels, and how nodes slow each other down."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
+from asyncspec.core.cost_model.pipeline import shorter_at_once
+
+
+class MeasuredSpeed(Struct, frozen=True):
+    """Exponentially weighted sums of committed tokens and of the time they took. It holds also
+    what a model of rounds leaves out, such as cores that stages share."""
+
+    tokens: float = 0.0
+    time: float = 0.0
+
+    def mean(self, expected: float) -> float:
+        """Tokens a time, where so many are expected before any was measured."""
+        prior = PARAMETERS.speed_prior
+        return (prior + self.tokens) / (prior / expected + self.time)
+
+    @property
+    def doubt(self) -> float:
+        """The share of what was expected in what is known: 1 where nothing was measured."""
+        return PARAMETERS.speed_prior / (PARAMETERS.speed_prior + self.tokens)
+
+    def likely(self, expected: float) -> float:
+        """The mean, or what was expected where the difference may be luck."""
+        mean = self.mean(expected)
+        luck = PARAMETERS.speed_deviation / math.sqrt(PARAMETERS.speed_prior + self.tokens)
+        return max(mean, min(expected, mean * (1.0 + luck)))
+
+    def observe(self, tokens: int, time: float, expected: float) -> MeasuredSpeed:
+        """With ``tokens`` more."""
+        keep = (1.0 - PARAMETERS.speed_weight) ** tokens
+        time = min(time, PARAMETERS.max_slowdown * tokens / expected)
+        return MeasuredSpeed(keep * self.tokens + tokens, keep * self.time + time)
+
+    def fade(self, tokens: int) -> MeasuredSpeed:
+        """After ``tokens`` of the other kind."""
+        keep = (1.0 - PARAMETERS.other_speed_weight) ** tokens
+        return MeasuredSpeed(keep * self.tokens, keep * self.time)
+
+
+class LevelCost(Struct, frozen=True):
+    """Seconds of a draft level by the sessions that are drafted for together: exponentially
+    weighted moments, and the line through them."""
+
+    sessions: float = 0.0
+    seconds: float = 0.0
+    spread: float = 0.0
+    joint: float = 0.0
+
+    def observe(self, seconds: float, sessions: int) -> LevelCost:
+        """With one of the ``sessions`` answers that a call brought."""
+        if not self.sessions:
+            return LevelCost(float(sessions), seconds)
+        weight = PARAMETERS.level_weight / sessions
+        more, longer = sessions - self.sessions, seconds - self.seconds
+        return LevelCost(
+            self.sessions + weight * more,
+            self.seconds + weight * longer,
+            (1.0 - weight) * (self.spread + weight * more * more),
+            (1.0 - weight) * (self.joint + weight * more * longer),
+        )
+
+    def at(self, sessions: int) -> float:
+        """Expected seconds. Until calls for different numbers were measured a further session
+        costs nothing; it never costs more than a call of its own."""
+        slope = self.joint / self.spread if self.spread > TINY else 0.0
+        slope = min(max(0.0, slope), self.seconds / max(1.0, self.sessions))
+        return self.seconds + slope * (sessions - self.sessions)
+
+
+class Crowding(Struct, frozen=True):
+    """Times as long as alone that passes take: nodes share processors, and with other programs."""
+
+    # With one node at work.
+    alone: float = 1.0
+    # Nodes that can work at a time without slowing each other down.
+    processors: float = math.inf
+
+    def at(self, busy: float) -> float:
+        """With so many nodes at work."""
+        return self.alone * max(1.0, busy / self.processors)
+
+    def observe(self, measured: float, busy: float, tokens: int) -> Crowding:
+        """With what was ``measured`` while that many nodes were at work, for so many tokens."""
+        if busy < PARAMETERS.min_busy:
+            later = self.processors * (1.0 + PARAMETERS.other_speed_weight) ** tokens
+            return Crowding(shorter_at_once(self.alone, measured), later)
+        longer = measured / self.alone
+        enough = longer <= 1.0 + PARAMETERS.report_change
+        return replace(self, processors=max(self.processors, busy) if enough else busy / longer)
+
+
+ALONE = Crowding()
+"""Every node has a processor of its own."""
