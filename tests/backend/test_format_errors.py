@@ -259,7 +259,7 @@ def test_others_may_be_rounded(name: str, make: Callable[[str], Path]) -> None:
     stage = load_stage(open_checkpoint(path), 0, 1, quantize="int8")
     assert "int8" in stage.shard.describe()
     (foretold,) = BACKEND.footprints(str(path), [(0, 1)], StageOptions(quantize="int8"))
-    assert stage.shard.weight_bytes == foretold.weights
+    assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.01)
 
 
 def test_commands_end_with_one_line(

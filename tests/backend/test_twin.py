@@ -95,11 +95,11 @@ def test_a_gguf_target_has_none(name: str) -> None:
             ask()
 
 
-@pytest.mark.parametrize(("layout", "kept"), [("awq", "int8"), ("fp8-rows", "int8")])
+@pytest.mark.parametrize(("layout", "kept"), [("awq", "int4"), ("fp8-rows", "int8")])
 def test_a_target_that_is_quantised_already(
     layout: str, kept: str, tiny: MakeTiny, tmp_path: Path
 ) -> None:
-    """Its weights are rounded once more."""
+    """Its own levels as they are; other weights are rounded."""
     source = tiny("llama", num_hidden_layers=2, intermediate_size=96)
     path, _ = publish(source, tmp_path, PUBLISHED[layout])
     backend = backend_of_source("twin", str(path))

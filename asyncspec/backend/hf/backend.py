@@ -115,25 +115,32 @@ class HFBackend:
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
         from asyncspec.backend.hf.device import on_accelerator
-        from asyncspec.backend.hf.footprint import footprint, stored_model
+        from asyncspec.backend.hf.footprint import footprint, level_bytes, stored_model
 
         files = open_files(name, tokenizer=False)
         check_requantized(text_config(read_config(files.directory)), options.quantize)
-        info, _ = stored_model(files)
+        info, tensors = stored_model(files)
         how = (options.dtype, options.mode, options.quantize)
         there = on_accelerator(options.engine.device)
-        return [footprint(files.directory, info, span, *how, accelerator=there) for span in spans]
+        return [
+            footprint(
+                *(files.directory, info, span, *how),
+                accelerator=there,
+                levels={} if there else level_bytes(tensors, info, span),
+            )
+            for span in spans
+        ]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         from asyncspec.backend.hf.eagle.head import head_footprint
-        from asyncspec.backend.hf.footprint import footprint, stored_model
+        from asyncspec.backend.hf.footprint import footprint, level_bytes, stored_model
 
         if name.startswith(EAGLE) and backend_name(target) != DEFAULT:
             # The type of ``SharingModel.shared_matrix``.
             info = replace(backend_of(target).inspect(target), dtype="float16")
             return head_footprint(name.removeprefix(EAGLE), info, dtype)
         files = open_files(target if in_target(name) else name, tokenizer=False)
-        info, _ = stored_model(files)
+        info, tensors = stored_model(files)
         if name.startswith(EAGLE):
             return head_footprint(name.removeprefix(EAGLE), info, dtype)
         if name == MTP:
@@ -142,7 +149,9 @@ class HFBackend:
             return mtp_footprint(files, dtype)
         quantize = twin_quantize(name) or "none"
         span = (0, info.layers)
-        return footprint(files.directory, info, span, dtype, "fast", quantize, draft=True)
+        levels = level_bytes(tensors, info, span)
+        where = (files.directory, info, span, dtype)
+        return footprint(*where, "fast", quantize, draft=True, levels=levels)
 
     def preload(self, name: str | None) -> None:
         from asyncspec.backend.hf import draft_model, stage

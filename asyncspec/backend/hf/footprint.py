@@ -20,20 +20,24 @@ from asyncspec.backend.hf.checkpoint import (
     text_part,
 )
 from asyncspec.backend.hf.checkpoint_files import (
+    HEAD,
     CheckpointFiles,
     TensorInfo,
     main_dtype,
 )
+from asyncspec.backend.hf.formats.linear import levels_bytes
+from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.accelerator.quantized import quantized_bytes
 from asyncspec.backend.hf.kernels.cpu import nbits
 from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
 from asyncspec.backend.hf.layer_shapes import layer_shapes
-from asyncspec.backend.hf.model_config import inspect_checkpoint
+from asyncspec.backend.hf.model_config import EXPERTS, inspect_checkpoint
 from asyncspec.backend.hf.weights import (
     BITS,
     cut_ends,
     is_plain_embedding,
     layer_of,
+    layer_tensors,
     quantization_of,
     sub_config,
 )
@@ -55,10 +59,12 @@ def footprint(
     draft: bool = False,
     config: Any = None,
     accelerator: bool = False,
+    levels: Mapping[str, int] = {},
 ) -> Footprint:
     """Weights and cache of layers [first, end) as ``load_stage`` or, if ``draft``, ``load_draft``
-    holds them, on the CPU or an ``accelerator``. ``config``: in place of the directory's. Raises
-    ``CheckpointError`` where transformers cannot build the model."""
+    holds them, on the CPU or an ``accelerator``. ``config``: in place of the directory's;
+    ``levels``: as ``level_bytes`` has it. Raises ``CheckpointError`` where transformers cannot
+    build the model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     first, end = span
@@ -78,7 +84,8 @@ def footprint(
     # A draft's tied head is a packed copy.
     tied = bool(config.tie_word_embeddings) and span == (0, model_info.layers) and not draft
     in_linear = computed if accelerator else weight_dtype(stored_half(model_info), computed)
-    weights = _weights(model, computed, in_linear, quantize, tied=tied, accelerator=accelerator)
+    types = (computed, in_linear, quantize, levels)
+    weights = _weights(model, *types, tied=tied, accelerator=accelerator)
     shape = CacheShape(layer_shapes(model), computed, mode == "exact")
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
     looked_up = 0
@@ -103,6 +110,23 @@ def stored_model(files: CheckpointFiles) -> tuple[ModelInfo, Mapping[str, Tensor
     return replace(info, dtype=main_dtype(tensors)), tensors
 
 
+def level_bytes(
+    tensors: Mapping[str, TensorInfo], info: ModelInfo, span: tuple[int, int]
+) -> dict[str, int]:
+    """Memory of the matrices that layers [first, end) of a quantised checkpoint keep as they are,
+    by the names of their modules in a model of these layers."""
+    own = layer_tensors(tensors, *span, splits=info.architecture in EXPERTS)
+    if span[1] == info.layers and HEAD in tensors:
+        own[HEAD] = tensors[HEAD]
+    found: dict[str, int] = {}
+    for tensor, matrix in own.items():
+        name = tensor.removesuffix(".weight")
+        if isinstance(matrix, QuantizedTensor) and matrix.is_levels:
+            size = levels_bytes(name, matrix)
+            found |= {} if size is None else {name: size}
+    return found
+
+
 def stored_half(model_info: ModelInfo) -> torch.dtype | None:
     """float16 where a checkpoint is stored as that: its matrices may be kept so."""
     return torch.float16 if model_info.dtype == "float16" else None
@@ -118,6 +142,7 @@ def _weights(
     dtype: torch.dtype,
     in_linear: torch.dtype,
     quantize: Quantize,
+    levels: Mapping[str, int],
     *,
     tied: bool,
     accelerator: bool,
@@ -136,7 +161,9 @@ def _weights(
             height, width = module.weight.shape
             numbers -= height * width
             kind = quantization_of(name, quantize)
-            if kind != "none" and accelerator:
+            if name in levels:
+                total += levels[name]
+            elif kind != "none" and accelerator:
                 total += quantized_bytes(kind, height, width)
             elif kind != "none":
                 total += nbits.quantized_bytes(name, BITS[kind], height, width)

@@ -26,6 +26,7 @@ from asyncspec.backend.hf.checkpoint import (
 from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.experts import GATES, ROUTERS, expected_shapes, split_experts, split_name
+from asyncspec.backend.hf.formats.linear import levels_linear
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.accelerator.linear import DenseDeviceLinear
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
@@ -282,6 +283,10 @@ def _linear(
         if shares and quantization == "none":
             return DenseDeviceLinear(model.model.embed_tokens.weight.detach(), bias, shared=True)
         return device_linear(info, bias, wanted.dtype, quantization, device)
+    if isinstance(info, QuantizedTensor) and info.is_levels:
+        kept = levels_linear(name, info, bias, wanted.settings, wanted.dtype)
+        if kept is not None:
+            return kept
     if quantization != "none":
         read = partial(read_rows, info)
         return quantized_linear(name, BITS[quantization], info.shape, read, wanted.dtype, bias)
@@ -290,8 +295,8 @@ def _linear(
         return dense_linear(weight, bias, wanted.settings, wanted.dtype, shared=True)
     if name.startswith(LAYERS) and can_defer(info, wanted.dtype, counts[layer_of(name)]):
         return MmapLinear(info, bias)
-    kept = weight_dtype(stored_type(info), wanted.dtype)
-    return dense_linear(read_tensor(info, kept), bias, wanted.settings, wanted.dtype)
+    weight = read_tensor(info, weight_dtype(stored_type(info), wanted.dtype))
+    return dense_linear(weight, bias, wanted.settings, wanted.dtype)
 
 
 class UpcastEmbedding(nn.Module):

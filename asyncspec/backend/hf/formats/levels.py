@@ -97,14 +97,6 @@ def read_packed(info: QuantizedTensor) -> tuple[PackedMatrix, Tensor | None]:
     return PackedMatrix(bits, block, width, values, scales, zeros), order
 
 
-def levels_bytes(info: QuantizedTensor) -> int:
-    """Memory of a matrix as ``read_packed`` gives it."""
-    (height, width), block = info.shape, packed_block(info)
-    blocks = -(-width // block)
-    with_zeros = not {"qzeros", "weight_zero_point"}.isdisjoint(info.parts)
-    return height * blocks * (block * packed_bits(info) // 8 + 4 + with_zeros)
-
-
 def packed_bits(info: QuantizedTensor) -> int:
     """Bits of a level as it is kept."""
     return max(4, info.bits)

@@ -36,7 +36,7 @@ from asyncspec.backend.hf.eagle.checkpoint import finite
 from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import target_matrix
 from asyncspec.backend.hf.eagle.source import EagleSource
-from asyncspec.backend.hf.footprint import footprint, stored_model
+from asyncspec.backend.hf.footprint import footprint, level_bytes, stored_model
 from asyncspec.backend.hf.kernels.dispatch import (
     fast_settings,
     kept_dtype,
@@ -192,14 +192,18 @@ def mtp_footprint(files: CheckpointFiles, dtype: str) -> Footprint:
             f"config.json of {path} is not understood: {in_line(error)}"
         ) from error
     sparse, span = layout.has_experts(tensors), (info.layers, info.layers + 1)
+    own_layer = layout.layer_tensors(tensors).items()
+    renamed = {f"{LAYERS}{span[0]}.{name}": tensor for name, tensor in own_layer}
+    longer = replace(info, layers=span[1])
     layer = footprint(
         path,
-        replace(info, layers=span[1]),
+        longer,
         span,
         dtype,
         "fast",
         draft=True,
         config=extended_config(config, sparse=sparse),
+        levels=level_bytes(renamed, longer, span),
     )
     computed = resolve_dtype(info, dtype)
     own: Mapping[str, tuple[int, ...]] = layout.parts(info.hidden_size)

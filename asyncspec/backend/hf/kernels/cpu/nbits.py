@@ -170,7 +170,7 @@ def packed_linear(packed: PackedMatrix, bias: Tensor | None, dtype: torch.dtype)
             return NBitsLinear(packed, bias, dtype)
         except GraphError:
             pass  # a shape that it does not multiply rightly here
-    if packed.bits == 4 and PackedInt4Linear.takes(packed):
+    if PackedInt4Linear.takes(packed):
         return PackedInt4Linear(packed, dtype, bias)
     kind = Int4Linear if packed.bits == 4 else Int8Linear
     return kind(packed.shape, packed.read, dtype, bias)

@@ -125,6 +125,11 @@ class Int4Linear(_QuantizedLinear):
         return int4_bytes(self.out_features, self.in_features, self._group)
 
 
+def takes_blocks(block: int, width: int) -> bool:
+    """Whether blocks of rows of ``width`` are groups of torch's int4, and whole."""
+    return block in _GROUPS and width % block == 0
+
+
 class PackedInt4Linear(Int4Linear):
     """A 4-bit ``PackedMatrix`` that torch's kernel ``takes``, its scales rounded to bfloat16."""
 
@@ -137,8 +142,8 @@ class PackedInt4Linear(Int4Linear):
 
     @staticmethod
     def takes(packed: PackedMatrix) -> bool:
-        """Whether blocks are groups of the kernel's, and whole."""
-        return packed.block in _GROUPS and packed.columns % packed.block == 0
+        """Whether its form is the kernel's."""
+        return packed.bits == 4 and takes_blocks(packed.block, packed.columns)
 
     def load(self, read: ReadRows) -> None:
         packed = self._packed
