@@ -3,6 +3,8 @@ Microscaling Formats 1.0, NVFP4) and bitsandbytes in four bits."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from msgspec.structs import replace
 from torch import Tensor
@@ -28,7 +30,7 @@ def quantized_rows(info: QuantizedTensor, first: int, end: int) -> Tensor:
         rows = _bitsandbytes(info, first, end)
     else:
         rows = _fp4(info, first, end)
-    if not rows.isfinite().all():
+    if not all(math.isfinite(float(x)) for x in rows.aminmax()):
         raise CheckpointError(
             f"{info.file} has numbers that are not finite in a quantised matrix of shape "
             f"{[*info.shape]}; download it again or use the unquantised checkpoint"
@@ -41,14 +43,17 @@ def _fp8(info: QuantizedTensor, first: int, end: int) -> Tensor:
     scales = read_stored(info.parts["weight_scale"]).float()
     rows, columns = info.block
     scales = scales.view(-(-info.shape[0] // rows), -1)
-    by_row = scales[torch.arange(first, end) // rows]
-    return weights.mul_(by_row.repeat_interleave(columns, 1)[:, : info.shape[1]])
+    by_row = scales[torch.arange(first, end) // rows].unsqueeze(-1)
+    width = info.shape[1]
+    if width % columns:  # the last block of a row is shorter
+        return weights.mul_(by_row.expand(-1, -1, columns).flatten(1)[:, :width])
+    return weights.view(end - first, -1, columns).mul_(by_row).flatten(1)
 
 
 def _fp4(info: QuantizedTensor, first: int, end: int) -> Tensor:
     codes = read_stored_rows(info.parts[_codes(info)], first, end).flatten(1)
     table = torch.tensor([*_E2M1, *(-x for x in _E2M1)])
-    numbers = table[_nibbles(codes & 15, codes >> 4)].view(end - first, -1, info.group)
+    numbers = _looked_up(_pairs(table), codes).view(end - first, -1, info.group)
     return numbers.mul_(_fp4_scales(info, first, end).unsqueeze(-1)).flatten(1)
 
 
@@ -72,7 +77,9 @@ def _bitsandbytes(info: QuantizedTensor, first: int, end: int) -> Tensor:
     start, stop = first * width, end * width
     stored = info.parts["weight"]
     codes = read_stored_rows(replace(stored, shape=(stored.size,)), start // 2, stop // 2)
-    numbers = read_stored(info.parts["weight.quant_map"])[_nibbles(codes >> 4, codes & 15)]
+    pairs = _pairs(read_stored(info.parts["weight.quant_map"]))
+    # The first number of a pair is in the high half.
+    numbers = _looked_up(pairs.flip(-1), codes).flatten()
     # The blocks that the rows touch.
     low, high = start // block, -(-stop // block)
     largest = read_stored_rows(info.parts["weight.absmax"], low, high)
@@ -81,10 +88,17 @@ def _bitsandbytes(info: QuantizedTensor, first: int, end: int) -> Tensor:
         table, outer = map(read_stored, names)
         outer = outer[torch.arange(low, high) // nested]
         largest = table[largest.int()] * outer + info.offset_of_scales
-    at = torch.arange(start, stop) // block - low
-    return (numbers * largest[at]).view(end - first, width)
+    at = torch.arange(start - low * block, stop - low * block, dtype=torch.int32)
+    at = at.div_(block, rounding_mode="floor")
+    return numbers.mul_(largest.index_select(0, at)).view(end - first, width)
 
 
-def _nibbles(even: Tensor, odd: Tensor) -> Tensor:
-    """Codes [..., m] of every other number -> [..., 2 m]."""
-    return torch.stack([even, odd], -1).flatten(-2).int()
+def _pairs(table: Tensor) -> Tensor:
+    """What the low and the high half of each byte stand for, [256, 2], of ``table`` [16]."""
+    codes = torch.arange(256)
+    return torch.stack([table[codes & 15], table[codes >> 4]], -1)
+
+
+def _looked_up(pairs: Tensor, codes: Tensor) -> Tensor:
+    """Bytes [n...] -> two numbers each, [n..., 2]."""
+    return pairs.index_select(0, codes.flatten().int())

@@ -14,6 +14,7 @@ from asyncspec.backend.hf.kernels.packed import (
     PackedMatrix,
     pack_levels,
     row_slices,
+    unpack_levels,
 )
 from asyncspec.backend.hf.stored import (
     read_stored,
@@ -22,7 +23,7 @@ from asyncspec.backend.hf.stored import (
 )
 from asyncspec.core.errors import CheckpointError
 
-_AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
+_AWQ_NIBBLES = [0, 4, 1, 5, 2, 6, 3, 7]
 """Where in a word of AWQ the outputs 0 to 7 are."""
 
 _SIGN = 128
@@ -43,26 +44,30 @@ class Levels:
         # The group of each column [K], where columns are not in order of their groups.
         self.groups = _groups(info)
 
-    def read(self, first: int, end: int) -> Tensor:
-        """Levels of rows [first, end), uint8 [n, K]."""
+    def values(self, first: int, end: int) -> Tensor:
+        """Levels of rows [first, end) as ``pack_levels`` packs them, without padding. In most
+        layouts they lie in the file's words like that, or in its columns of words."""
         info, parts = self.info, self.info.parts
         if info.layout == "awq":
             words = read_stored_columns(parts["qweight"], first // 8, -(-end // 8))
-            levels = unpack(words, 4, _AWQ_NIBBLES).t()
-            return levels[first % 8 :][: end - first].contiguous()
+            levels = _awq_levels(words).t()[first % 8 :][: end - first]
+            return pack_levels(levels.contiguous(), 4)
         if info.layout == "gptq":
-            words = read_stored_columns(parts["qweight"], first, end)
-            return unpack(words.t(), info.bits)
+            words = read_stored_columns(parts["qweight"], first, end).t().contiguous()
+            return words.view(torch.uint8) if info.bits != 2 else pack_levels(_quarters(words), 4)
         if info.layout == "packed":
-            return unpack(read_stored_rows(parts["weight_packed"], first, end), info.bits)
+            return read_stored_rows(parts["weight_packed"], first, end).view(torch.uint8)
         return _unsigned(read_stored_rows(parts["weight"], first, end))
+
+    def read(self, first: int, end: int) -> Tensor:
+        """Levels of rows [first, end), uint8 [n, K]."""
+        return unpack_levels(self.values(first, end), packed_bits(self.info))
 
     def rows(self, first: int, end: int) -> Tensor:
         """Weights of rows [first, end), float32 [n, K]."""
-        columns = self.info.shape[1]
         group = self.groups
         if group is None:
-            group = torch.arange(columns) // self.info.group
+            group = torch.arange(self.info.shape[1]) // self.info.group
         zeros: Tensor | int = 2 ** (self.info.bits - 1)
         if self.zeros is not None:
             zeros = self.zeros[first:end].float()[:, group]
@@ -75,17 +80,18 @@ def read_packed(info: QuantizedTensor) -> tuple[PackedMatrix, Tensor | None]:
     that each column is for. Raises ``CheckpointError``."""
     found, (height, width) = Levels(info), info.shape
     bits, block = packed_bits(info), packed_block(info)
-    order = None
-    if found.groups is not None:
-        order = found.groups.argsort(stable=True)
+    order = None if found.groups is None else found.groups.argsort(stable=True)
     blocks = -(-width // block)
     spread = torch.arange(blocks) * block // info.group
     zeros = found.zeros
     values = torch.empty(height, blocks * block * bits // 8, dtype=torch.uint8)
     for first, end in row_slices(info.shape):
+        if order is None and width % block == 0:
+            values[first:end] = found.values(first, end)
+            continue
         levels = found.read(first, end)
         if order is not None:
-            levels = levels[:, order]
+            levels = levels.index_select(1, order)
         if missing := blocks * block - width:
             # Zeros, whatever the zero point is.
             fill = torch.full((end - first, 1), 2 ** (bits - 1), dtype=torch.uint8)
@@ -112,15 +118,26 @@ def packed_block(info: QuantizedTensor) -> int:
     return group if group in BLOCKS else next(b for b in lengths if group % b == 0)
 
 
-def unpack(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """int32 [n, m] -> uint8 [n, m * 32 / bits], the lowest bits first or in another ``order``."""
-    shifts = torch.tensor(order or range(32 // bits), dtype=torch.int32) * bits
-    levels: Tensor = (words.unsqueeze(-1) >> shifts) & 2**bits - 1
-    return levels.flatten(1).to(torch.uint8)
+def _levels(words: Tensor, bits: int) -> Tensor:
+    """int32 [n, m], the lowest bits first -> uint8 [n, m * 32 / bits]."""
+    return _quarters(words) if bits == 2 else unpack_levels(words.view(torch.uint8), bits)
+
+
+def _quarters(words: Tensor) -> Tensor:
+    """int32 [n, m] -> levels of two bits, uint8 [n, 16 m]."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
+    return (words.view(torch.uint8).unsqueeze(-1) >> shifts & 3).flatten(1)
+
+
+def _awq_levels(words: Tensor) -> Tensor:
+    """int32 [n, m] -> uint8 [n, 8 m]."""
+    nibbles = unpack_levels(words.view(torch.uint8), 4).view(len(words), -1, 8)
+    return nibbles[..., _AWQ_NIBBLES].flatten(1)
 
 
 def _unsigned(levels: Tensor) -> Tensor:
-    return (levels.to(torch.int16) + _SIGN).to(torch.uint8)
+    """int8 to uint8, -128 to 0."""
+    return levels.view(torch.uint8) ^ _SIGN
 
 
 def _scales(info: QuantizedTensor) -> Tensor:
@@ -141,17 +158,18 @@ def _zeros(info: QuantizedTensor) -> Tensor | None:
     """uint8 [N, groups]; None where all are in the middle of the levels."""
     height, parts = info.shape[0], info.parts
     if info.layout == "awq":
-        return unpack(read_stored(parts["qzeros"]), 4, _AWQ_NIBBLES).t().contiguous()
+        return _awq_levels(read_stored(parts["qzeros"])).t().contiguous()
     if info.layout == "gptq":
         # The first version stores them less one, modulo the number of levels.
-        shifted = unpack(read_stored(parts["qzeros"]), info.bits) + info.zero_shift
+        shifted = _levels(read_stored(parts["qzeros"]), info.bits) + info.zero_shift
         zeros: Tensor = shifted & 2**info.bits - 1
         return zeros.t().contiguous()
     if (stored := parts.get("weight_zero_point")) is None:
         # Levels of two bits are kept in four.
         return None
     if info.layout == "packed":
-        return unpack(read_stored(stored).t(), info.bits).t()[:height].contiguous()
+        words = read_stored(stored).t().contiguous()
+        return _levels(words, info.bits).t()[:height].contiguous()
     zeros = _unsigned(read_stored(stored))
     return zeros.expand(height, 1) if zeros.numel() == 1 else zeros.view(height, -1)
 
