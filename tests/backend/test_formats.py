@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,7 @@ from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.stage import load_stage
 from backend.conformance import sequential
 from backend.probe import Probe, cut, same_bits
-from backend.quantized_checkpoints import LEFT_OUT, PUBLISHED, fp8, publish, publish_mxfp4
+from backend.quantized_checkpoints import LEFT_OUT, PUBLISHED, fp8, gptq, publish, publish_mxfp4
 from backend.tiny import generated
 
 pytestmark = pytest.mark.torch
@@ -132,6 +133,49 @@ def test_a_stage_is_the_dequantised_model(name: str, published: Publish) -> None
 @pytest.mark.parametrize("name", STAGES)
 def test_trees_have_the_bits_of_sequences(name: str, published: Publish) -> None:
     same_bits(cut(open_checkpoint(published(name)[0]), 2, dtype="auto"), name)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-act-order", "w8a16-asymmetric-rows"])
+def test_without_onnxruntime(
+    name: str, published: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes levels of four bits as they are; of eight, the matrix is kept dense."""
+    monkeypatch.setattr("asyncspec.backend.hf.formats.linear.uses_levels", lambda _: False)
+    path, dense = published(name)
+    checkpoint = open_checkpoint(path)
+    same_model(checkpoint, dense, name)
+    same_bits(cut(checkpoint, 1), name)
+    (foretold,) = BACKEND.footprints(str(path), [(0, 2)], StageOptions())
+    stage = load_stage(checkpoint, 0, 2)
+    assert ("int4" in stage.shard.describe()) == ("w8" not in name)
+    assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.01)
+
+
+def test_modules_quantised_in_different_ways(tiny: MakeTiny, tmp_path: Path) -> None:
+    """Groups of compressed-tensors, and settings of GPTQ that are for some modules alone."""
+    eight, four = PUBLISHED["w8a16"], PUBLISHED["w4a16"]
+    (weights,) = (how.settings["config_groups"]["group_0"] for how in [eight])
+    settings = four.settings | {"format": "mixed-precision"}
+    settings["config_groups"] = {
+        "group_0": settings["config_groups"]["group_0"] | {"format": "pack-quantized"},
+        "group_1": weights | {"format": "pack-quantized", "targets": ["re:.*down_proj$"]},
+    }
+    override = {"+:.*\\.down_proj": {"bits": 8, "group_size": 64}}
+    gptq_settings = PUBLISHED["gptq"].settings | {"dynamic": override}
+    source = tiny("llama", **SIZES | {"intermediate_size": 128})
+    for name, how in (
+        ("packed", replace(four, settings=settings)),
+        ("gptq", replace(PUBLISHED["gptq"], settings=gptq_settings)),
+    ):
+        wide = partial(gptq, bits=8, group=64) if name == "gptq" else eight.make
+        mixed = replace(how, make=lambda w, h=how, m=wide: (m if w.shape[1] == 128 else h.make)(w))
+        path, dense = publish(source, tmp_path / name, mixed)
+        want = load_file(dense / SINGLE)
+        for tensor, info in quantised(open_checkpoint(path)).items():
+            assert info.bits == (8 if "down_proj" in tensor else 4)
+            torch.testing.assert_close(
+                read_tensor(info, torch.float32), want[tensor], rtol=1e-6, atol=1e-7
+            )
 
 
 # --- Families.
