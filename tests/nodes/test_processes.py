@@ -423,19 +423,13 @@ class Running:
         return err
 
 
-def test_a_draft_node_killed_in_the_middle_is_named() -> None:
+@pytest.mark.parametrize(("rank", "name"), [(0, "the draft node"), (2, "stage 2")])
+def test_a_node_killed_in_the_middle_is_named_and_started_again(rank: int, name: str) -> None:
     running = Running(2)
-    with_rank(running.nodes, 0).kill()
-    assert running.ended() == "asyncspec: the draft node was killed by SIGKILL\n"
-    assert running.process.returncode == 1
-
-
-def test_a_stage_killed_in_the_middle_is_named_and_started_again() -> None:
-    running = Running(2)
-    with_rank(running.nodes, 2).kill()
+    with_rank(running.nodes, rank).kill()
     assert running.process.stderr is not None
     line = running.process.stderr.readline()
-    assert line == "asyncspec: stage 2 was killed by SIGKILL; it is started again\n"
+    assert line == f"asyncspec: {name} was killed by SIGKILL; it is started again\n"
     # Who interrupts it now leaves nothing behind either: the new one has the old one's port.
     running.process.send_signal(signal.SIGINT)
     assert running.ended() == "asyncspec: interrupted\n"

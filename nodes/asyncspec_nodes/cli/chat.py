@@ -155,7 +155,7 @@ async def _talker(
     if isinstance(where, Config):
         assert cluster is not None
         where = ClusterAddress(*cluster.address, where.cluster.name)
-    engine = ReconnectingEngine(where.connect, waits=True, notify=print_notice)
+    engine = ReconnectingEngine(where.connect, waits=True)
     await stack.enter_async_context(engine)
     draft = next(node for node in await engine.nodes() if node.role == "draft")
     return ClusterTalker(engine, draft.model)

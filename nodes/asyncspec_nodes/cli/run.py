@@ -225,7 +225,8 @@ class Run:
             if isinstance(where, Config):
                 await self._local(where)
             else:
-                async with self._engine(where) as engine:
+                engine = ReconnectingEngine(where.connect, waits=True, notify=print_notice)
+                async with engine:
                     self._printer.begin(engine.client.welcome.stages, "")
                     await self._ask(engine, trace_from=0.0)
         finally:
@@ -255,13 +256,10 @@ class Run:
                 await stack.enter_async_context(cluster)
             self._printer.begin(config.stages, cluster.guarantee, described(config.draft))
             where = ClusterAddress(*cluster.address, config.cluster.name)
-            engine = await stack.enter_async_context(self._engine(where))
+            engine = ReconnectingEngine(where.connect, waits=True)
+            await stack.enter_async_context(engine)
             # A cluster of our own is recorded from its start.
             await _while_alive(cluster, self._ask(engine, trace_from=-1.0))
-
-    @staticmethod
-    def _engine(where: ClusterAddress) -> ReconnectingEngine:
-        return ReconnectingEngine(where.connect, waits=True, notify=print_notice)
 
     async def _ask(self, engine: ReconnectingEngine, trace_from: float) -> None:
         options, client = self._options, engine.client

@@ -38,7 +38,7 @@ NAMES = {
     (0, 2): "draft node and middle stage",
 }
 SENTENCE = "Once upon a time there was a little fox who lived in a big forest. "
-NEW_TOKENS = 96
+NEW_TOKENS = 40
 RESTARTS = RestartPolicy(("verify", "source", "draft"), most=10_000)
 
 
@@ -66,7 +66,7 @@ async def measure(kinds: Sequence[str], repeats: int) -> list[dict[str, str | in
     target = TargetTable(path=str(BUNDLED_TARGET))
     config = local_config(target, DraftTable(source="ngram"), STAGES, 2, separate_source=True)
     cluster = LocalCluster(config, lambda report: None, launch=launcher, restarts=RESTARTS)
-    submit = Submit(0, SENTENCE * 16, NEW_TOKENS, 5, 0.8, 0, 0.95, ignore_eos=True)
+    submit = Submit(0, SENTENCE * 8, NEW_TOKENS, 5, 0.8, 0, 0.95, ignore_eos=True)
     rows = []
     async with cluster:
         bed = Bed(cluster, launcher, submit)
