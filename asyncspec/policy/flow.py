@@ -265,10 +265,10 @@ def _worthwhile(view: View, known: FlowMemory) -> dict[NodeId, float]:
     """The nodes below the root that are worth a row and their chances, the likeliest first, parents
     before their children."""
     least = PARAMETERS.worthwhile_chance * known.rate.least
-    chances = known.acceptance.chances(view.tree)
+    chances = known.acceptance.chances(view.tree, least)
     del chances[view.tree.root]
     found = sorted(chances, key=lambda node: (-chances[node], node))
-    return {node: chances[node] for node in found if chances[node] >= least}
+    return {node: chances[node] for node in found}
 
 
 def _may_deepen(view: View, known: FlowMemory) -> bool:

@@ -69,12 +69,12 @@ class Acceptance(Struct, frozen=True):
 
     def observe(self, tree: TokenTree, tokens: Sequence[int]) -> Acceptance:
         """With the target's tokens after the root, as far as they follow nodes with children."""
-        below, node, found = _ranked(tree), tree.root, self
+        below, node, found = _children(tree), tree.root, self
         for token in tokens:
             if node not in below:
                 break
             chosen = child(tree, node, token)
-            found = found._with(below[node], chosen)
+            found = found._with(_ranked(tree, below[node]), chosen)
             if chosen is None:
                 break
             node = chosen
@@ -90,17 +90,20 @@ class Acceptance(Struct, frozen=True):
             bins[among] = bins[among].observe(hit, chance)
         return Acceptance(tuple(nodes), tuple(ranks), tuple(bins), self.observed + 1)
 
-    def chances(self, tree: TokenTree) -> dict[NodeId, float]:
-        """The chance of every node to be on the committed path, given that the root is: parents
-        come first and have a higher one."""
+    def chances(self, tree: TokenTree, least: float = 0.0) -> dict[NodeId, float]:
+        """The chances of nodes to be on the committed path, given that the root is, of all that
+        have at least so high a one: parents come first and have a higher one."""
         prior = PARAMETERS.correction_prior
         factors = [(rank.hits + prior) / (rank.stated + prior) for rank in self.ranks]
-        chances, below = {tree.root: 1.0}, _ranked(tree)
-        for node in tree.nodes:
-            for rank, (one, chance) in enumerate(below.get(node, ())):
+        chances, below = {tree.root: 1.0}, _children(tree)
+        for node, children in below.items():
+            if node not in chances:
+                continue
+            for rank, (one, stated) in enumerate(_ranked(tree, children)):
                 factor = factors[min(rank, RANKS - 1)]
-                corrected = self.bins[_bin(rank, chance)].corrected(chance, factor)
-                chances[one] = chances[node] * corrected
+                chance = chances[node] * self.bins[_bin(rank, stated)].corrected(stated, factor)
+                if chance >= least:
+                    chances[one] = chance
         return chances
 
 
@@ -108,13 +111,18 @@ def _bin(rank: int, chance: float) -> int:
     return min(rank, _BINNED_RANKS - 1) * _BINS + bisect_right(PARAMETERS.stated_bins, chance)
 
 
-def _ranked(tree: TokenTree) -> Mapping[NodeId, Sequence[tuple[NodeId, float]]]:
-    """The children of every node that has some with their stated chances, the likeliest first."""
-    below: dict[NodeId, list[tuple[NodeId, float]]] = {}
+def _children(tree: TokenTree) -> Mapping[NodeId, Sequence[NodeId]]:
+    """The children of every node that has some, their parents in the tree's order."""
+    below: dict[NodeId, list[NodeId]] = {}
     for node, data in tree.nodes.items():
         if node != tree.root:
-            stated = math.exp(data.score - tree.nodes[data.parent].score)
-            below.setdefault(data.parent, []).append((node, stated))
-    for siblings in below.values():
-        siblings.sort(key=lambda pair: -pair[1])
+            below.setdefault(data.parent, []).append(node)
     return below
+
+
+def _ranked(tree: TokenTree, siblings: Sequence[NodeId]) -> Sequence[tuple[NodeId, float]]:
+    """Siblings with their stated chances, the likeliest first."""
+    nodes = tree.nodes
+    parent = nodes[nodes[siblings[0]].parent].score
+    stated = [(node, math.exp(nodes[node].score - parent)) for node in siblings]
+    return sorted(stated, key=lambda pair: -pair[1])

@@ -120,7 +120,7 @@ def best_shape(
         return rates[shape].tokens_per_second * gain(shape)
 
     best = PLAIN
-    for shape in (PLAIN, *starts):
+    for shape in starts:
         while rate(better := max(_around(shape), key=rate)) > 1.0001 * rate(shape):
             shape = better
         best = max(best, shape, key=rate)
@@ -135,7 +135,7 @@ def _around(shape: RoundShape) -> Iterator[RoundShape]:
         yield RoundShape(near, levels, rows)
     for near in _beside(ROWS, rows):
         yield RoundShape(first, levels, near)
-        for deep in _beside(LEVELS, first):
+        for deep in () if levels else _beside(LEVELS, first):
             yield RoundShape(deep, levels, near)
     for deep in _beside(LEVELS, levels):
         yield RoundShape(first, deep, rows)
