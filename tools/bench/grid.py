@@ -71,11 +71,32 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
         return " ".join(found)
 
 
+COVERAGES = (
+    (0.55, 0.15, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01),
+    (0.9, 0.05, 0.01, 0.01),
+    (0.1, 0.03, 0.02, 0.01),
+)
+"""A middling draft, a good one and a useless one."""
+
+
+def shared_cells() -> Iterator[Cell]:
+    """Draft x stages x processors that all nodes share x row price: 54 cells."""
+    for coverage, stages, processors, row in product(COVERAGES, (2, 4, 8), (1, 2, 4), (0.02, 0.1)):
+        yield Cell(
+            stages=stages,
+            coverage=coverage,
+            plateau=1,
+            row_seconds=row,
+            draft_seconds=0.15,
+            latency=0.05,
+            processors=processors,
+        )
+
+
 def core_cells() -> Iterator[Cell]:
     """Stages x draft x row price x draft level x latency: 108 cells."""
-    coverages = ((0.55, 0.15, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01), (0.9, 0.05, 0.01, 0.01))
     for coverage, stages, (plateau, row), draft, latency in product(
-        (*coverages, (0.1, 0.03, 0.02, 0.01)),
+        COVERAGES,
         (2, 4, 8),
         ((16, 0.0), (1, 0.04), (1, 0.11)),
         (0.1, 0.5),
@@ -166,8 +187,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cells",
         default="core",
-        metavar="core|wide|FILE",
-        help="108 regular cells, cells of a wider space, or a JSON list of cells (default: core)",
+        metavar="core|shared|wide|FILE",
+        help="108 regular cells, 54 of nodes that share processors, cells of a wider space, or a "
+        "JSON list of cells (default: core)",
     )
     parser.add_argument("--count", type=int, default=60, help="cells of the wider space")
     parser.add_argument(
@@ -203,6 +225,8 @@ def run(options: argparse.Namespace) -> int:
 def _cells(name: str, count: int) -> list[Cell]:
     if name == "core":
         return list(core_cells())
+    if name == "shared":
+        return list(shared_cells())
     if name == "wide":
         return list(wide_cells(count))
     try:

@@ -123,7 +123,9 @@ def best_shape(
     for shape in starts:
         while rate(better := max(_around(shape), key=rate)) > 1.0001 * rate(shape):
             shape = better
-        best = max(best, shape, key=rate)
+        # One that drafts no level is plain decoding by another name.
+        if shape.first or shape.levels:
+            best = max(best, shape, key=rate)
     return best, rates[best]
 
 
@@ -193,10 +195,10 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         tokens += more
         seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
     depth = shape.first + (count + 1) * shape.levels
-    # The pipeline fills while a round begins.
+    # The pipeline fills while a round begins: with a segment at once, and one every ``spacing``.
     way = whole(shape.rows)
-    passes = costs.sessions / share * way * (1.0 - 0.5 * min(1.0, way / seconds))
-    busy = (passes + shape.levels * costs.level) / spacing
+    filled = min(way, way * (1.0 - 0.5 * min(1.0, way / seconds)) + 0.5 * spacing)
+    busy = (costs.sessions / share * filled + shape.levels * costs.level) / spacing
     longer = costs.crowding.at(busy)
     rate = tokens / (seconds * longer)
     return RoundRate(rate, min(tree.chances), depth, spacing * longer, busy)
