@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import cycle, product
 from pathlib import Path
 from random import Random
 
@@ -19,6 +20,7 @@ from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
 from backend.probe import cut, same_bits
 from backend.tiny import FAMILIES, LAYERS, PLAIN, generated
+from effort import NIGHTLY
 
 pytestmark = pytest.mark.torch
 
@@ -33,13 +35,17 @@ def test_same_tokens_as_generate(family: str, tiny: Callable[..., Path]) -> None
     want = generated(path, prompt, NEW)
     assert len(set(want)) > NEW // 8, "one token over and over would prove nothing"
     checkpoint = open_checkpoint(path)
-    for stages in (1, 2, 3, LAYERS):
+    for stages in (1, 2, 3, LAYERS) if NIGHTLY else (1, LAYERS):
         assert decode(cut(checkpoint, stages), prompt, NEW) == want
     assert decode(cut(checkpoint, 2, mode="fast"), prompt, NEW) == want
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+DTYPES = ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*(product(FAMILIES, DTYPES) if NIGHTLY else zip(FAMILIES, cycle(DTYPES)))]
+)
 def test_tree_has_the_bits_of_the_sequence(
     family: str, dtype: str, tiny: Callable[..., Path]
 ) -> None:
