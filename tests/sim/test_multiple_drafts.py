@@ -97,7 +97,7 @@ def crowds(draw: st.DrawFn, least: int = 1, **fixed: Any) -> Users:
     return Users(cluster, wishes)
 
 
-@settings(max_examples=examples(150, quick=60))
+@settings(max_examples=examples(150, quick=40))
 @given(crowds())
 def test_every_draft_node_gets_the_reference_decoders_text(users: Users) -> None:
     users.cluster.world.run(until=BOUND)
@@ -139,7 +139,7 @@ strikes = st.lists(
 )
 
 
-@settings(max_examples=examples(150, quick=60))
+@settings(max_examples=examples(150, quick=40))
 @given(crowds(least=2), strikes, st.data())
 def test_losses_of_other_draft_nodes_leave_a_session_untouched(
     users: Users, drawn: list[tuple[int, int, int, int]], data: st.DataObject
@@ -166,7 +166,7 @@ def test_losses_of_other_draft_nodes_leave_a_session_untouched(
     users.check_undisturbed(set(ranks[:steady]))
 
 
-@settings(max_examples=examples(300, quick=100))
+@settings(max_examples=examples(300, quick=60))
 @given(crowds(least=2, world=LinkClosingWorld), st.data())
 def test_a_byzantine_draft_node_is_refused_and_the_others_are_served(
     users: Users, data: st.DataObject
@@ -201,7 +201,7 @@ def test_a_byzantine_draft_node_is_refused_and_the_others_are_served(
     users.check_undisturbed(set(honest))
 
 
-@settings(max_examples=examples(100, quick=40))
+@settings(max_examples=examples(100, quick=25))
 @given(crowds(least=2, world=LinkClosingWorld, apart=True, features=()), st.data())
 def test_a_byzantine_peer_of_the_token_source_is_refused_and_the_others_are_served(
     users: Users, data: st.DataObject
