@@ -59,7 +59,7 @@ def fake_mode() -> Iterator[None]:
 
 def move(shard: Shard, gpu: FakeGpu) -> None:
     """All of a loaded shard, whatever holds it, inside ``fake_mode``."""
-    seen: dict[int, Any] = {}
+    seen: dict[int, Tensor] = {}
     shard.device = gpu
     if shard.graphs is not None:
         shard.graphs._device = gpu

@@ -45,7 +45,8 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_accelerator", lambda name: name)
     meant = {"auto": "cuda:0", "CUDA": "cuda:0", "cuda1": "cuda:1", "CUDA:1": "cuda:1"}
     meant |= {"xpu": "xpu:0", "metal": "mps", "rocm": "cuda:0", "gpu": "cuda:0"}
-    assert {wanted: find(wanted) for wanted in meant} == meant
+    found: dict[str, object] = {wanted: find(wanted) for wanted in meant}
+    assert found == meant
     with pytest.raises(UserError, match="finds cpu, cuda:0, cuda:1, xpu:0, mps"):
         find("cuda:2")
 
