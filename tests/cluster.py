@@ -91,8 +91,8 @@ class Cluster:
             vocab=vocab or self.model.vocab,
         )
         self.backends: dict[Rank, ToyStage] = {}
-        # The token sources, where they read features.
-        self.eagles: dict[Rank, ToyEagle] = {}
+        # The token sources, which may be nodes of their own.
+        self.sources: dict[Rank, ConstrainedSource] = {}
         # The draft nodes that take part; each may leave and come back.
         self.drafts = {draft_rank(number) for number in range(drafts)}
         # Fresh draft nodes so far, by rank: session ids grow also over restarts.
@@ -120,11 +120,12 @@ class Cluster:
 
     def source_device(self, rank: Rank) -> tuple[Any, Any]:
         """A fresh token source: what runs its jobs, and its ``Tensors``."""
-        if not self.features:
-            source = ToySource(self.model, top=self.top)
-            return ConstrainedSource(source, lambda: GRAMMARS).run, None
-        eagle = self.eagles[rank] = ToyEagle(self.model, self.features, top=self.top)
-        return ConstrainedSource(eagle, lambda: GRAMMARS).run, eagle
+        source: ToySource = ToySource(self.model, top=self.top)
+        eagle = None
+        if self.features:
+            source = eagle = ToyEagle(self.model, self.features, top=self.top)
+        constrained = self.sources[rank] = ConstrainedSource(source, lambda: GRAMMARS)
+        return constrained.run, eagle
 
     def draft_config(self, rank: Rank) -> DraftConfig:
         """How a fresh draft node works; its session ids are above those of its lives before."""

@@ -365,8 +365,10 @@ def check_empty(cluster: Cluster) -> None:
         assert not draft.pending_releases
         assert not draft.backlog
     there = {*cluster.drafts, cluster.config.source}
-    for rank, eagle in cluster.eagles.items():
-        assert rank not in there or not eagle.fed
+    for constrained in (one for rank, one in cluster.sources.items() if rank in there):
+        assert not constrained._sessions
+        assert not constrained._source._sessions  # type: ignore[attr-defined]
+        assert not getattr(constrained._source, "fed", ())
     if cluster.config.source is not None:
         source = cluster.state(cluster.config.source)
         assert not source.sessions

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.tree_stage import SlotTokens
+from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.sampling import seen
@@ -47,6 +48,18 @@ def test_a_rows_counts_are_those_of_its_path(
     tokens.write(committed, rows, [1])
     counts = {**tokens.counts, **tokens.own(rows[0])}
     assert counts == seen(path(parents, words, child), PROMPT)
+
+
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=8), st.lists(st.integers(0, 8)))
+def test_an_earlier_pass_of_a_batch_counts_its_own_committed_path(
+    words: list[int], committed: list[int]
+) -> None:
+    """All passes of a batch are written before the first of them draws."""
+    tokens = SlotTokens(PROMPT)
+    tokens.write(0, [Row(n, n, tuple(range(n + 1))) for n in range(len(words))], words)
+    for length in committed:
+        tokens.commit(length)
+        assert tokens.counts == seen(words[:length], PROMPT)
 
 
 def chain(parents: dict[int, int], node: int) -> list[int]:

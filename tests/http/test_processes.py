@@ -29,10 +29,10 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.node import listen
 from commands import reset_hangup
 from http_process import post, process, served_port
 from nodes.background import START
+from ports import free_port
 from shared_fork_server import start_node
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
@@ -198,13 +198,6 @@ async def test_nohup() -> None:
     assert child.returncode == 0
 
 
-def free_port() -> int:
-    """Of this machine; nothing listens there any more."""
-    with listen.loopback() as sock:
-        port: int = sock.getsockname()[1]
-        return port
-
-
 async def first_answer(web: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
     """Status and JSON, once something listens there. A test's time-out is the bound."""
     while True:
@@ -343,10 +336,7 @@ async def test_http_on_the_draft_node(tmp_path: Path) -> None:
     draft, verify = config.node
     probes = free_port()
     config = replace(config, node=(draft, replace(verify, http=probes)))
-    socks = [listen.loopback() for _ in config.node]
-    ports = [sock.getsockname()[1] for sock in socks]
-    for sock in socks:
-        sock.close()
+    ports = [free_port() for _ in config.node]
     file = tmp_path / "cluster.toml"
     text = to_toml(config)
     for port in ports:

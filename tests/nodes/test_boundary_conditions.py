@@ -22,6 +22,8 @@ from asyncspec.core.machine import (
     Stopped,
     Submitted,
 )
+from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from asyncspec_protocol.messages import (
@@ -315,6 +317,23 @@ def test_a_session_has_room_for_what_it_was_opened_for() -> None:
         only.feed(Received(DRAFT, segment(1, {4: 1}, session=1)))
 
 
+@pytest.mark.parametrize("slots", [66, 67])
+def test_prompts_that_a_stage_keeps_take_room(slots: int) -> None:
+    """A session of 64 slots fits beside one of three tokens in 67 slots, and in no fewer."""
+    only = Driven(VerifyMachine(VerifyConfig(Rank(1), 1, slots=slots)))
+    first, second = (replace(opening(3, session=n), max_tree_nodes=0) for n in range(2))
+    only.feed(LinkUp(DRAFT), Received(DRAFT, first))
+    (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1}))))
+    only.feed(done(job, (9,)), Received(DRAFT, Close(SessionId(0), keep=True)))
+    assert only.state.cached_prompts == {0: 3}
+    if slots == 66:
+        with pytest.raises(RemoteProtocolError, match="of 66 there are 63 left"):
+            only.feed(Received(DRAFT, second))
+    else:
+        only.feed(Received(DRAFT, second))
+        assert 1 in only.state.sessions
+
+
 def test_a_later_stage_ends_an_orphan_session_and_keeps_the_link() -> None:
     last = stage(2, 2)
     wrong = segment(0, {1: 0}, tokens=False)
@@ -340,6 +359,20 @@ def test_a_source_names_tokens_of_the_vocabulary() -> None:
     with pytest.raises(RemoteProtocolError, match="not in the vocabulary"):
         grown(driven, effects, {0: -1, 1: -1, 2: 0})
     grown(driven, effects, {0: -1, 1: -1})
+
+
+def test_a_source_answers_what_it_was_asked_and_once() -> None:
+    driven = draft(source=V2)
+    driven.feed(LinkUp(V2))
+    (job,) = sent(driven.feed(Submitted(ask(0, prompt=(1,), policy="pruned"))), Expand)
+    base = job.base + len(job.committed)
+    answers = [Received(V2, Expanded(0, 0, n, (), (), ())) for n in (base - 1, base, base + 1)]  # type: ignore[arg-type]
+    for wrong in (answers[0], answers[2]):
+        with pytest.raises(RemoteProtocolError, match="awaits no draft"):
+            driven.feed(wrong)
+    driven.feed(answers[1])
+    with pytest.raises(RemoteProtocolError, match="awaits no draft"):
+        driven.feed(answers[1])
 
 
 def test_a_verdict_comes_from_the_last_stage_and_credit_from_the_first() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 from nodes.background import START, Background, no_process_left
 from nodes.test_processes import generate
+from ports import free_port
 from shared_fork_server import execute_node, start_node
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
@@ -49,8 +49,7 @@ class DraftNode:
     def __init__(
         self, number: int, file: Path, source: str | None, *, executed: bool = False
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as sock:
-            self.port = sock.getsockname()[1]
+        self.port = free_port()
         argv = ["--role", "draft", "--rank", str(number), "--config", str(file), "--supervised"]
         argv += ["--listen", f"127.0.0.1:{self.port}"]
         argv += [] if source is None else ["--source", source]

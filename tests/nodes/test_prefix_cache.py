@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Effect, Finish, Input, Received, Request, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
@@ -75,6 +76,20 @@ def test_a_common_prefix_is_not_computed_again(
         assert stats["rows"] >= read
         if not features:
             assert stats["rows"] == read + stages * 5
+
+
+def test_a_prompt_read_without_features_is_no_beginning_for_one_that_needs_them() -> None:
+    """The token source would miss those of the tokens that nothing is sent of."""
+    cluster = Cluster(UnitCosts(), min_common_prefix=8, features=(FINAL,))
+    policies = ("autoregressive", "flowspec", "flowspec", "autoregressive", "flowspec")
+    prompts = (LONG, LONG, LONG, (*LONG, 5, 5), LONG)
+    asked = [
+        ask(n, prompt=prompt, policy=policy)
+        for n, (prompt, policy) in enumerate(zip(prompts, policies, strict=True))
+    ]
+    shared = [stats["shared_tokens"] for stats in served(cluster, *asked)]
+    # A longer prompt without features takes the place of none that has them.
+    assert shared == [0, 0, *[len(LONG) - 1] * 3]
 
 
 def test_a_session_that_runs_is_a_beginning_too() -> None:
@@ -148,6 +163,16 @@ def test_an_end_does_not_overtake_a_beginning(moment: int) -> None:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
     assert [len(one.prefix) for one in cluster.state(0).cached_prompts] == [len(LONG)]
     assert [one.unused for one in cluster.state(0).cached_prompts] == [False]
+
+
+def test_a_prompt_that_a_session_is_about_to_begin_with_makes_no_room() -> None:
+    """Its end would overtake the beginning on the later stages, which would not know it."""
+    cluster = Cluster(SlowPipeline(), stages=3, min_common_prefix=8, slots=4 * BLOCK)
+    small = {"max_new_tokens": 3, "policy": "autoregressive"}
+    served(cluster, ask(0, prompt=LONG, **small))
+    again, other = ask(1, prompt=LONG, **small), ask(2, prompt=LONG[::-1], **small)
+    stats, _ = served_together(cluster, again, other)
+    assert stats["shared_tokens"] == len(LONG) - 1
 
 
 @settings(max_examples=examples(200, quick=80))

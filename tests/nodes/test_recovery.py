@@ -8,7 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from asyncspec.core.jobs import Release
-from asyncspec.core.machine import Compute, Emit, LinkDown, LinkUp, Received, Submitted
+from asyncspec.core.machine import (
+    Compute,
+    Emit,
+    LinkDown,
+    LinkUp,
+    Received,
+    Submitted,
+    TimerFired,
+)
+from asyncspec_nodes.roles.draft.lifecycle import REJOIN
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, Version, draft_rank, first_session
@@ -106,6 +115,25 @@ def test_a_restarted_job_goes_on_behind_the_last_token_that_was_given() -> None:
     effects = driven.feed(Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
     assert [(m.session, m.prompt_length) for m in sent(effects, Open)] == [(1, 5)]
     assert sum((message.tokens for message in sent(effects, Segment)), ()) == (1, 2, 8, 9, 10)
+
+
+def test_what_a_lost_draft_node_has_closed_unopened_is_forgotten() -> None:
+    """Their ``Open`` never comes now, and there may be any number of them."""
+    last = stage(2, 2)
+    last.feed(Received(DRAFT, Close(SessionId(5))))
+    assert last.state.watermarks[DRAFT].closed_early == {5}
+    last.feed(LinkDown(DRAFT))
+    assert last.state.watermarks[DRAFT].closed_early == frozenset()
+
+
+def test_a_deadline_that_passes_when_the_pipeline_is_back_fails_no_request() -> None:
+    """It was cancelled, but had gone off already."""
+    driven = draft(stages=1)
+    driven.feed(*(Submitted(ask(number, prompt=(1,))) for number in range(6)))
+    waiting = driven.state.backlog
+    assert waiting
+    assert driven.feed(TimerFired(REJOIN)) == []
+    assert driven.state.backlog == waiting
 
 
 def test_breaks_are_counted_from_the_last_token_on() -> None:

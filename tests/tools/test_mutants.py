@@ -27,6 +27,8 @@ def test_every_mutant_fits_the_sources() -> None:
 def test_mutants_have_names_of_their_own_and_change_something() -> None:
     assert [name for name, times in Counter(m.name for m in MUTANTS).items() if times > 1] == []
     assert [m.name for m in MUTANTS if m.old == m.new or not m.old.strip()] == []
+    changes = Counter((m.old, m.new) for m in MUTANTS)
+    assert [change for change, times in changes.items() if times > 1] == []
 
 
 @pytest.fixture

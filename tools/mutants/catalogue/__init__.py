@@ -6,8 +6,9 @@ from tools.mutants.catalogue.acceptance import ACCEPTANCE
 from tools.mutants.catalogue.cache import CACHE
 from tools.mutants.catalogue.flow import FLOW
 from tools.mutants.catalogue.recovery import RECOVERY
+from tools.mutants.catalogue.source import SOURCE
 from tools.mutants.catalogue.versions import VERSIONS
 from tools.mutants.catalogue.wire import WIRE
 from tools.mutants.mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = (*VERSIONS, *CACHE, *FLOW, *ACCEPTANCE, *RECOVERY, *WIRE)
+MUTANTS: tuple[Mutant, ...] = (*VERSIONS, *CACHE, *FLOW, *ACCEPTANCE, *RECOVERY, *SOURCE, *WIRE)

@@ -179,4 +179,58 @@ CACHE: tuple[Mutant, ...] = (
         "slots = config.slots",
         "test_each_may_count_on_its_share_of_the_cache",
     ),
+    Mutant(
+        "share-without-features",
+        "if (prompt.featured and one.features is None) or one.prefix",
+        "if one.prefix",
+        "test_a_prompt_read_without_features_is_no_beginning_for_one_that_needs_them",
+    ),
+    Mutant(
+        "stage-room-without-prompts",
+        "taken += sum(length for name, length in state.cached_prompts.items()",
+        "taken += sum(0 for name, length in state.cached_prompts.items()",
+        "test_prompts_that_a_stage_keeps_take_room",
+    ),
+    Mutant(
+        "share-too-many-features",
+        "TensorRows(some.handle, some.rows[:count])",
+        "TensorRows(some.handle, some.rows)",
+        "test_a_common_prefix_is_not_computed_again",
+    ),
+    Mutant(
+        "covers-without-features",
+        "fed = one.features is not None or other.features is None",
+        "fed = True",
+        "test_a_prompt_read_without_features_is_no_beginning_for_one_that_needs_them",
+    ),
+    Mutant(
+        "covers-other-tenants",
+        "return one.tenant == other.tenant and fed and",
+        "return fed and",
+        "test_prompts_of_each_tenant_are_kept",
+    ),
+    Mutant(
+        "needed-prompt-not-kept",
+        "return frozenset(session.parent_session for session in sessions if not session.decoding)",
+        "return frozenset()",
+        "test_a_prompt_that_a_session_is_about_to_begin_with_makes_no_room",
+    ),
+    Mutant(
+        "share-of-recurrent-states",
+        "if message.common_prefix and not config.shares_prefixes:",
+        "if message.common_prefix and config.layers < 0:",
+        "test_a_stage_with_recurrent_states_shares_no_prompt",
+    ),
+    Mutant(
+        "slots-committed-since-seen",
+        "if visible[0] < start:",
+        "if visible[0] < 0:",
+        "test_every_law_holds_whatever_fails[0]",
+    ),
+    Mutant(
+        "prefix-not-copied",
+        "cache.copy_prefix(parent.cache, job.common_prefix)",
+        "pass",
+        "test_every_law_holds_whatever_fails[0]",
+    ),
 )

@@ -162,12 +162,6 @@ RECOVERY: tuple[Mutant, ...] = (
         "test_prompts_are_kept_while_their_draft_node_is_there",
     ),
     Mutant(
-        "lost-cache-not-released",
-        "releases = tuple(Compute(Release(name)) for name in held if name in over)",
-        "releases = tuple(Compute(Release(name)) for name in state.cached_prompts if name in over)",
-        "test_losing_one_ends_its_sessions_alone",
-    ),
-    Mutant(
         "lost-next-stage-not-noticed",
         "if draft not in state.peers or not (config.last or config.next_rank in state.peers):",
         "if draft not in state.peers:",
@@ -250,5 +244,47 @@ RECOVERY: tuple[Mutant, ...] = (
         "effects += (report(session, kept=keep),)",
         "effects += (report(session, kept=False),)",
         "test_an_account_says_whether_the_prompt_stays",
+    ),
+    Mutant(
+        "prompts-outlive-break",
+        "state = forget_prompts(state, state.cached_prompts)",
+        "pass",
+        "test_every_law_holds_whatever_fails[0]",
+    ),
+    Mutant(
+        "verdicts-of-lost-pass-awaited",
+        "        expected_verdicts=0,\n    )",
+        "    )",
+        "test_every_law_holds_whatever_fails[0]",
+    ),
+    Mutant(
+        "echo-ended-late",
+        "if echo and (not message.up or floor >= echoes[rank]):",
+        "if echo and not message.up:",
+        "test_every_law_holds_whatever_fails[0]",
+    ),
+    Mutant(
+        "rejoin-fails-when-up",
+        "    if state.up:\n        return state, ()\n    detail",
+        "    detail",
+        "test_a_deadline_that_passes_when_the_pipeline_is_back_fails_no_request",
+    ),
+    Mutant(
+        "break-counted-twice",
+        "echoes[before] = state.next_session",
+        "pass",
+        "test_an_answer_to_a_floor_from_before_a_break_says_nothing_of_that",
+    ),
+    Mutant(
+        "watchdog-never",
+        "if self._waited <= limit:",
+        "if self._waited <= limit or True:",
+        "test_any_hung_device_is_given_up",
+    ),
+    Mutant(
+        "closed-early-outlives-draft-node",
+        "state = state.with_marks(peer, replace(state.marks(peer), closed_early=frozenset()))",
+        "pass",
+        "test_what_a_lost_draft_node_has_closed_unopened_is_forgotten",
     ),
 )

@@ -101,4 +101,10 @@ VERSIONS: tuple[Mutant, ...] = (
         "if not left and (error := orphan_error(session, (), left)):",
         "test_a_prune_must_not_leave_what_waits_without_its_parent",
     ),
+    Mutant(
+        "verdict-of-version-never-announced",
+        "if verdict.applied > session.version:",
+        "if verdict.applied > session.version + 1:",
+        "test_messages_that_a_stage_must_not_send",
+    ),
 )

@@ -269,10 +269,8 @@ def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Ef
         break_echoes=echoes,
         expected_verdicts=0,
     )
-    if peer == state.config.source and state.source_features:
-        # The next one may read others.
-        prompts = tuple(replace(one, features=None) for one in state.cached_prompts)
-        state = replace(state, source_features=(), cached_prompts=prompts)
+    if peer == state.config.source:
+        state = replace(state, source_features=())  # the next one may read others
     state, effects = _broken(state, now, was_up=was_up)
     for key, finishing in state.finishing.items():
         # No account of a lost peer will come.
