@@ -36,8 +36,7 @@ from asyncspec.backend.hf.probing import noise
 
 BLOCK = 128
 """Columns that share a scale, where a row is whole blocks of them. Blocks of 32 have a sixth less
-error and take 1.4 times as long, those of 256 a tenth more error and nine tenths of the time
-(docs/results/quantisation.md)."""
+error and take 1.4 times as long (docs/results/quantisation.md)."""
 
 _SHORTER_BLOCKS = (64, 32)
 
