@@ -191,6 +191,8 @@ class FaultyWorld(World):
         if fault.lost:
             onward.up = back.up = False
         for channel, after in ((back, fault.noticed[0]), (onward, fault.noticed[1])):
+            if self.joined.get((channel.target, channel.source)) is not channel:
+                channel.up = False  # an end that has not joined yet hears nothing
             self.at(self.now + after, self._notice, channel)
         dials = is_draft(one) or (one < other and not is_draft(other))
         ends = (one, other) if dials else (other, one)

@@ -9,6 +9,7 @@ import pytest
 
 from asyncspec.core.jobs import Release
 from asyncspec.core.machine import (
+    Cancelled,
     Compute,
     Emit,
     LinkDown,
@@ -20,7 +21,16 @@ from asyncspec.core.machine import (
 from asyncspec_nodes.roles.draft.lifecycle import REJOIN
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.ids import DRAFT, Rank, SessionId, Version, draft_rank, first_session
+from asyncspec_protocol.ids import (
+    DRAFT,
+    NodeId,
+    Rank,
+    SegmentId,
+    SessionId,
+    Version,
+    draft_rank,
+    first_session,
+)
 from asyncspec_protocol.messages import (
     Close,
     Credit,
@@ -115,6 +125,18 @@ def test_a_restarted_job_goes_on_behind_the_last_token_that_was_given() -> None:
     effects = driven.feed(Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
     assert [(m.session, m.prompt_length) for m in sent(effects, Open)] == [(1, 5)]
     assert sum((message.tokens for message in sent(effects, Segment)), ()) == (1, 2, 8, 9, 10)
+
+
+def test_a_source_that_reports_late_ends_no_kept_prompt() -> None:
+    """Else the stages would not know what the next session begins with, and it would not end."""
+    driven = draft(source=V2, min_common_prefix=1)
+    driven.feed(LinkUp(V2))
+    effects = driven.feed(Submitted(ask(0, prompt=(1, 2), policy="autoregressive")))
+    assert sent(effects, Open)
+    said = Verdict(SessionId(0), SegmentId(0), Version(0), (NodeId(1),), (7,))
+    driven.feed(Received(V1, said), Cancelled(0))
+    assert [one.session for one in driven.state.cached_prompts] == [0]
+    assert sent(driven.feed(Received(V2, Ready(V2, True, 250))), Floor) == []
 
 
 def test_what_a_lost_draft_node_has_closed_unopened_is_forgotten() -> None:

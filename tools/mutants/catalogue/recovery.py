@@ -287,4 +287,10 @@ RECOVERY: tuple[Mutant, ...] = (
         "pass",
         "test_what_a_lost_draft_node_has_closed_unopened_is_forgotten",
     ),
+    Mutant(
+        "floor-of-late-source-ends-prompts",
+        "if not state.up or state.sessions or state.cached_prompts:",
+        "if not state.up or state.sessions:",
+        "test_a_source_that_reports_late_ends_no_kept_prompt",
+    ),
 )

@@ -246,8 +246,9 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
 
 
 def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
-    """Where the pipeline is complete now, end what earlier sessions left behind on the stages."""
-    if not state.up or state.sessions:
+    """Where the pipeline is complete now, end what earlier sessions left behind on the stages. It
+    was complete before where prompts are kept, as when a source reports late: they must stay."""
+    if not state.up or state.sessions or state.cached_prompts:
         return state, ()
     floor = Floor(first=state.next_session)
     floors = tuple(Send(rank, floor) for rank in sorted(state.peers))
