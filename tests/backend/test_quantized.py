@@ -90,6 +90,15 @@ def test_a_row_is_itself_among_any_others(shape: tuple[int, int], seed: int, kin
     assert min_invariant_rows([linear]) == 1
 
 
+@pytest.mark.skipif(not multiplies_levels(), reason="without onnxruntime's products")
+def test_odd_rows_are_padded() -> None:
+    """In blocks of 128 a lone last row's are added up in another order."""
+    linear, x = made("packed int4", noise(64, 512), torch.float32), noise(33, 512, seed=1)
+    whole = linear(x)
+    assert {rows: linear.computed_rows(rows) for rows in (1, 2, 33)} == {1: 2, 2: 2, 33: 34}
+    assert all(torch.equal(linear(x[:rows]), whole[:rows]) for rows in range(1, 33))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(kind: str) -> None:
     """The same weights with columns and rows of zeros behind them are the same layer."""
