@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.gguf_models import convert
-from tools.check_device import command
-from tools.check_device.command import main, table
+from tools.check_device import gguf_devices, torch_devices
+from tools.check_device.command import main
+from tools.check_device.gguf_devices import table
 from tools.check_device.measure import Measured, measure
+from tools.check_device.torch_devices import OneKind, Run
 
 
 @pytest.mark.nightly
@@ -25,11 +28,11 @@ def test_a_model_on_the_cpu(tmp_path: Path) -> None:
 
 def test_the_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     broken = Measured("m.gguf", "cpu", problems=["it is truncated"])
-    monkeypatch.setattr(command, "measure", lambda *model: broken)
-    assert main(["--no-tests"]) == 1
+    monkeypatch.setattr(gguf_devices, "measure", lambda *model: broken)
+    assert main(["--no-tests", "--only", "gguf"]) == 1
     said = capsys.readouterr().out
     assert said.count("- m.gguf on cpu: it is truncated") == 3
-    assert said.startswith("llama-cpp-python ")
+    assert "\nllama-cpp-python " in said
     fine = Measured(
         "m", "CUDA0", "F16", "tolerance", {1: 2.0}, 0.25, {"flowspec": 8}, {"flowspec": True}
     )
@@ -39,3 +42,35 @@ def test_the_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 def test_a_missing_device_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cuda7"]) == 2
     assert "device cuda7: llama.cpp finds cpu" in capsys.readouterr().err
+    assert main(["--device", "cuda7", "--only", "torch"]) == 2
+    assert "device cuda7: torch " in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_layers_on_a_device_of_torch() -> None:
+    (found,) = torch_devices.measure("smollm2-135m", 1, "emulated", torch_devices.KINDS[2:3])
+    assert (found.problems, found.guarantee, found.graphs) == ([], "bitwise", "yes")
+    assert (found.positions, found.other_bits, found.other_tokens) == (40, 0, 0)
+    assert {1, 256} <= found.exact_ms.keys() == found.fast_ms.keys()
+    said = torch_devices.table([found], [])
+    assert "| smollm2-135m | emulated | float32 | bitwise | 0 of 40 | 16, 64, 256 | yes |" in said
+
+
+def test_the_report_of_torch_s_devices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = OneKind("m", "emulated", "int4", problems=["it is out of memory"])
+    monkeypatch.setattr(torch_devices, "measure", lambda *_: [kind])
+    runs = [Run("emulated", 2, "flow", 8.0, "bitwise", equal=True)]
+    monkeypatch.setattr(torch_devices, "run_clusters", lambda _: runs)
+    command = ["--device", "emulated", "--only", "torch", "--models", "qwen3-4b", "--no-tests"]
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert "- m in int4 on emulated: it is out of memory" in said
+    assert "| emulated | 2 | flow | 8.0 | bitwise | yes |" in said
+    kind.problems.clear()
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["figures"]["torch"][0]["kind"] == "int4"
+    runs[0].equal = False
+    assert main(command) == 1

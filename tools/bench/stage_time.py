@@ -13,10 +13,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, check_target
 from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.options import check_numbers
+
+if TYPE_CHECKING:
+    from asyncspec.backend.hf.stage import HFStage
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -28,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--mode", choices=("exact", "fast"), default="exact")
+    parser.add_argument("--device", default="cpu", help='as [target] device; default: "cpu"')
     parser.add_argument("--json", action="store_true")
 
 
@@ -54,15 +59,24 @@ def run(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace, rows: Sequence[int] = ROWS) -> dict[int, float]:
     """Median seconds of a pass over so many siblings below the context."""
     from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.device import find
     from asyncspec.backend.hf.stage import load_stage
-    from asyncspec.core.jobs import Admit, Forward, Row
-    from asyncspec.core.sampling import Sampling
-    from asyncspec_protocol.ids import SegmentId, SessionId
 
     checkpoint = open_checkpoint(options.target)
     layers = options.layers or max(1, checkpoint.info.layers // 4)
-    stage = load_stage(checkpoint, 0, layers, mode=options.mode)
-    session, context = SessionId(0), options.context
+    stage = load_stage(checkpoint, 0, layers, mode=options.mode, device=find(options.device))
+    return pass_seconds(stage, options.context, options.repeats, rows)
+
+
+def pass_seconds(
+    stage: HFStage, context: int, repeats: int, rows: Sequence[int] = ROWS
+) -> dict[int, float]:
+    """As ``measure``, of a first stage."""
+    from asyncspec.core.jobs import Admit, Forward, Release, Row
+    from asyncspec.core.sampling import Sampling
+    from asyncspec_protocol.ids import SegmentId, SessionId
+
+    session = SessionId(0)
     stage.run(Admit(session, context + max(rows), Sampling()))
 
     def one_pass(start: int, count: int) -> float:
@@ -74,9 +88,10 @@ def measure(options: argparse.Namespace, rows: Sequence[int] = ROWS) -> dict[int
 
     one_pass(0, context)
     tries: dict[int, list[float]] = {n: [] for n in rows}
-    for repeat in range(options.repeats + 1):
+    for repeat in range(repeats + 1):
         for n in rows:
             seconds = one_pass(context, n)
             if repeat:  # the first round warms up
                 tries[n].append(seconds)
+    stage.run(Release(session))
     return {n: statistics.median(found) for n, found in tries.items()}

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from asyncspec.backend.llama.devices import find, gpus
-from asyncspec.core.errors import AsyncSpecError
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+import msgspec
+from msgspec import Struct
+
+from asyncspec.backend.hf import device as torch_names
+from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.console.arguments import Version
-from tools.check_device.convert import convert
-from tools.check_device.measure import POLICIES, Measured, measure
-
-KINDS = ("F16", "Q8_0", "Q4_0")
-"""Types that the bundled target is converted to."""
+from tools.bench.bits.shapes import PUBLISHED
+from tools.bench.selection import chosen_parts
+from tools.check_device import torch_devices
 
 DEVICE_VARIABLE = "ASYNCSPEC_TEST_DEVICE"
-"""Of ``tests/backend/test_llama.py``."""
+"""Of the tests below."""
 
-TESTS = "tests/backend/test_llama.py"
+TORCH_TESTS, GGUF_TESTS = "tests/backend/test_device.py", "tests/backend/test_llama.py"
+MODELS = "llama-3.2-1b,qwen3-4b"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,84 +37,130 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--version", action=Version)
     add("--device", action="append", metavar="NAME", help="default: the CPU and every GPU")
+    add("--only", choices=("torch", "gguf"), help="checkpoints, or GGUF models; default: both")
+    add("--models", default=MODELS, help=f"shapes of checkpoints; default: {MODELS}")
+    add("--layers", type=int, default=4, help="of each shape (default: 4)")
     add("--target", type=Path, metavar="GGUF", help="a model besides the bundled one")
     add("--draft", type=Path, metavar="GGUF", help="its draft model; default: ngram")
     add("--no-tests", action="store_true", help="leave the conformance tests out")
     add("--llama-cpp", type=Path, metavar="DIR", help="also run the peers bench with it")
+    add("--json", action="store_true", help="the report as JSON")
     add("--out", type=Path, metavar="FILE", help="write the report there, too")
     return made
+
+
+class Report(Struct):
+    """What was found on a machine."""
+
+    machine: str
+    # Texts, as they are printed; their figures.
+    parts: list[str] = []
+    figures: dict[str, Any] = {}
+    good: bool = True
+
+    def add(self, text: str, *, good: bool) -> None:
+        self.parts.append(text)
+        self.good = self.good and good
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 where everything that was tried works."""
     options = parser().parse_args(argv)
     try:
-        text, good = report(options)
+        found = report(options)
+        text = "\n\n".join([found.machine, *found.parts])
+        if options.json:
+            text = json.dumps(msgspec.to_builtins(found, str_keys=True))
         print(text)
         if options.out is not None:
             options.out.write_text(text + "\n", encoding="utf-8")
     except (AsyncSpecError, OSError) as error:
         print(f"check_device: {error}", file=sys.stderr)
         return 2
-    return 0 if good else 1
+    return 0 if found.good else 1
 
 
-def report(options: argparse.Namespace) -> tuple[str, bool]:
-    """The report, and whether everything works. Raises ``UserError``."""
-    devices = options.device or ["cpu", *(device.name for device in gpus())]
-    for device in devices:
-        find(device)
-    lines = [_machine()]
-    with tempfile.TemporaryDirectory(prefix="asyncspec-device-") as name:
-        folder = Path(name)
-        draft = convert(BUNDLED_DRAFT, folder / "draft-F16.gguf")
-        models = [
-            (convert(BUNDLED_TARGET, folder / f"demo-{kind}.gguf", kind), draft) for kind in KINDS
-        ]
-        if options.target is not None:
-            models.append((options.target.absolute(), options.draft and options.draft.absolute()))
-        found = [measure(*model, device) for device in devices for model in models]
-    lines.append(table(found))
-    good = not any(one.problems or not all(one.equal.values()) for one in found)
-    if not options.no_tests:
-        for device in devices:
-            passed, said = _command(
-                ["-m", "pytest", "-q", "--no-header", TESTS], {DEVICE_VARIABLE: device}
-            )
-            good = good and passed
-            lines.append(f"conformance on {device}: {said.splitlines()[-1]}")
+def report(options: argparse.Namespace) -> Report:
+    """Raises ``UserError``, for a device that no library has, too."""
+    cores = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    found = Report(f"Python {platform.python_version()}, {cores}")
+    models = chosen_parts(options.models, PUBLISHED, "--models")
+    gguf = find_spec("llama_cpp") is not None and options.only != "torch"
+    of_torch, of_llama = _devices(options, gguf=gguf)
+    if of_torch:
+        _torch(found, options, of_torch, models)
+    if of_llama:
+        _gguf(found, options, of_llama)
     if options.llama_cpp is not None:
-        passed, said = _command(["tools/bench", "peers", "--llama-cpp", str(options.llama_cpp)], {})
-        good = good and passed
-        lines.append(said)
-    return "\n\n".join(lines), good
+        good, said = _command(["tools/bench", "peers", "--llama-cpp", str(options.llama_cpp)], {})
+        found.add(said, good=good)
+    return found
 
 
-def _machine() -> str:
-    names = [f"{device.name} ({device.description})" for device in gpus()]
-    return (
-        f"llama-cpp-python {version('llama-cpp-python')}, Python {platform.python_version()}, "
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores; "
-        f"GPUs: {', '.join(names) or 'none'}"
-    )
+def _devices(options: argparse.Namespace, *, gguf: bool) -> tuple[list[str], list[str]]:
+    """Those of torch and of llama.cpp that are to be checked. Raises ``UserError``."""
+    of_torch = [] if options.only == "gguf" else options.device or ["cpu", *torch_names.names()]
+    if not gguf:
+        for name in of_torch:
+            torch_names.find(name)
+        return of_torch, []
+    from asyncspec.backend.llama.devices import find, gpus
+
+    of_llama = options.device or ["cpu", *(device.name for device in gpus())]
+    of_torch, without = _known(of_torch, torch_names.find)
+    of_llama, lacking = _known(of_llama, find)
+    for name, error in lacking.items():
+        if name not in of_torch:
+            raise error
+    if options.only == "torch" and without:
+        raise next(iter(without.values()))
+    return of_torch, of_llama
 
 
-def table(found: Sequence[Measured]) -> str:
-    """A row for each model and device, as Markdown; then what failed."""
-    rows = sorted({rows for one in found for rows in one.pass_ms})
-    heads = ["model", "device", "guarantee", *(f"pass of {count}, ms" for count in rows)]
-    heads += ["Python, ms", *(f"{policy}, tokens/s" for policy in POLICIES), "texts equal"]
-    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
-    for one in found:
-        cells = [one.model, one.device, one.guarantee or "-"]
-        cells += [f"{one.pass_ms[count]:.2f}" if count in one.pass_ms else "-" for count in rows]
-        cells.append(f"{one.python_ms:.2f}")
-        speeds = one.tokens_per_second
-        cells += [f"{speeds[policy]:.1f}" if policy in speeds else "-" for policy in POLICIES]
-        cells.append("yes" if one.equal and all(one.equal.values()) else "no")
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += [f"- {one.model} on {one.device}: {why}" for one in found for why in one.problems]
-    return "\n".join(lines)
+def _known(names: Sequence[str], find: Any) -> tuple[list[str], dict[str, UserError]]:
+    """Those that a library finds, and what it says of others."""
+    known, others = [], {}
+    for name in names:
+        try:
+            find(name)
+            known.append(name)
+        except UserError as error:
+            others[name] = error
+    return known, others
+
+
+def _torch(
+    found: Report, options: argparse.Namespace, devices: Sequence[str], models: Sequence[str]
+) -> None:
+    kinds = [
+        one
+        for device in devices
+        for model in models
+        for one in torch_devices.measure(model, options.layers, device)
+    ]
+    runs = [run for device in devices for run in torch_devices.run_clusters(device)]
+    good = not any(one.problems for one in kinds) and all(run.equal for run in runs)
+    found.figures |= {"torch": kinds, "runs": runs}
+    found.add(torch_devices.machine() + "\n\n" + torch_devices.table(kinds, runs), good=good)
+    _tests(found, options, TORCH_TESTS, [name for name in devices if name != "cpu"])
+
+
+def _gguf(found: Report, options: argparse.Namespace, devices: Sequence[str]) -> None:
+    from tools.check_device import gguf_devices
+
+    measured = gguf_devices.measure_all(devices, options.target, options.draft)
+    good = not any(one.problems or not all(one.equal.values()) for one in measured)
+    found.figures["gguf"] = measured
+    found.add(gguf_devices.machine() + "\n\n" + gguf_devices.table(measured), good=good)
+    _tests(found, options, GGUF_TESTS, devices)
+
+
+def _tests(found: Report, options: argparse.Namespace, tests: str, devices: Sequence[str]) -> None:
+    for device in () if options.no_tests else devices:
+        good, said = _command(
+            ["-m", "pytest", "-q", "--no-header", "-rs", tests], {DEVICE_VARIABLE: device}
+        )
+        found.add(f"conformance on {device} ({tests}): {said.splitlines()[-1]}", good=good)
 
 
 def _command(argv: list[str], environment: dict[str, str]) -> tuple[bool, str]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,10 @@ from asyncspec.backend.base import EngineOptions
 from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
 from asyncspec.core.errors import AsyncSpecError
+from tools.check_device.runs import checked_run
 
-PROMPT = "Once upon a time there was a little fox who"
 POLICIES = ("autoregressive", "flowspec")
-_TOKENS = 64
-_RUN_SECONDS = 900.0
+_STAGES = 2
 
 
 class Measured(Struct):
@@ -53,7 +49,7 @@ def measure(target: Path, draft: Path | None, device: str) -> Measured:
     found.pass_ms, found.python_ms = pass_times(stage)
     del stage
     for policy in POLICIES:
-        answer = _run(target, draft, device, policy)
+        answer = checked_run(target, draft, device, policy, _STAGES)
         if isinstance(answer, str):
             found.problems.append(f"{policy}: {answer}")
             continue
@@ -89,19 +85,3 @@ def pass_times(stage: LlamaStage) -> tuple[dict[int, float], float]:
     stage.run, stage.engine._decode = run, decode  # type: ignore[method-assign]
     python = (spent["run"] - spent["decode"]) / max(1, calls)
     return {rows: 1e3 * took for rows, took in seconds.items()}, 1e3 * python
-
-
-def _run(target: Path, draft: Path | None, device: str, policy: str) -> dict[str, Any] | str:
-    """The answer of ``asyncspec run --check``; or why there is none."""
-    argv = ["run", "--target", str(target), "--device", device, "--stages", "2", "--no-chat"]
-    argv += ["--draft", "ngram" if draft is None else str(draft), "--policy", policy]
-    argv += ["--prompt", PROMPT, "--max-new-tokens", str(_TOKENS), "--check", "--json"]
-    command = [sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", *argv]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_SECONDS)
-        answer: dict[str, Any] = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {_RUN_SECONDS:g} s"
-    except ValueError:
-        return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-    return answer

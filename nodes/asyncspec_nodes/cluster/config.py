@@ -64,9 +64,8 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # How stages keep their weights: as dtype says, or rounded to "int8" or "int4" while they are
     # read, which takes half or a quarter of bfloat16's memory (docs/guide/own-models.md).
     quantize: Quantize = "none"
-    # What nodes compute on where their [[node]] table does not say: "auto" (a GPU of the node's
-    # machine, else its CPU), "cpu", a kind of GPU ("cuda", "xpu", "mps"; of GGUF targets also
-    # "metal", "vulkan", "rocm") or one of a kind ("cuda:1").
+    # What nodes compute on: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", "xpu",
+    # "mps"; of GGUF targets also "metal", "vulkan", "rocm".
     device: Annotated[str, Meta(min_length=1)] = "auto"
     # How conversations become prompts: a Jinja file (relative to this file) in place of the chat
     # template of the target's tokenizer, or "plain" (docs/reference/http.md).

@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--types", help=f"some of {', '.join(TYPES)}; default: all")
     parser.add_argument("--layers", type=int, default=2, help="of each model")
     parser.add_argument("--target", help="a checkpoint instead, as one stage in its own type")
+    parser.add_argument("--device", default="cpu", help='as [target] device; default: "cpu"')
     parser.add_argument("--json", action="store_true")
 
 
@@ -70,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
     models = chosen_parts(options.models, PUBLISHED, "--models")
     types = chosen_parts(options.types, TYPES, "--types")
     if options.target:
-        results = [_result(options.target, options.target)]
+        results = [result(options.target, options.target, device=options.device)]
     else:
-        results = list(_published(models, types, options.layers))
+        results = list(_published(models, types, options.layers, options.device))
     if options.json:
         sys.stdout.write(json.dumps(msgspec.to_builtins(results)) + "\n")
     else:
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     return int(any(result.lies for result in results))
 
 
-def _published(models: list[str], types: list[str], layers: int) -> Iterator[Result]:
+def _published(models: list[str], types: list[str], layers: int, device: str) -> Iterator[Result]:
     import torch
 
     cells = [(model, name) for model in models for name in types]
@@ -88,17 +89,21 @@ def _published(models: list[str], types: list[str], layers: int) -> Iterator[Res
         with tempfile.TemporaryDirectory(prefix="asyncspec-bits-") as folder:
             stored, quantize = TYPES[name]
             path = PUBLISHED[model].save(Path(folder), layers, getattr(torch, stored))
-            yield _result(model, path, quantize)
+            yield result(model, path, quantize, device)
 
 
-def _result(model: str, path: str | Path, quantize: Quantize = "none") -> Result:
+def result(
+    model: str, path: str | Path, quantize: Quantize = "none", device: str = "cpu"
+) -> Result:
     """Raises ``CheckpointError``."""
     from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.device import find
     from asyncspec.backend.hf.stage import load_stage
 
     start = time.monotonic()
     checkpoint = open_checkpoint(path)
-    stage = load_stage(checkpoint, 0, checkpoint.info.layers, quantize=quantize)
+    how = {"quantize": quantize, "device": find(device)}
+    stage = load_stage(checkpoint, 0, checkpoint.info.layers, **how)  # type: ignore[arg-type]
     kept = checkpoint.info.dtype if quantize == "none" else quantize
     return Result(model, kept, stage.guarantee, compare(stage), time.monotonic() - start)
 
