@@ -9,6 +9,7 @@ import pytest
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.gguf_models import convert
+from tools.bench.bits.shapes import Shape
 from tools.check_device import gguf_devices, torch_devices
 from tools.check_device.command import main
 from tools.check_device.gguf_devices import table
@@ -46,14 +47,17 @@ def test_a_missing_device_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
     assert "device cuda7: torch " in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.torch
-def test_layers_on_a_device_of_torch() -> None:
-    (found,) = torch_devices.measure("smollm2-135m", 1, "emulated", torch_devices.KINDS[2:3])
+def test_layers_on_a_device_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(torch_devices.PUBLISHED, "small", Shape("llama", 64, 96, 4, 2))
+    monkeypatch.setattr(torch_devices, "_REPEATS", 1)
+    (found,) = torch_devices.measure("small", 1, "emulated", torch_devices.KINDS[2:3])
     assert (found.problems, found.guarantee, found.graphs) == ([], "bitwise", "yes")
     assert (found.positions, found.other_bits, found.other_tokens) == (40, 0, 0)
     assert {1, 256} <= found.exact_ms.keys() == found.fast_ms.keys()
     said = torch_devices.table([found], [])
-    assert "| smollm2-135m | emulated | float32 | bitwise | 0 of 40 | 16, 64, 256 | yes |" in said
+    assert "| small | emulated | float32 | bitwise | 0 of 40 | 16, 64, 256 | yes |" in said
 
 
 def test_the_report_of_torch_s_devices(
