@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,12 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
             find(wanted)
     monkeypatch.setattr(device, "names", lambda: ["cuda:0", "cuda:1", "xpu:0", "mps"])
     monkeypatch.setattr(device, "_accelerator", lambda name: name)
-    meant = {"auto": "cuda:0", "CUDA": "cuda:0", "cuda1": "cuda:1", "CUDA:1": "cuda:1"}
+    meant: dict[str, Any] = {
+        "auto": "cuda:0",
+        "CUDA": "cuda:0",
+        "cuda1": "cuda:1",
+        "CUDA:1": "cuda:1",
+    }
     meant |= {"xpu": "xpu:0", "metal": "mps", "rocm": "cuda:0", "gpu": "cuda:0"}
     found: dict[str, object] = {wanted: find(wanted) for wanted in meant}
     assert found == meant

@@ -9,7 +9,7 @@ import pytest
 
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.gguf_models import convert
-from tools.bench.bits.shapes import Shape
+from tools.bench.bits.shapes import PUBLISHED, Shape
 from tools.check_device import gguf_devices, torch_devices
 from tools.check_device.command import main
 from tools.check_device.gguf_devices import table
@@ -50,7 +50,7 @@ def test_a_missing_device_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.nightly
 @pytest.mark.torch
 def test_layers_on_a_device_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(torch_devices.PUBLISHED, "small", Shape("llama", 64, 96, 4, 2))
+    monkeypatch.setitem(PUBLISHED, "small", Shape("llama", 64, 96, 4, 2))
     monkeypatch.setattr(torch_devices, "_REPEATS", 1)
     (found,) = torch_devices.measure("small", 1, "emulated", torch_devices.KINDS[2:3])
     assert (found.problems, found.guarantee, found.graphs) == ([], "bitwise", "yes")
