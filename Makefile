@@ -21,7 +21,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test compat check format lint types imports cover fuzz mutants schedules nightly clean setup-llama
+.PHONY: help install setup demo test compat check format lint types imports cover fuzz fuzz-wire mutants schedules nightly clean setup-llama
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
@@ -35,6 +35,7 @@ help:
 	@echo "make nightly every test, every cell of the matrices, fuzz, schedules and mutants: hours"
 	@echo "make fuzz    the property tests with many more examples"
 	@echo "make schedules  10,000 random schedules of requests and faults on simulated clusters"
+	@echo "make fuzz-wire  a million mutated frames for each role of live nodes: hours"
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clean   remove what these made"
 
@@ -95,6 +96,9 @@ fuzz: $(STAMP)
 
 schedules: $(STAMP)
 	$(BIN)/python tools/schedules
+
+fuzz-wire: $(STAMP)
+	$(BIN)/python tools/fuzz_wire
 
 mutants: $(STAMP)
 	$(BIN)/python tools/mutants

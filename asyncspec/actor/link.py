@@ -22,6 +22,7 @@ from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError, printable
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.limits import MAX_SECONDS
 from asyncspec_protocol.messages import Clock, Fault, Heartbeat, Hello, Message, Welcome
 
 SILENT_BEATS = 2.0
@@ -281,7 +282,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _send_beat(self) -> None:
         now = time.monotonic()  # uvloop's clock has whole milliseconds
-        echo = self._echo and self._echo + (now - self._came)
+        echo = self._echo and min(MAX_SECONDS, self._echo + (now - self._came))
         self.send(Heartbeat(sent=now, echo=echo, byte_seconds=self.byte_seconds))
         self._echo = 0.0
 

@@ -6,13 +6,27 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
+from msgspec import Struct
+
 
 def conversation(chat: str) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
-    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template."""
-    given = json.loads(chat)
-    if isinstance(given, list):
-        return given, None, {}
-    return given["messages"], given["tools"] or None, given["options"]
+    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template.
+    Raises ``ValueError`` for anything else."""
+    try:
+        given = json.loads(chat)
+        if isinstance(given, list):
+            given = {"messages": given, "tools": None, "options": {}}
+        found = msgspec.convert(given, _Conversation)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the conversation is none: {error}") from None
+    return found.messages, found.tools or None, found.options
+
+
+class _Conversation(Struct):
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    options: dict[str, Any]
 
 
 class Tokenizer(Protocol):

@@ -302,7 +302,7 @@ class TreeStage(ABC, Generic[C]):
         if self.has_head and job.sampling.reads_path:
             if grammar and self._grammars is None:
                 raise ValueError("a grammar for a stage without a tokenizer")
-            matcher = self._grammars.matcher(grammar) if grammar and self._grammars else None
+            matcher = self._grammars.peers_matcher(grammar) if grammar and self._grammars else None
             tokens = SlotTokens(job.prompt_length, matcher, job.common_prefix)
         depths = tuple(filter(self._computes, job.features))
         self._sessions[job.session] = Session(job, cache, tokens, depths)

@@ -66,6 +66,7 @@ class PathMatcher:
     """One session's grammar, at some path below its committed tokens."""
 
     def __init__(self, matcher: Any, vocab: int, eos: Tokens) -> None:
+        """``matcher``: None allows the end of the answer alone."""
         self._matcher = matcher
         self._vocab = vocab
         self._eos = eos
@@ -85,7 +86,7 @@ class PathMatcher:
         end-of-text tokens do, also where the grammar has outgrown the parser's limits."""
         if not self._move(path):
             return None
-        if self._matcher.is_error():
+        if self._matcher is None or self._matcher.is_error():
             return self._eos
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         found = np.flatnonzero(np.unpackbits(bits, count=self._vocab, bitorder="little"))
@@ -95,9 +96,11 @@ class PathMatcher:
     def complete(self) -> bool:
         """Whether an answer may end with the tokens committed."""
         self._move(())
-        return bool(self._matcher.is_accepting())
+        return self._matcher is not None and bool(self._matcher.is_accepting())
 
     def _move(self, path: Sequence[int]) -> bool:
+        if self._matcher is None:
+            return not path and len(self._eos) > 0
         common = 0
         for one, other in zip(self._path, path, strict=False):
             if one != other:
@@ -132,6 +135,15 @@ class Grammars:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
             return PathMatcher(self._compiled[grammar].deep_copy(), self._vocab, self._eos)
+
+    def peers_matcher(self, grammar: str) -> PathMatcher:
+        """For an answer that a draft node has begun, which has compiled the grammar before: one
+        that cannot be compiled here allows the end of the answer alone, so that the draft node
+        reports it."""
+        try:
+            return self.matcher(grammar)
+        except GrammarError:
+            return PathMatcher(None, self._vocab, self._eos)
 
     def problem(self, grammar: str) -> str | None:
         """Why a grammar cannot be compiled; None if it can."""

@@ -44,7 +44,7 @@ class ConstrainedSource(TokenSource):
 
     def draft(self, job: Expand) -> Coroutine[Any, Expanded]:
         if job.base == 0 and job.grammar:
-            matcher = self._grammars().matcher(job.grammar)
+            matcher = self._grammars().peers_matcher(job.grammar)
             self._sessions[job.session] = _Session(matcher, job.prompt_length)
         if (session := self._sessions.get(job.session)) is None:
             return (yield from self._source.draft(job))

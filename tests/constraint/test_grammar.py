@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from asyncspec.constraint import text
 from asyncspec.constraint.grammar import MAX_COMPILED, GrammarError, Grammars, Vocabulary
-from asyncspec.constraint.source import FEW, masked
+from asyncspec.constraint.source import FEW, ConstrainedSource, masked
+from asyncspec.source.ngram import NGramSource
+from asyncspec_protocol.ids import SessionId, Version
+from asyncspec_protocol.messages import Expand, Expanded
 from languages import EOS, GRAMMARS, LANGUAGES, SPELLED, Words
 
 tokens = st.lists(st.integers(0, len(SPELLED) - 1), max_size=6)
@@ -121,3 +124,22 @@ def test_a_masked_proposal_is_allowed_and_a_distribution(
     if len(those) <= min(FEW, width):
         assert set(found) == those, "what is all that may follow is proposed"
         assert sum(map(math.exp, log_probs)) == pytest.approx(1)
+
+
+def test_what_a_peer_has_compiled_and_this_node_cannot_ends_the_answer() -> None:
+    """Its draft node reports it; a stage or token source that raised would end."""
+    path = GRAMMARS.peers_matcher("root ::= [")
+    assert path.allowed(()).tolist() == [EOS]
+    assert path.allowed((1,)) is None
+    assert not path.commit((1,))
+    assert not path.complete
+    without = Grammars(lambda: Vocabulary(SPELLED, (), ())).peers_matcher(LANGUAGES[0].grammar)
+    assert without.allowed(()) is None
+
+
+def test_a_source_survives_a_grammar_that_it_cannot_compile() -> None:
+    source = ConstrainedSource(NGramSource(), lambda: GRAMMARS)
+    job = Expand(SessionId(1), Version(0), 0, (1, 2), 2, 2, 4, prompt_length=1, grammar="[")
+    grown = source.run(job)
+    assert isinstance(grown, Expanded)
+    assert grown.tokens == (EOS,)

@@ -14,7 +14,9 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec_protocol.ids import NodeId, SessionId, Version
 from asyncspec_protocol.messages import PruneIndices, Segment
+from asyncspec_protocol.sampling import Constraint
 from effort import examples
+from languages import GRAMMARS
 from nodes.byzantine_peer import Node, connected_stage, send_arbitrary_messages
 from nodes.machine_driver import opening, segment
 
@@ -71,6 +73,17 @@ def test_a_stage_with_recurrent_states_shares_no_prompt() -> None:
     assert [error.peer for error in node.refused] == [0]
     assert "which this target's layers cannot" in str(node.refused[0])
     assert 1 not in node.driven.state.sessions
+
+
+def test_a_grammar_that_is_none_ends_no_stage() -> None:
+    """A draft node refuses such requests; what one sends all the same draws ends."""
+    device = ToyStage(ToyModel(layers=1, vocab=VOCAB), 0, 1)
+    device.constrain(GRAMMARS)
+    node = connected_stage(1, 1, VOCAB, device)
+    node.receive(0, replace(opening(1), constraint=Constraint("[")))
+    node.receive(0, segment(0, {0: -1}))
+    node.work()
+    assert not node.refused
 
 
 def test_rows_of_a_pass_that_was_given_up_go_nowhere() -> None:

@@ -81,7 +81,7 @@ class ToyTokenizer:
     def prompt(self, chat: str) -> str:
         """The messages' texts, line by line."""
         messages, _, _ = conversation(chat)
-        return "".join(f"{message['content']}\n" for message in messages)
+        return "".join(f"{message.get('content', '')}\n" for message in messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join("\n" if token == 95 else chr(32 + token % 95) for token in ids)

@@ -71,7 +71,7 @@ async def serve(
             # From the start, so that health checks find it alive while it loads.
             server = await stack.enter_async_context(_http(http, rank, config, reporter))
         loaded = await _load(config, rank, reporter, stop)
-        node = _runtime(config, loaded, sock, security, reporter, file)
+        node = assemble(config, loaded, sock, security, reporter, file)
         runtime = node.runtime
         running = asyncio.create_task(runtime.run())
         if supervised:
@@ -138,7 +138,7 @@ def _http(http: HttpSocket, rank: int, config: Config, reporter: Reporter) -> Ht
     return HttpServer(service, http.sock, http.options.tls)
 
 
-class _Node(NamedTuple):
+class Node(NamedTuple):
     """A node, what it says of itself, and on the draft node the engine of an HTTP service."""
 
     runtime: Runtime
@@ -146,7 +146,7 @@ class _Node(NamedTuple):
     engine: LocalEngine | None
 
 
-def _report(service: Probes, node: _Node, model: str) -> None:
+def _report(service: Probes, node: Node, model: str) -> None:
     """End the loading of an HTTP service."""
     from asyncspec_nodes.http.app import Service
 
@@ -160,14 +160,15 @@ def _report(service: Probes, node: _Node, model: str) -> None:
     service.report(statuses)
 
 
-def _runtime(
+def assemble(
     config: Config,
     loaded: Loaded,
     sock: socket.socket,
     security: Security,
     reporter: Reporter,
     file: Path | None,
-) -> _Node:
+) -> Node:
+    """A loaded node that listens on ``sock`` once its runtime runs."""
     host = NodeHost(reporter.log)
     runtime = Runtime(
         loaded.machine,
@@ -209,7 +210,7 @@ def _runtime(
     )
     if config.trace.text:
         host.record_text = collector.text
-    return _Node(runtime, inspector, engine)
+    return Node(runtime, inspector, engine)
 
 
 def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:
