@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -24,6 +24,9 @@ from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.limits import MAX_SECONDS
 from asyncspec_protocol.messages import Clock, Fault, Heartbeat, Hello, Message, Welcome
+
+Certificate = Mapping[str, Any]
+"""As ``ssl.SSLSocket.getpeercert`` describes it."""
 
 SILENT_BEATS = 2.0
 """Heartbeat intervals without a byte after which a trace gets a record."""
@@ -69,6 +72,8 @@ class Link(asyncio.BufferedProtocol):
         closed: Callable[[Link, str], None],
     ) -> None:
         self.peer: Hello | Welcome | None = None
+        # Whether the peer may record traces: as its certificate says.
+        self.operator = True
         self.bytes_sent = 0
         self.bytes_received = 0
         # Round trip by heartbeats, seconds; None before the first echo.
@@ -104,6 +109,13 @@ class Link(asyncio.BufferedProtocol):
     def rank(self) -> Rank:
         """The peer's rank; -1 for a client or before the handshake."""
         return Rank(-1) if self.peer is None else self.peer.rank
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The peer's, verified; None without TLS."""
+        transport = self._transport
+        ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
+        return None if ssl_object is None else ssl_object.getpeercert()
 
     @property
     def byte_seconds(self) -> float:

@@ -15,9 +15,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from asyncspec.actor.link import CLOSED, Link, LinkOptions
+from asyncspec.actor.link import CLOSED, Certificate, Link, LinkOptions
 from asyncspec.core.machine import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
@@ -34,11 +32,24 @@ MAX_REFUSALS = 64
 """Refusals that are remembered as reported; a stranger may cause any number."""
 
 
-class Security(Struct, frozen=True):
-    """TLS contexts of the two sides; None is plain TCP."""
+class Security:
+    """TLS contexts of the two sides (None is plain TCP), and what certificates allow. This one is
+    of a cluster without keys."""
 
     server: ssl.SSLContext | None = None
     client: ssl.SSLContext | None = None
+
+    def problem(self, certificate: Certificate | None, peer: Hello | Welcome) -> str:
+        """Why the holder of a certificate is not what it says it is; empty where it is."""
+        return ""
+
+    def operator(self, certificate: Certificate | None) -> bool:
+        """Whether the holder may record traces."""
+        return True
+
+
+PLAIN = Security()
+"""Without TLS."""
 
 
 def dialled(me: Hello, peers: Collection[Rank]) -> tuple[Rank, ...]:
@@ -79,7 +90,12 @@ class Mesh:
     async def start(self, sock: socket.socket) -> None:
         """Listen on ``sock`` and dial."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, sock=sock, ssl=self._security.server)
+        tls = self._security.server
+        # A handshake that is not completed ends when ``Hello`` would be late.
+        seconds = None if tls is None else self._options.hello_seconds
+        self._server = await loop.create_server(
+            self._accept, sock=sock, ssl=tls, ssl_handshake_timeout=seconds
+        )
         self._tasks = [
             loop.create_task(self._dial(rank)) for rank in dialled(self._me, self._peers)
         ]
@@ -105,6 +121,14 @@ class Mesh:
         for link in self.links.values():
             link.hook = hook
 
+    def check_certificates(self) -> None:
+        """End the links of peers whose certificates do not allow them any more."""
+        for link in list(self._all):
+            if link.peer is not None:
+                problem = self._security.problem(link.certificate, link.peer)
+                if problem:
+                    link.refuse(Fault(HANDSHAKE, problem))
+
     def _accept(self) -> Link:
         link = Link(self._options, self._first_frame, self._gone)
         self._all.add(link)
@@ -118,7 +142,8 @@ class Mesh:
         hello = frame.message
         if not isinstance(hello, Hello):
             raise RemoteProtocolError(f"{type(hello).__name__} before Hello")
-        reply = answer(self._me, hello)
+        problem = self._security.problem(link.certificate, hello)
+        reply = Fault(HANDSHAKE, problem) if problem else answer(self._me, hello)
         if isinstance(reply, Welcome) and hello.role != "client":
             reply = self._place_for(hello.rank) or reply
         elif isinstance(reply, Welcome) and self._me.role != "draft":
@@ -209,7 +234,8 @@ class Mesh:
             return
         if not isinstance(message, Welcome) or message.rank != rank:
             raise RemoteProtocolError(f"rank {rank} was dialled, another node has answered")
-        verdict = answer(self._me, message)
+        problem = self._security.problem(link.certificate, message)
+        verdict = Fault(HANDSHAKE, problem) if problem else answer(self._me, message)
         if isinstance(verdict, Fault):
             link.refuse(verdict)
             return
@@ -217,6 +243,7 @@ class Mesh:
 
     def _join(self, link: Link, peer: Hello | Welcome) -> None:
         link.accepted(peer)
+        link.operator = self._security.operator(link.certificate)
         if peer.role != "client":
             self.refusals.pop(peer.rank, None)
             self._reported = {known for known in self._reported if known[0] != peer.rank}

@@ -16,7 +16,7 @@ from typing import Any, assert_never
 
 from asyncspec.actor.device import DeviceThread
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.actor.mesh import Address, Mesh, Security
+from asyncspec.actor.mesh import PLAIN, Address, Mesh, Security
 from asyncspec.actor.routing import Host, Incoming, LinkService, Outgoing
 from asyncspec.actor.watchdog import FLOOR_SECONDS, DeviceWatchdog
 from asyncspec.backend.base import Tensors
@@ -124,7 +124,7 @@ class Runtime:
         host: Host,
         tasks: Mapping[str, Task],
         options: LinkOptions | None = None,
-        security: Security | None = None,
+        security: Security = PLAIN,
         device_seconds: float = FLOOR_SECONDS,
         on_processor: bool = False,
     ) -> None:
@@ -141,9 +141,7 @@ class Runtime:
         self._host = host
         self._tasks = tasks
         self._incoming = Incoming(self.feed, tensors, host)
-        self._mesh = Mesh(
-            me, peers, self._incoming, options or LinkOptions(), security or Security()
-        )
+        self._mesh = Mesh(me, peers, self._incoming, options or LinkOptions(), security)
         # The links to nodes that are up, and why handshakes with dialled nodes have failed.
         self.links: Mapping[Rank, Link] = self._mesh.links
         self.refusals: Mapping[Rank, str] = self._mesh.refusals
@@ -213,6 +211,10 @@ class Runtime:
         """Report events to ``hook`` from now on; None: to none."""
         self._hook = hook
         self._mesh.record(hook)
+
+    def check_certificates(self) -> None:
+        """End links whose certificates do not allow them any more."""
+        self._mesh.check_certificates()
 
     def feed(self, event: Input) -> None:
         """Give the machine an input, after the running step if any; on the event loop only."""

@@ -34,6 +34,12 @@ MAX_UNSENT = 4 * 1024 * 1024
 BURST, BURST_SECONDS, PULSE_SECONDS = 12, 0.02, 0.5
 """Clock probes: so many in a row when recording begins or a peer joins, then a steady pulse."""
 
+OPERATORS_ONLY = (
+    "this certificate does not allow it; make one for operators (make-keys.sh DIRECTORY "
+    "NAME=operator)"
+)
+"""Answer to a request of a client that is no operator."""
+
 NOTHING_KEPT = (
     "nothing of the last seconds is kept there; set [trace] events in the cluster file, such as "
     "events = 100000, and start its nodes anew, or record what comes (--for S)"
@@ -160,6 +166,9 @@ class NodeTraceCollector(LinkService):
         if (known := next(same, None)) is not None or message.stop:
             if known is not None and message.stop:
                 self._stop(known)
+            return
+        if not link.operator and not is_draft(link.rank):
+            link.send(Events(message.collection, self._runtime.rank, True, OPERATORS_ONLY))
             return
         if message.last > 0 and self.recorder is None and is_draft(self._runtime.rank):
             link.send(Events(message.collection, self._runtime.rank, True, NOTHING_KEPT))

@@ -35,4 +35,14 @@ def test_a_folder_that_exists_keeps_its_mode_and_its_authority(tmp_path: Path) -
 def test_without_a_folder_it_says_how_it_is_used() -> None:
     done = make()
     assert done.returncode == 2
-    assert done.stderr == "usage: bash make-keys.sh DIRECTORY BOX...\n"
+    assert (
+        done.stderr
+        == "usage: bash make-keys.sh DIRECTORY NAME[=ROLE[,ROLE]]... | --revoke NAME...\n"
+    )
+
+
+def test_a_role_that_there_is_not(tmp_path: Path) -> None:
+    done = make(str(tmp_path), "box=king")
+    assert done.returncode == 2
+    assert "box=king: the role king is none of node, node:RANK, client, operator" in done.stderr
+    assert not (tmp_path / "box.pem").exists()

@@ -107,7 +107,7 @@ class Bed:
         self.ports: dict[int, int] = {}
 
     async def __aenter__(self) -> Bed:
-        mesh.Link = _CountingLink  # type: ignore[misc]
+        setattr(mesh, "Link", _CountingLink)  # noqa: B010
         self._stack.callback(setattr, mesh, "Link", Link)
         socks = {rank: listen.loopback() for rank in range(SOURCE + 1)}
         self.ports = {rank: sock.getsockname()[1] for rank, sock in socks.items()}
@@ -152,7 +152,7 @@ class Bed:
     def live_session(self) -> int:
         """One of the well-behaved client's, or of those that were."""
         state: Any = self._nodes["0"].runtime.state
-        return next(iter(state.sessions), state.next_session - 1)
+        return int(next(iter(state.sessions), state.next_session - 1))
 
     async def settled(self) -> None:
         """Until nothing of the attackers is left. Raises ``Found`` after a while."""

@@ -13,7 +13,23 @@ from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.messages import Message
 
 _PREFIX = struct.Struct("!II")
-_INTEGERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 7, 255, 4096, 4097, 8192, 2**16, 2**31 - 1, 2**31)
+_INTEGERS: tuple[int, ...] = (
+    -(2**63),
+    -(2**31),
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    7,
+    255,
+    4096,
+    4097,
+    8192,
+    2**16,
+    2**31 - 1,
+    2**31,
+)
 _INTEGERS += (2**42, 2**53 - 1, 2**53, 2**63, 2**64 - 1)
 _FLOATS = (float("nan"), float("inf"), float("-inf"), -0.0, 1e-320, -1e308, 1e308, 1e12, 0.5)
 _TEXTS = ("", "x", "\x00\x1b[2J\r\n", "\u202e", "draft", "é" * 999, "y" * 70_000)

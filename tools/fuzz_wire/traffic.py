@@ -162,8 +162,8 @@ class Drafter:
         tokens = tuple(rng.randrange(VOCAB) for _ in ids)
         return Segment(
             session.name,  # type: ignore[arg-type]
-            session.segments - 1,
-            0,
+            session.segments - 1,  # type: ignore[arg-type]
+            0,  # type: ignore[arg-type]
             ids,  # type: ignore[arg-type]
             parents,  # type: ignore[arg-type]
             tokens,

@@ -99,6 +99,9 @@ def _keys(config: Config) -> None:
         raise UserError(f"[security] certificate: {error.verify_message}") from None
     except ssl.SSLError as error:
         raise UserError(f"[security] certificate: {error.reason}") from None
+    shown = server.getpeercert()
+    if shown is None or not security.roles_of(shown):
+        raise UserError(f"[security] certificate: {security.NO_ROLE}")
 
 
 def _addresses(config: Config) -> Iterator[str]:

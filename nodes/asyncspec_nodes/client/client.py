@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.mesh import PLAIN, Security
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
@@ -62,8 +63,8 @@ class ClusterAddress(Struct, frozen=True):
     security: SecurityTable | None = None
 
     async def connect(self) -> Client:
-        tls = contexts(self.security).client
-        return await Client.connect(self.host, self.port, self.cluster, tls=tls)
+        security = contexts(self.security)
+        return await Client.connect(self.host, self.port, self.cluster, security=security)
 
 
 class Client:
@@ -95,12 +96,12 @@ class Client:
         port: int,
         cluster: str,
         *,
-        tls: ssl.SSLContext | None = None,
+        security: Security = PLAIN,
         options: LinkOptions | None = None,
     ) -> Client:
         """Link to a draft node. ``cluster``: the required cluster name; empty: any. Raises
         ``ClusterError`` that names the node, ``UserError`` for what the user can change."""
-        where = f"{host}:{port}"
+        where, tls = f"{host}:{port}", security.client
         client = cls(where, options or LinkOptions())
         loop, link = asyncio.get_running_loop(), client.link
         try:
@@ -109,7 +110,10 @@ class Client:
                 client._connected = True
                 link.send(client_hello(cluster))
                 link.watch_closely(False)
-                link.accepted(await client._welcome)
+                welcome = await client._welcome
+                if problem := security.problem(link.certificate, welcome):
+                    raise UserError(f"the node at {where} is refused: {problem}")
+                link.accepted(welcome)
         except BaseException as error:
             await client.close()
             if isinstance(error, TimeoutError):

@@ -186,7 +186,7 @@ def _absolute(config: Config, base: Path) -> Config:
     """Existing paths beside the file win; else a target or draft is a Hugging Face id."""
     security, template = config.security, config.target.chat_template
     if security is not None:
-        keys = {name: str(base / key) for name, key in to_builtins(security).items()}
+        keys = {name: str(base / key) for name, key in to_builtins(security).items() if key}
         security = replace(security, **keys)
     if template is not None and template != PLAIN:
         template = str(base / Path(template).expanduser())

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.security import URN
 
 DAYS = 3650
 CA, CERTIFICATE, KEY = "ca.pem", "node.pem", "node.key"
@@ -36,8 +37,9 @@ class Authority:
         """Its certificate."""
         return _pem(self._certificate)
 
-    def issue(self, request: str) -> str:
-        """A member's certificate, PEM. Raises ``UserError`` for a request that is none."""
+    def issue(self, request: str, *roles: str) -> str:
+        """A member's certificate for ``roles`` (``cluster.security``), PEM. Raises ``UserError``
+        for a request that is none."""
         try:
             found = x509.load_pem_x509_csr(request.encode())
             if not found.is_signature_valid:
@@ -48,6 +50,8 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(both), False)
+        names = [x509.UniformResourceIdentifier(f"{URN}{role}") for role in roles]
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), False)
         return _pem(builder.sign(self._key, None))
 
 
@@ -108,7 +112,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         data_encipherment=False,
         key_agreement=False,
         key_cert_sign=signs,
-        crl_sign=False,
+        crl_sign=signs,
         encipher_only=False,
         decipher_only=False,
     )

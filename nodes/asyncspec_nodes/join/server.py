@@ -17,6 +17,7 @@ from typing import Protocol
 from aiohttp import WSMsgType, web
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.cluster.security import NODE, OPERATOR, STAGE
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CERTIFICATE, KEY, Authority, Identity
 from asyncspec_nodes.join.discovery import announced, own_addresses
@@ -80,7 +81,7 @@ class JoinServer:
         self._authority = Authority()
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._identity = Identity(folder, name)
-        certificate = self._authority.issue(self._identity.request)
+        certificate = self._authority.issue(self._identity.request, NODE, OPERATOR)
         self._identity.receive(self._authority.pem, certificate)
 
     @property
@@ -136,7 +137,7 @@ class JoinServer:
             async with asyncio.timeout(OFFER_SECONDS):
                 offer = messages.decode(await channel.receive_str(), Offer)
             _check(offer)
-            certificate = self._authority.issue(offer.request)
+            certificate = self._authority.issue(offer.request, STAGE)
         except (AsyncSpecError, TimeoutError, TypeError) as error:
             text = str(error) or "no offer came"
             self._admission.say(f"a machine is refused: {text}")

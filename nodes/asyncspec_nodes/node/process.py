@@ -31,6 +31,7 @@ from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.peers import PeerAddresses
+from asyncspec_nodes.node.renewal import renew
 from asyncspec_nodes.node.reports import ALIVE_SECONDS, ReadyReport, Reporter
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
@@ -77,6 +78,8 @@ async def serve(
         if supervised:
             reporting = asyncio.create_task(_report_alive(reporter))
             stack.callback(reporting.cancel)
+        renewing = asyncio.create_task(renew(security, runtime.check_certificates, reporter.log))
+        stack.callback(renewing.cancel)
         if http is not None and server is not None:
             _report(server.service, node, http.options.model or _model_name(config))
             reporter.log.info(server.scheme, port=server.port)
