@@ -21,8 +21,9 @@ from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.engine import ReconnectingEngine
-from asyncspec_nodes.http.access import AllowedOrigins, ApiKeys, ServiceOptions
+from asyncspec_nodes.http.access import AllowedOrigins, ServiceOptions
 from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.keys import ApiKeys
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
@@ -117,7 +118,7 @@ class Toy:
         *,
         stages: int = 2,
         rules: ServingConfig = RULES,
-        keys: tuple[str, ...] = (),
+        keys: tuple[str, ...] | ApiKeys = (),
         share_prefixes: bool = False,
         origins: tuple[str, ...] = (),
         tls: ssl.SSLContext | None = None,
@@ -126,7 +127,7 @@ class Toy:
         self.cluster = ServingCluster(stages, rules)
         self._over = over
         self._options = ServiceOptions(
-            ApiKeys(keys, share_prefixes=share_prefixes),
+            ApiKeys(keys, share_prefixes=share_prefixes) if isinstance(keys, tuple) else keys,
             origins=AllowedOrigins(origins),
             limits=Limits(**limits),
         )

@@ -57,6 +57,8 @@ class LinkOptions(Struct, frozen=True):
     redial_seconds: tuple[float, float] = (0.05, 2.0)
     # Bytes a peer may leave unread before it is given up.
     most_unsent: int = 512 * 1024 * 1024
+    # Of a client, to which no tensors go but traces.
+    most_unsent_client: int = 16 * 1024 * 1024
     # Seconds a byte that packing rows here and unpacking them there take: they are packed where
     # the link saves more (``asyncspec.core.cost_model``).
     packing_seconds: float = NEVER_PACK
@@ -217,7 +219,10 @@ class Link(asyncio.BufferedProtocol):
             return
         for piece in held:
             transport.write(piece)
-        if transport.get_write_buffer_size() > self._options.most_unsent:
+        options = self._options
+        nodes = self.peer is not None and self.peer.role != "client"
+        most = options.most_unsent if nodes else options.most_unsent_client
+        if transport.get_write_buffer_size() > most:
             self.abort("the peer does not read")
 
     @property

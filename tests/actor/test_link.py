@@ -262,9 +262,15 @@ def test_a_reason_in_the_peers_words_is_one_line(run: Runner) -> None:
     run(main())
 
 
-def test_a_peer_that_does_not_read_is_given_up(run: Runner) -> None:
+@pytest.mark.parametrize("peer", [None, client_hello(), hello(1, 1)])
+def test_a_peer_that_does_not_read_is_given_up(run: Runner, peer: Hello | None) -> None:
+    """Clients and strangers, to which no hidden states go, much sooner than nodes."""
+    few, many = (8 * MIB, 64 * MIB) if peer is not None and peer.rank >= 0 else (64 * MIB, 8 * MIB)
+
     async def main() -> None:
-        async with facing_bare(replace(CALM, most_unsent=8 * MIB)) as (end, _):
+        options = replace(CALM, most_unsent=few, most_unsent_client=many)
+        async with facing_bare(options) as (end, _):
+            end.link.peer = peer
             message, tensor = hidden(16, 64 << 10)
             sent = 0
             while not end.closed.done():

@@ -20,8 +20,9 @@ from langchain_openai import ChatOpenAI
 from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event
-from asyncspec_nodes.http.access import ApiKeys, ServiceOptions
+from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.keys import ApiKeys
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Finished, Output, Status, Submit

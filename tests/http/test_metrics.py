@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from asyncspec_nodes.console.log import make_logger
 from asyncspec_nodes.console.log_table import LogTable
-from asyncspec_nodes.http.access import ApiKeys, ServiceOptions
+from asyncspec_nodes.http.access import ServiceOptions
+from asyncspec_nodes.http.keys import ApiKeys
 from asyncspec_nodes.http.metrics import FAMILIES, Metrics
 from asyncspec_nodes.http.probes import Probes
 from asyncspec_nodes.http.server import HttpServer

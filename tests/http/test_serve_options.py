@@ -77,10 +77,10 @@ def test_keys_share_prompt_prefixes_only_where_the_operator_says_so(tmp_path: Pa
 
     def tenants(*argv: str) -> set[str]:
         keys = options("--api-key-file", str(file), *argv).http.keys
-        return {keys.check(f"Bearer {key}") for key in ("one", "other")}
+        return {keys.check(f"Bearer {key}").tenant for key in ("one", "other")}
 
     assert len(tenants()) == len(tenants("--share-prefixes", "per-key")) == 2
     assert tenants() == tenants()  # another server with these keys serves the same tenants
     assert not any(key in tenant for key in ("one", "other") for tenant in tenants())
     assert tenants("--share-prefixes", "all") == {""}
-    assert options().http.keys.check(None) == ""
+    assert options().http.keys.check(None).tenant == ""

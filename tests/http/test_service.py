@@ -19,10 +19,11 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults
 from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.http.access import ApiKeys, ServiceOptions
+from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.keys import ApiKeys
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.serving.service import SHORT

@@ -20,8 +20,8 @@ from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client import answers, client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.console.arguments import print_notice
-from asyncspec_nodes.http.access import read_keys
 from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.keys import read_keys
 from asyncspec_nodes.node import cli as node_cli
 from asyncspec_nodes.node import listen
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ def test_changed_files_are_read_and_links_are_checked(tmp_path: Path) -> None:
     keys = Keys(SecurityTable(*(str(tmp_path / n) for n in ("ca.pem", "box.pem", "box.key"))))
     told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
-    def note(_: object, __: str, event: dict[str, Any]) -> str:
-        told.put_nowait((event.pop("event"), event))
+    def note(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+        told.put_nowait((event.pop("event"), dict(event)))
         raise structlog.DropEvent
 
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[note])

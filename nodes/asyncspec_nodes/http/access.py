@@ -1,21 +1,18 @@
-"""Which requests a service accepts: by host name, by the page's origin, by API key."""
+"""Which requests a service accepts: by host name and by the page's origin."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
 import re
 import socket
 from collections.abc import Collection, Iterable
-from pathlib import Path
 
 from aiohttp import web
 from msgspec import Struct
 
-from asyncspec.core.errors import UserError, reading
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.hosts import address, is_loopback
 from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.keys import ApiKeys
 from asyncspec_nodes.http.limits import Limits
 
 ANY = "*"
@@ -159,58 +156,6 @@ def read_origins(allowed: Iterable[str]) -> AllowedOrigins:
             )
         origins.append(origin.removesuffix(_DEFAULT_PORTS.get(parts[1], "") if parts else ""))
     return AllowedOrigins(frozenset(origins))
-
-
-API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
-_COMMENT = re.compile(r"(^|\s)#.*")
-
-
-class ApiKeys:
-    """The accepted API keys; without any the service is open.
-    ``share_prefixes``: requests of different keys may share prompt prefixes."""
-
-    def __init__(self, keys: Iterable[str] = (), *, share_prefixes: bool = False) -> None:
-        self._digests = tuple(map(_digest, keys))
-        self._share_prefixes = share_prefixes
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def check(self, header: str | None) -> str:
-        """The tenant (``Submit.tenant``) of an ``Authorization`` header. Raises ``ApiError``."""
-        if not self._digests:
-            return ""
-        scheme, _, key = (header or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise ApiError(
-                401, "there is no API key; send Authorization: Bearer KEY", code="missing_api_key"
-            )
-        given = _digest(key.strip())
-        # Compares with every key in constant time.
-        same = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if not any(same):
-            raise ApiError(401, "the API key is not one of this service", code="invalid_api_key")
-        # A second hash, so that the tenant's name does not reveal the key.
-        tenant = hmac.digest(given, b"asyncspec tenant", "sha256")[:16].hex()
-        return "" if self._share_prefixes else tenant
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
-
-
-def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
-    """Keys from a file, one a line; ``#`` at the start or after a space begins a comment. Without
-    a file, the environment's key. Raises ``UserError``."""
-    if file is None:
-        key = os.environ.get(API_KEY_VARIABLE, "").strip()
-        return ApiKeys([key] if key else [], share_prefixes=share_prefixes)
-    with reading(f"the API keys in {file}"):
-        lines = file.read_text(encoding="utf-8").splitlines()
-    keys = [key for line in lines if (key := _COMMENT.sub("", line).strip())]
-    if not keys:
-        raise UserError(f"there is no API key in {file}; write one a line")
-    return ApiKeys(keys, share_prefixes=share_prefixes)
 
 
 class ServiceOptions(Struct, frozen=True):

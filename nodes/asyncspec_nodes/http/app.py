@@ -37,8 +37,8 @@ from asyncspec_nodes.http.foreign.prompts import (
 from asyncspec_nodes.http.foreign.responses import ResponsesRequest
 from asyncspec_nodes.http.limits import ConcurrencyLimit
 from asyncspec_nodes.http.middleware import (
+    CALLER,
     REQUEST_ID,
-    credentials,
     json_response,
     read_body,
 )
@@ -129,9 +129,15 @@ class Service(Probes):
             context = await self._context(request, fields.model)
             call = fields.call(context)
             _check_prompts(call, limits.prompt_length)
-            with self.concurrency.acquire(len(call.submits)):
+            caller, count = CALLER.get(), len(call.submits)
+            with self.concurrency.acquire(count), caller.admit(count):
                 responder = Responder(call, engine, self.shutdown, limits)
-                return await responder.respond(request)
+                try:
+                    return await responder.respond(request)
+                finally:
+                    caller.spend(responder.tokens)
+                    if caller.name:
+                        self.metrics.key_used(caller.name, responder.tokens)
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return json_response(description(ENDPOINTS, version("asyncspec")))
@@ -175,7 +181,7 @@ class Service(Probes):
         self._model_object((model or self.model).removesuffix(":latest"))
         return RequestContext(
             seed=secrets.randbits(53),  # fits any JSON number
-            tenant=self.options.keys.check(credentials(request)),
+            tenant=CALLER.get().tenant,
             model=self.model,
             id=REQUEST_ID.get(),
             created=int(time.time()),

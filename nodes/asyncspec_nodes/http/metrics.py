@@ -139,6 +139,8 @@ HTTP = [
     *_all("counter", "route", "method", "status", http_requests="HTTP requests"),
     *_all("histogram", "route", http_request_seconds="From an HTTP request to its response's end"),
     *_all("gauge", "version", build_info="1; the version of asyncspec"),
+    *_all("counter", "key", "status", key_requests="HTTP requests by the name of their API key"),
+    *_all("counter", "key", key_tokens="Tokens of prompts and answers of an API key"),
 ]
 """Of the process itself, besides ``process_...`` of prometheus_client."""
 
@@ -155,10 +157,12 @@ class Metrics:
         # Prometheus itself records when a counter began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
-        requests, seconds, build = HTTP
-        # The library appends ``_total`` to counters itself.
-        name = requests.full_name.removesuffix("_total")
-        self._requests = Counter(name, requests.text, requests.labels, registry=registry)
+        requests, seconds, build, key_requests, key_tokens = HTTP
+        self._requests, self._key_requests, self._key_tokens = (
+            # The library appends ``_total`` to counters itself.
+            Counter(one.full_name.removesuffix("_total"), one.text, one.labels, registry=registry)
+            for one in (requests, key_requests, key_tokens)
+        )
         self._seconds = Histogram(
             seconds.full_name, seconds.text, seconds.labels, buckets=LONG, registry=registry
         )
@@ -173,6 +177,14 @@ class Metrics:
         method = method if method in METHODS else "other"
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def key_requested(self, key: str, status: int) -> None:
+        """Count a response to an API key, by its name."""
+        self._key_requests.labels(key, str(status)).inc()
+
+    def key_used(self, key: str, tokens: int) -> None:
+        """Count an API key's tokens."""
+        self._key_tokens.labels(key).inc(tokens)
 
     def text(self, nodes: Sequence[Status], model: str = "") -> bytes:
         """The text exposition, with the nodes' current status. ``model``: its public name."""

@@ -18,6 +18,7 @@ from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
+from asyncspec_nodes.http.keys import ANYBODY, Caller
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import METHODS, Metrics
 
@@ -39,6 +40,9 @@ SERVER = "asyncspec"
 QUIET_ROUTES = frozenset({"/health", "/ready", "/state", METRICS_ROUTE, *site.FILES})
 """Requests that machines repeat: logged at level debug."""
 
+CALLER: ContextVar[Caller] = ContextVar("CALLER", default=ANYBODY)
+"""Whose key the request being handled has."""
+
 REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID")
 """Id of the request being handled: in its log lines here and at the draft node, and part of the
 response's id."""
@@ -52,13 +56,15 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, route, began = CLIENT_CLOSED, await route_of(request), time.monotonic()
         REQUEST_ID.set(secrets.token_hex(12))
+        caller = ANYBODY
         try:
             options.hosts.check(request.headers.get("Host"))
             response: web.StreamResponse | None = options.origins.preflight(request)
             if response is None:
                 options.origins.check(request)
                 if route not in public:
-                    options.keys.check(credentials(request))
+                    caller = options.keys.check(credentials(request))
+                    CALLER.set(caller)
                 response = await handler(request)
             status = response.status
             return response
@@ -67,10 +73,12 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
         except Exception as exception:
             error = api_error(exception, request)
             status = error.status
-            return error_response(error)
+            return error_response(error, route)
         finally:
             seconds = time.monotonic() - began
             metrics.requested(route, request.method, status, seconds)
+            if caller.name:
+                metrics.key_requested(caller.name, status)
             say = log.debug if route in QUIET_ROUTES else log.info
             say(
                 "access",
@@ -79,6 +87,7 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
                 status=status,
                 seconds=round(seconds, 3),
                 remote=request.remote,
+                **({"key": caller.name} if caller.name else {}),
                 request=REQUEST_ID.get(),
             )
 
@@ -149,12 +158,24 @@ def json_response(
     )
 
 
-def error_response(error: ApiError) -> web.Response:
-    response = json_response(error.body(), error.status, error.headers)
+def error_response(error: ApiError, route: str = "") -> web.Response:
+    """In the form of the route's API."""
+    response = json_response(error_body(error, route), error.status, error.headers)
     if error.status in (408, 413, 417):
         # The rest of the body is not read.
         response.force_close()
     return response
+
+
+def error_body(error: ApiError, route: str) -> object:
+    """An error as OpenAI's clients read it, or Ollama's or Anthropic's."""
+    if route.startswith("/api/"):
+        return {"error": error.message}
+    body = error.body()
+    if route.startswith("/v1/messages"):
+        said = body["error"]
+        return {"type": "error", "error": {"type": said["type"], "message": said["message"]}}
+    return body
 
 
 async def read_body(request: web.Request, limits: Limits) -> bytes:

@@ -14,13 +14,8 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.arguments import Parser, option
 from asyncspec_nodes.console.bounds import BYTES, COUNT, POSITIONS, SOME_SECONDS
 from asyncspec_nodes.console.hosts import is_loopback
-from asyncspec_nodes.http.access import (
-    API_KEY_VARIABLE,
-    ServiceOptions,
-    read_hosts,
-    read_keys,
-    read_origins,
-)
+from asyncspec_nodes.http.access import ServiceOptions, read_hosts, read_origins
+from asyncspec_nodes.http.keys import API_KEY_VARIABLE, read_keys
 from asyncspec_nodes.http.limits import Limits
 
 
@@ -45,7 +40,8 @@ def add_arguments(parser: Parser) -> None:
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help=f"keys that open the service, one a line (or one in {API_KEY_VARIABLE})",
+        help=f"keys that open the service, one a line (or one in {API_KEY_VARIABLE}), each with "
+        "its name and limits, if any (docs/reference/http.md)",
     )
     add(
         "--share-prefixes",

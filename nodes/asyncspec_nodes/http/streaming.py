@@ -134,6 +134,11 @@ class Responder:
             raise ConnectionResetError("the reader does not read") from None
 
     @property
+    def tokens(self) -> int:
+        """Of the prompt and of the answers so far."""
+        return sum(answer.used for answer in self._answers)
+
+    @property
     def _complete(self) -> bool:
         return all(answer.end is not None for answer in self._answers)
 

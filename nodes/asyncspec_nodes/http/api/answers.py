@@ -68,6 +68,8 @@ class ChoiceBuffer:
         # Characters of written tokens with log-probabilities.
         self.offset = 0
         self.end: Finished | None = None
+        # Tokens that it has taken, of the prompt once it has ended.
+        self.used = 0
 
     @property
     def text(self) -> str:
@@ -83,7 +85,9 @@ class ChoiceBuffer:
     def add(self, event: Output | Finished) -> None:
         if isinstance(event, Finished):
             self.end = event
+            self.used += int(event.stats.get("prompt_tokens", 0))
             return
+        self.used += len(event.token_ids)
         self._text.append(event.text)
         self.tokens.extend(event.token_ids)
         self.logprobs.extend(position_logprobs(event))

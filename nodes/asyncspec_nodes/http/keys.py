@@ -1,0 +1,207 @@
+"""API keys: who asks, and how much at a time and a minute.
+
+Only hashes of keys are held, and compared in constant time. Names of keys go into logs and metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from asyncspec.core.errors import UserError, reading
+from asyncspec_nodes.http.api.errors import ApiError
+
+API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
+HASHED = "sha256:"
+"""Before the hash of a key, in hexadecimal, that stands in the file in its place."""
+
+ROUNDING = 1e-6
+"""Of sums of times: whoever waits as long as told is not too early."""
+
+_COMMENT = re.compile(r"(^|\s)#.*")
+_NAME = re.compile(r"[\w.@-]{1,64}")
+
+
+class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What stands behind a key in the file, as NAME=VALUE. 0: no bound."""
+
+    name: str = ""
+    # Answers at a time.
+    concurrent: int = 0
+    # Answers, and tokens of prompts and answers, a minute.
+    requests: int = 0
+    tokens: int = 0
+
+
+class _Bucket:
+    """So much a minute, and at once at most what a minute brings. What was taken without leave is
+    a debt."""
+
+    def __init__(self, minute: int, clock: Callable[[], float]) -> None:
+        self._minute = minute
+        self._clock = clock
+        self._level = float(minute)
+        self._at = clock()
+
+    def seconds_until(self, amount: int) -> float:
+        """Until so much is there; 0: now."""
+        if not self._minute:
+            return 0.0
+        now = self._clock()
+        self._level = min(self._minute, self._level + (now - self._at) * self._minute / 60)
+        self._at = now
+        # More than a minute brings is given to whoever has not taken anything.
+        missing = min(amount, self._minute) - self._level
+        return missing * 60 / self._minute if missing > ROUNDING else 0.0
+
+    def take(self, amount: int) -> None:
+        self._level -= amount
+
+
+class Caller:
+    """Who sends a request, and what is left of its limits."""
+
+    def __init__(
+        self, settings: KeySettings, tenant: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.name = settings.name
+        # As in ``Submit.tenant``.
+        self.tenant = tenant
+        self._concurrent = settings.concurrent
+        self._running = 0
+        self._requests = _Bucket(settings.requests, clock)
+        self._tokens = _Bucket(settings.tokens, clock)
+        self._settings = settings
+
+    @contextlib.contextmanager
+    def admit(self, count: int) -> Iterator[None]:
+        """Around ``count`` answers. Raises ``ApiError`` where a limit is reached."""
+        limits = self._settings
+        if limits.concurrent and self._running + count > limits.concurrent:
+            raise _limited(f"{limits.concurrent} answers at a time", 1.0)
+        if limits.requests and (wait := self._requests.seconds_until(count)):
+            raise _limited(f"{limits.requests} answers a minute", wait)
+        if limits.tokens and (wait := self._tokens.seconds_until(1)):
+            raise _limited(f"{limits.tokens} tokens a minute", wait)
+        self._requests.take(count)
+        self._running += count
+        try:
+            yield
+        finally:
+            self._running -= count
+
+    def spend(self, tokens: int) -> None:
+        """Tokens of prompts and answers."""
+        self._tokens.take(tokens)
+
+
+def _limited(limit: str, wait: float) -> ApiError:
+    return ApiError(
+        429,
+        f"this API key has {limit}; try again later",
+        code="rate_limit_exceeded",
+        retry_after=math.ceil(wait),
+    )
+
+
+ANYBODY = Caller(KeySettings(), "")
+"""Of a service without keys."""
+
+
+class ApiKeys:
+    """The accepted API keys; without any the service is open.
+    ``share_prefixes``: requests of different keys may share prompt prefixes."""
+
+    def __init__(
+        self,
+        keys: Iterable[str] = (),
+        settings: Iterable[KeySettings] = (),
+        *,
+        share_prefixes: bool = False,
+    ) -> None:
+        """``settings``: of each key, where there are any."""
+        named = list(settings)
+        self._callers: list[tuple[bytes, Caller]] = []
+        for number, key in enumerate(keys):
+            digest = bytes.fromhex(key[len(HASHED) :]) if _is_hash(key) else _digest(key)
+            # A second hash, so that the tenant's name does not reveal the key.
+            tenant = hmac.digest(digest, b"asyncspec tenant", "sha256")[:16].hex()
+            how = named[number] if named else KeySettings(f"key{number + 1}")
+            self._callers.append((digest, Caller(how, "" if share_prefixes else tenant)))
+
+    def __bool__(self) -> bool:
+        return bool(self._callers)
+
+    def check(self, header: str | None) -> Caller:
+        """Whose key an ``Authorization`` header has. Raises ``ApiError``."""
+        if not self._callers:
+            return ANYBODY
+        scheme, _, key = (header or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise ApiError(
+                401, "there is no API key; send Authorization: Bearer KEY", code="missing_api_key"
+            )
+        given, found = _digest(key.strip()), None
+        for digest, caller in self._callers:  # all of them, each in constant time
+            if hmac.compare_digest(given, digest):
+                found = caller
+        if found is None:
+            raise ApiError(401, "the API key is not one of this service", code="invalid_api_key")
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def _is_hash(key: str) -> bool:
+    return re.fullmatch(HASHED + "[0-9a-f]{64}", key) is not None
+
+
+def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
+    """Keys from a file, one a line with its settings; ``#`` at the start or after a space begins a
+    comment. Without a file, the environment's key. Raises ``UserError``."""
+    if file is None:
+        key = os.environ.get(API_KEY_VARIABLE, "").strip()
+        return ApiKeys([key] if key else [], share_prefixes=share_prefixes)
+    with reading(f"the API keys in {file}"):
+        lines = file.read_text(encoding="utf-8").splitlines()
+    keys: list[str] = []
+    settings: list[KeySettings] = []
+    for number, line in enumerate(lines, start=1):
+        fields = _COMMENT.sub("", line).split()
+        if fields:
+            keys.append(fields[0])
+            settings.append(_settings(fields[1:], f"key{len(keys)}", f"line {number} of {file}"))
+    if not keys:
+        raise UserError(f"there is no API key in {file}; write one a line")
+    if len({one.name for one in settings}) < len(settings):
+        raise UserError(f"two API keys in {file} have one name; give each its own")
+    return ApiKeys(keys, settings, share_prefixes=share_prefixes)
+
+
+def _settings(fields: list[str], name: str, where: str) -> KeySettings:
+    """Raises ``UserError``."""
+    pairs = {key: value for key, _, value in (field.partition("=") for field in fields)}
+    try:
+        found = msgspec.convert({"name": name, **pairs}, KeySettings, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(KeySettings.__struct_fields__)
+        raise UserError(
+            f"{where}: {error}; behind a key may stand {known}, each with = and a value"
+        ) from None
+    if not _NAME.fullmatch(found.name):
+        raise UserError(f"{where}: a key's name is 1 to 64 letters, digits and . _ @ -")
+    if min(found.concurrent, found.requests, found.tokens) < 0:
+        raise UserError(f"{where}: a limit is a number from 0 on")
+    return found

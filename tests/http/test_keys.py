@@ -1,0 +1,142 @@
+"""Keys with names and limits: who gets a 429, when, and what is said of them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.keys import Caller, KeySettings, read_keys
+from toy_service import ENDLESS, Toy
+
+
+def written(tmp_path: Path, text: str) -> Any:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    return read_keys(file)
+
+
+def test_names_limits_and_hashes(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"secret").hexdigest()
+    keys = written(tmp_path, f"one name=alice tokens=5  # hers\nsha256:{digest} concurrent=2\nx\n")
+    names = [keys.check(f"Bearer {key}").name for key in ("one", "secret", "x")]
+    assert names == ["alice", "key2", "key3"]
+    assert len({keys.check(f"Bearer {key}").tenant for key in ("one", "secret", "x")}) == 3
+    with pytest.raises(ApiError, match="not one of this service"):
+        keys.check(f"Bearer sha256:{digest}")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("one nam=x", "line 1 of .*: Object contains unknown field `nam`; behind a key may stand"),
+        ("one\ntwo tokens=many", "line 2 of .*: Expected `int`"),
+        ("one tokens=-1", "a limit is a number from 0 on"),
+        ("one name=", "a key's name is 1 to 64"),
+        ("one name=a,b", "a key's name is 1 to 64"),
+        ("one name=a\ntwo name=a", "two API keys in .* have one name"),
+    ],
+)
+def test_mistakes_in_the_file(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        written(tmp_path, text)
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(0, 9),
+    st.lists(st.tuples(st.floats(0, 30), st.integers(1, 4)), max_size=30),
+)
+def test_no_minute_has_more_than_twice_its_limit(
+    requests: int, concurrent: int, asked: list[tuple[float, int]]
+) -> None:
+    """A full bucket and what comes in meanwhile; and who waits as told is admitted."""
+    now = 0.0
+    caller = Caller(KeySettings("k", concurrent, requests), "", lambda: now)
+    admitted: list[tuple[float, int]] = []
+    for pause, count in asked:
+        now += pause
+        try:
+            with caller.admit(count):
+                assert not concurrent or count <= concurrent
+        except ApiError as error:
+            if concurrent and count > concurrent:
+                continue
+            now += int(error.headers["Retry-After"])
+            with caller.admit(count):
+                pass
+        admitted.append((now, count))
+    for start, _ in admitted:
+        within = [count for at, count in admitted if start <= at < start + 60]
+        # One request may have more answers than a minute brings.
+        assert sum(within) <= 2 * requests + 4
+
+
+def test_tokens_are_a_debt_that_is_paid_back() -> None:
+    now = 0.0
+    caller = Caller(KeySettings("k", tokens=60), "", lambda: now)
+    with caller.admit(1):
+        caller.spend(100)
+    with pytest.raises(ApiError, match="60 tokens a minute") as caught, caller.admit(1):
+        pass
+    assert caught.value.headers["Retry-After"] == "41"
+    now = 41.0
+    with caller.admit(1):
+        pass
+
+
+def test_over_http(tmp_path: Path) -> None:
+    """Each API's own form, and names but no keys in metrics."""
+    keys = written(tmp_path, "k-one name=alice concurrent=1\nk-two name=bob tokens=10\n")
+
+    async def main() -> None:
+        async with Toy(keys=keys) as toy:
+            async with aiohttp.ClientSession(toy.url) as web:
+
+                async def ask(key: str, path: str, **fields: Any) -> tuple[int, Any, Any]:
+                    body = {"model": "toy", **fields}
+                    headers = {"Authorization": f"Bearer {key}"}
+                    async with web.post(path, json=body, headers=headers) as reply:
+                        return reply.status, json.loads(await reply.read()), reply.headers
+
+                long = {"prompt": "hello", "max_tokens": ENDLESS, "ignore_eos": True}
+                running = asyncio.create_task(ask("k-one", "/v1/completions", **long))
+                asyncio.get_running_loop().call_later(8, running.cancel)
+                await toy.busy()
+                said = [{"role": "user", "content": "hi"}]
+                status, body, headers = await ask(
+                    "k-one", "/v1/messages", messages=said, max_tokens=4
+                )
+                assert (status, headers["Retry-After"]) == (429, "1")
+                assert body["type"] == "error"
+                assert body["error"]["type"] == "rate_limit_error"
+                status, body, _ = await ask("k-one", "/api/chat", messages=said, stream=False)
+                assert (status, list(body)) == (429, ["error"])
+                assert "1 answers at a time" in body["error"]
+                status, body, _ = await ask("k-one", "/v1/chat/completions", messages=said)
+                assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
+                # Another key has places of its own, and pays for prompt and answer.
+                status, body, _ = await ask("k-two", "/v1/completions", prompt="x" * 30)
+                assert status == 200
+                used = body["usage"]["total_tokens"]
+                status, body, headers = await ask("k-two", "/v1/completions", prompt="x")
+                assert (status, "10 tokens a minute" in body["error"]["message"]) == (429, True)
+                assert int(headers["Retry-After"]) > 60
+                headers = {"Authorization": "Bearer k-two"}
+                async with web.get("/metrics", headers=headers) as reply:
+                    text = await reply.text()
+                running.cancel()
+            assert 'asyncspec_key_requests_total{key="alice",status="429"} 3.0' in text
+            assert f'asyncspec_key_tokens_total{{key="bob"}} {used}.0' in text
+            assert "k-one" not in text
+
+    asyncio.run(main())
