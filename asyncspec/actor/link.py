@@ -59,6 +59,10 @@ class LinkOptions(Struct, frozen=True):
     most_unsent: int = 512 * 1024 * 1024
     # Of a client, to which no tensors go but traces.
     most_unsent_client: int = 16 * 1024 * 1024
+    # Connections whose handshake is not done: a further one is closed. And clients: a further one
+    # is refused.
+    most_strangers: int = 512
+    most_clients: int = 1024
     # Seconds a byte that packing rows here and unpacking them there take: they are packed where
     # the link saves more (``asyncspec.core.cost_model``).
     packing_seconds: float = NEVER_PACK

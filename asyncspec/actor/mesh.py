@@ -131,8 +131,10 @@ class Mesh:
 
     def _accept(self) -> Link:
         link = Link(self._options, self._first_frame, self._gone)
+        strangers = sum(other.peer is None for other in self._all)
         self._all.add(link)
-        link.expect(self._options.hello_seconds, "hello")
+        full = strangers >= self._options.most_strangers
+        link.expect(0.0 if full else self._options.hello_seconds, "hello")
         return link
 
     def _first_frame(self, link: Link, frame: Frame) -> None:
@@ -148,6 +150,8 @@ class Mesh:
             reply = self._place_for(hello.rank) or reply
         elif isinstance(reply, Welcome) and self._me.role != "draft":
             reply = Fault(HANDSHAKE, "clients are served by rank 0: dial the draft node")
+        elif isinstance(reply, Welcome) and self._clients >= self._options.most_clients:
+            reply = Fault("busy", f"{self._clients} clients are connected already; try again later")
         if isinstance(reply, Fault):
             link.refuse(reply)
             if hello.role != "client":  # clients report it to their users
@@ -155,6 +159,10 @@ class Mesh:
             return
         link.send(reply)
         self._join(link, hello)
+
+    @property
+    def _clients(self) -> int:
+        return sum(link.peer is not None and link.peer.role == "client" for link in self._all)
 
     def _report_refusal(self, rank: Rank, reason: str) -> None:
         if (rank, reason) in self._reported:

@@ -23,7 +23,16 @@ from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.links import client_hello
-from asyncspec_protocol.messages import Close, Credit, Fault, Heartbeat, Message, Output, Segment
+from asyncspec_protocol.messages import (
+    Close,
+    Credit,
+    Fault,
+    Heartbeat,
+    Hello,
+    Message,
+    Output,
+    Segment,
+)
 from tools.bench.limits.codec import feed
 
 CALM = LinkOptions(heartbeat_seconds=60, timeout_seconds=60)

@@ -176,6 +176,7 @@ def _start(arguments: argparse.Namespace, reporter: Reporter) -> int:
         config = _draft(arguments, config)
     else:
         _check_listed(arguments, config)
+    resources.raise_file_limit()
     sock = _listen(arguments, config)
     listed = config.find(node)
     http = _http(arguments, None if listed is None else listed.http)

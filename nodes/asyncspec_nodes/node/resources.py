@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,9 +12,13 @@ import psutil
 
 from asyncspec.backend.base import DeviceMemory
 from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import Config
 
 MIB = 1 << 20
+FILES, MIN_FILES = 8192, 256
+"""Open files that a node takes at most (connections of HTTP, clients and nodes), and at least."""
+
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -28,6 +33,21 @@ def available_bytes() -> int:
     """Memory of this machine that is free, or can be freed at once."""
     available: int = psutil.virtual_memory().available
     return available
+
+
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files as far as it may. Raises ``UserError`` where that is
+    too little for a node's files, peers and clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft = most
+    if soft != resource.RLIM_INFINITY and soft < MIN_FILES:
+        raise UserError(
+            f"this process may open {soft} files, and a node needs {MIN_FILES}; raise the limit "
+            "(ulimit -n, LimitNOFILE= of systemd)"
+        )
 
 
 def cache_budget(config: Config, rank: int, memory: DeviceMemory | None = None) -> int:
