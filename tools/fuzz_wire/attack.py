@@ -141,25 +141,29 @@ async def send(
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     own: int = writer.get_extra_info("sockname")[1]
     reading = asyncio.create_task(_read(reader, received))
-    with contextlib.suppress(OSError, RuntimeError):  # uvloop: the transport is closed
-        for frame in frames:
-            if reading.done():
-                break
-            split = rng.randrange(len(frame) + 1) if rng.random() < 0.05 and frame else 0
-            if split:
-                writer.write(frame[:split])
-                await asyncio.sleep(0)
-            writer.write(frame[split:])
-            if rng.random() < 0.3:
-                await writer.drain()
-                await asyncio.sleep(0)
-        await writer.drain()
-        if rng.random() < 0.1:
-            writer.transport.abort()
-        elif not reading.done():
-            writer.write_eof()
-    await reading
-    writer.close()
+    try:
+        with contextlib.suppress(OSError, RuntimeError):  # uvloop: the transport is closed
+            for frame in frames:
+                if reading.done():
+                    break
+                split = rng.randrange(len(frame) + 1) if rng.random() < 0.05 and frame else 0
+                if split:
+                    writer.write(frame[:split])
+                    await asyncio.sleep(0)
+                writer.write(frame[split:])
+                if rng.random() < 0.3:
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            await writer.drain()
+            if rng.random() < 0.1:
+                writer.transport.abort()
+            elif not reading.done():
+                writer.write_eof()
+        await reading
+    finally:
+        reading.cancel()
+        writer.transport.abort()
+        await asyncio.sleep(0)
     for _ in range(100):
         if own in READ:
             break

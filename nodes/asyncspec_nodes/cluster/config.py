@@ -204,15 +204,13 @@ class SecurityTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[security]``: mutual TLS 1.3. Paths are relative to this file, so each machine keeps its
     own certificate and key under the same names."""
 
-    # Certificate of the cluster's own authority: whom it signed is a member, in the roles that the
-    # certificate names.
+    # Certificate of the cluster's own authority.
     ca: str
     # This node's certificate (PEM).
     certificate: str
     # Its private key (PEM).
     key: str
-    # Certificates that are members no more: a revocation list of the authority (PEM). A running
-    # node reads all these files again when they change.
+    # The authority's revocation list (PEM).
     crl: str = ""
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
         type=Path,
         metavar="FILE",
         help=f"keys that open the service, one a line (or one in {API_KEY_VARIABLE}), each with "
-        "its name and limits, if any (docs/reference/http.md)",
+        "its name and limits (docs/reference/http.md)",
     )
     add(
         "--share-prefixes",
