@@ -224,8 +224,8 @@ class Link(asyncio.BufferedProtocol):
         for piece in held:
             transport.write(piece)
         options = self._options
-        nodes = self.peer is not None and self.peer.role != "client"
-        most = options.most_unsent if nodes else options.most_unsent_client
+        client = self.peer is not None and self.peer.role == "client"
+        most = options.most_unsent_client if client else options.most_unsent
         if transport.get_write_buffer_size() > most:
             self.abort("the peer does not read")
 
