@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -12,11 +13,16 @@ import pytest
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import Config
+from effort import nightly
 from tools.testbed import command, description
 from tools.testbed.run import options_for
 
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "tools" / "testbed" / "__main__.py"
+
+
+TOY = ("--target", "toy:layers=4,vocab=64", "--draft", "ngram")
+"""It needs no torch."""
 
 
 def typed(*words: str) -> subprocess.CompletedProcess[str]:
@@ -96,8 +102,7 @@ def test_a_proxy_that_dies_takes_its_bed_down(tmp_path: Path, words: list[str], 
     file = tmp_path / "bed.toml"
     file.write_text("[network]\nlatency_ms = 1\n[[device]]\n[[device]]\n")
     line = [sys.executable, str(MAIN), *words, str(file), "--network", "loopback"]
-    toy = ["--target", "toy:layers=4,vocab=64", "--draft", "none"]
-    after = ["--", *toy] if words != ["up"] else []
+    after = ["--", *TOY] if words != ["up"] else []
     with subprocess.Popen(
         [*line, *after], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     ) as bed:
@@ -111,14 +116,24 @@ def test_a_proxy_that_dies_takes_its_bed_down(tmp_path: Path, words: list[str], 
 
 
 @pytest.mark.processes
-@pytest.mark.torch
-@pytest.mark.parametrize("network", ["auto", pytest.param("loopback", marks=pytest.mark.nightly)])
-def test_a_cluster_on_a_bed_says_what_the_target_says(tmp_path: Path, network: str) -> None:
+@pytest.mark.parametrize(
+    ("network", "target"),
+    [
+        ("auto", TOY),
+        nightly("auto", ()),
+        nightly("loopback", ()),
+    ],
+)
+def test_a_cluster_on_a_bed_says_what_the_target_says(
+    tmp_path: Path, network: str, target: Sequence[str]
+) -> None:
+    """The bundled one at night: nodes in networks of their own each import torch."""
     file = tmp_path / "bed.toml"
     file.write_text("[network]\nmbit = 100\nlatency_ms = 3\njitter_ms = 1\n" + "[[device]]\n" * 3)
     options = ["--prompt", "Once upon a time", "--max-new-tokens", "16", "--json", "--check"]
-    done = typed("run", str(file), "--network", network, "--", *options)
+    done = typed("run", str(file), "--network", network, "--", *target, *options)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["stages"] == 2
+    assert answer["check"]["equal"]
     assert answer["stats"]["new_tokens"] == 16
