@@ -1,6 +1,6 @@
 """Official clients of several interfaces, as they are, against a scripted engine: tools, reasoning,
-streams. LiteLLM's pins conflict with ours: it is skipped unless installed (``pip install
-litellm``)."""
+streams. They are imported by their tests: all workers collect this file. LiteLLM's pins conflict
+with ours: it is skipped unless installed (``pip install litellm``)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import anthropic
-import ollama
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event
@@ -232,6 +229,8 @@ async def test_openai_responses() -> None:
 
 
 async def test_anthropic() -> None:
+    import anthropic
+
     async with (
         serving() as (url, engine),
         anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client,
@@ -271,6 +270,8 @@ async def test_anthropic() -> None:
 
 
 async def test_ollama() -> None:
+    import ollama
+
     key = {"Authorization": f"Bearer {KEY}"}
     async with serving() as (url, engine), ollama.AsyncClient(url, headers=key) as client:
         ask: dict[str, Any] = {"model": "toy:latest", "messages": USER, "tools": TOOLS}
@@ -314,6 +315,8 @@ async def test_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_langchain() -> None:
+    from langchain_openai import ChatOpenAI
+
     async with serving() as (url, engine):
         model = ChatOpenAI(model="toy", base_url=f"{url}/v1", api_key=KEY, max_retries=0)
         called = await model.bind_tools(TOOLS).ainvoke("Weather in Rome?")
