@@ -18,6 +18,7 @@ from asyncspec_protocol.ids import SegmentId
 from backend import conformance
 from backend.conformance import SESSION, MakeStages
 from backend.probe import cut
+from effort import examples
 
 pytestmark = pytest.mark.torch
 
@@ -57,7 +58,7 @@ def toy(count: int) -> Sequence[StageBackend]:
 @pytest.mark.parametrize("how", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
-    for seed in range(2):
+    for seed in range(examples(2, quick=1)):
         conformance.check_tree_equals_sequential(
             make, VOCAB, seed, stages=stages, length=25, sampling=how
         )
