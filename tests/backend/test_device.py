@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.hf import device
+from asyncspec.backend.hf.attention import FastAttention
+from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.device import CPU, find
+from asyncspec.backend.hf.eagle.checkpoint import open_eagle
+from asyncspec.backend.hf.eagle.head import load_head
 from asyncspec.backend.hf.kernels.accelerator import quantized
 from asyncspec.backend.hf.kernels.accelerator.graphs import capture_emulated
 from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, padded
@@ -25,6 +29,7 @@ from asyncspec.backend.hf.stage import HFStage, cut_passes, load_stage
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Admit, Compact, Forward, Row, TensorRows
 from asyncspec.core.sampling import Sampling
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import SegmentId, SessionId
 from backend import conformance
 from backend.fake_device import FakeGpu, fake_mode, move
@@ -212,6 +217,26 @@ def test_passes_stay_on_the_device(tiny: Callable[..., Path], family: str, mode:
         given = TensorRows(hidden, (0, 1))
         stage.run(Forward(SESSION, SegmentId(1), 80, rows, hidden=given))
     assert gpu.fetched == 2
+
+
+def test_a_head_predicts_as_on_the_cpu() -> None:
+    """The bundled EAGLE-3 head, and what is likeliest after its predictions."""
+    target = open_checkpoint(BUNDLED_TARGET)
+    opened = open_eagle(BUNDLED_EAGLE, target.info)
+    rows = [Row(i, i, (*range(i + 1),)) for i in range(3)]
+    found = []
+    for where in (CPU, DEVICE):
+        head = load_head(opened, target, "float32", where)
+        tree = FastAttention(KVCache(head.cache_shape, 64, where), 0, rows)
+        given = where.put(noise(3, head.features.width))
+        with torch.inference_mode():
+            features = head.layer_features(given)
+            tokens, positions = where.integers((5, 6, 7)), where.integers(range(3))
+            predicted = head.predict(features, tokens, positions, tree)
+            found.append((predicted.cpu(), head.successors(predicted, 1)))
+    (want, best), (got, successors) = found
+    assert (got - want).abs().max() < 1e-4 * want.abs().max()
+    assert [tokens for tokens, _ in successors] == [tokens for tokens, _ in best]
 
 
 def test_emulated_graphs_overwrite_their_results() -> None:
