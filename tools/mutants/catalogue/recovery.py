@@ -293,4 +293,34 @@ RECOVERY: tuple[Mutant, ...] = (
         "if not state.up or state.sessions:",
         "test_a_source_that_reports_late_ends_no_kept_prompt",
     ),
+    Mutant(
+        "resume-draws-a-given-token-again",
+        "QueuedRequest(request, Counters(started=now), request.given)",
+        "QueuedRequest(request, Counters(started=now), request.given[:-1])",
+        "test_tokens_go_on_from_any_beginning",
+    ),
+    Mutant(
+        "resume-sends-known-text-again",
+        "text = piece.text[self._known :]",
+        "text = piece.text",
+        "test_text_goes_on_from_any_beginning",
+    ),
+    Mutant(
+        "resume-on-another-target",
+        "if _model(client) != model:",
+        "if _model(client) != _model(client):",
+        "test_another_target_does_not_go_on",
+    ),
+    Mutant(
+        "silence-counts-own-sleep",
+        "self._silent += min(passed, 2 * interval)",
+        "self._silent += passed",
+        "test_what_this_node_has_slept_is_no_silence",
+    ),
+    Mutant(
+        "silence-ignores-lateness",
+        "max(LEAST_SILENCE_SECONDS, slow, lost)",
+        "max(LEAST_SILENCE_SECONDS, lost)",
+        "test_a_process_on_busy_cores_is_kept",
+    ),
 )
