@@ -153,8 +153,7 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     batch_rows: Positive = 256
     # How long requests wait for a pipeline that is down before they fail, in seconds.
     rejoin_seconds: Seconds = 30.0
-    # A silent peer is taken for dead after at most this many seconds: sooner where its heartbeats
-    # have been punctual, or its machine acknowledges nothing.
+    # A silent peer is taken for dead after at most this many seconds.
     silence_seconds: Seconds = 10.0
     # The process of a node whose device is at one job (a pass, a draft) for longer than this many
     # seconds, and than 50 times what such jobs have taken, ends with an error, for its supervisor
