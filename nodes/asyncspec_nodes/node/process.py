@@ -115,7 +115,10 @@ async def _load(config: Config, rank: int, reporter: Reporter, stop: asyncio.Eve
     seconds = round(time.monotonic() - started, 2)
     me, weights = loaded.me, loaded.weights
     reporter.serving(
-        ReadyReport(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights, loaded.threads)
+        ReadyReport(
+            *(rank, me.layers, me.dtype, loaded.guarantee, seconds, weights),
+            *(loaded.threads, loaded.device),
+        )
     )
     if loaded.rules is not None and (defaults := describe_defaults(loaded.rules.defaults.given)):
         reporter.log.info("requests get what the target recommends", unless_they_say=defaults)

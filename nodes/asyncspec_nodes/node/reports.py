@@ -36,6 +36,8 @@ class ReadyReport(Struct, frozen=True, tag="ready", tag_field="event"):
     weights: str = ""
     # Threads that share a product.
     threads: int = 1
+    # What computes, such as "cpu" or "cuda:0".
+    device: str = "cpu"
 
 
 class FailureReport(Struct, frozen=True, tag="fault", tag_field="event"):
@@ -90,7 +92,7 @@ class Reporter:
         """Loading is over."""
         self.step = "ready"
         self.on_serving()
-        names = ("layers", "dtype", "guarantee", "weights", "threads", "seconds")
+        names = ("layers", "dtype", "guarantee", "weights", "device", "threads", "seconds")
         self.log.info("ready", **{name: getattr(report, name) for name in names})
         self._report(report)
 
