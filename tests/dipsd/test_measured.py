@@ -16,6 +16,7 @@ from asyncspec.dipsd.model import Plan, Tables, User
 from asyncspec.dipsd.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.simulation import Deviations, Noise, simulate_greedy
 from asyncspec_protocol.ids import SessionId
+from effort import examples
 
 rounds = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), max_size=60)
 
@@ -143,7 +144,7 @@ users = st.builds(
 stages = st.tuples(anything, st.floats(0, 30))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, quick=25), deadline=None)
 @given(
     st.lists(users, min_size=1, max_size=8),
     st.lists(stages, min_size=1, max_size=3),

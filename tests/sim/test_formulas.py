@@ -20,6 +20,7 @@ from asyncspec.sim.costs import (
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 from asyncspec_protocol.messages import Message, PruneIndices, Segment, Verdict
+from effort import examples
 
 FREE_DRAFT = DraftCost(level_seconds=0.0)
 # The first stage is slower by nothing to speak of, so that of two things that happen in the same
@@ -90,7 +91,7 @@ def test_specpipes_expected_time_between_tokens(stages: int, top: float) -> None
     assert found == pytest.approx(2.0 * (p + (1 - p) * stages), rel=1e-4)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30, quick=12))
 @given(st.lists(st.floats(0.3, 3), min_size=1, max_size=5), st.sampled_from([0.5, 0.8]))
 def test_specpipes_expected_time_with_unequal_stages(times: list[float], top: float) -> None:
     """SpecPipe eq. 1: E[TBT] = p max t_i + (1 - p) sum t_i. A new root may have to wait for the
