@@ -134,9 +134,10 @@ def describe(stats: Mapping[str, float]) -> str:
     """What ``flow`` did in a request and why, by its statistics; empty: another policy ran."""
     if "segment_rows" not in stats:
         return ""
-    rows, levels = int(stats["segment_rows"]), int(stats["segment_levels"])
-    speed = stats["speed_rate"]
+    rows, later = int(stats["segment_rows"]), int(stats["segment_levels"])
+    speed, levels = stats["speed_rate"], later or int(stats["root_levels"])
     shape = f"chains of {rows}" if rows <= levels else f"trees of {rows} rows"
+    shape += "" if later else ", one a round"
     slow = f", speculation has {speed:.2f} of its expected speed" if speed < 0.9 else ""
     return (
         f"the draft's first choice is right {stats['first_choice_rate']:.0%} of the time, a row "

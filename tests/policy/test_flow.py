@@ -263,6 +263,7 @@ def test_it_is_near_the_best_of_the_papers_policies(first: float, cost: ClusterC
         ({}, ""),
         ({"segment_rows": 0}, "right 31% of the time, a row costs 0.11 of a pass: no speculation"),
         ({"segment_rows": 3, "segment_levels": 3}, "of a pass: chains of 3"),
+        ({"segment_rows": 3, "segment_levels": 0}, "of a pass: chains of 3, one a round"),
         (
             {"segment_rows": 0, "speed_rate": 0.5},
             "of a pass, speculation has 0.50 of its expected speed: no speculation",
@@ -272,6 +273,7 @@ def test_it_is_near_the_best_of_the_papers_policies(first: float, cost: ClusterC
 )
 def test_the_description_gives_shape_and_reason(stats: dict[str, float], sentence: str) -> None:
     known = {"first_choice_rate": 0.31, "row_cost_rate": 0.11, "segment_levels": 1, "speed_rate": 1}
+    known |= {"root_levels": 4}
     assert describe(known | stats if stats else {}).endswith(sentence)
 
 
