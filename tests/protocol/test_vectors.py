@@ -72,6 +72,14 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             template_options=("enable_thinking",),
         ),
     ),
+    "status-device": (
+        m.Status(
+            *(7, 1, "verify", (0, 4), 1.5, 0.5, 99, 1, 0, 8),
+            device="cuda:0 (H100)",
+            device_free_bytes=70_000_000_000,
+            device_held_bytes=5_000_000_000,
+        ),
+    ),
     "submit-prompt": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True),),
     "submit-given": (m.Submit(7, "Hello", 9, 0, 0.0, 0, 1.0, given=(5, 600), given_text=4),),
     "submit-constraint": (

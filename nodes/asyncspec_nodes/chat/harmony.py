@@ -13,7 +13,7 @@ from typing import Literal
 
 from asyncspec.constraint import text
 from asyncspec_nodes.chat.calls import CallArguments, CallBegin, CallEnd, Tool
-from asyncspec_nodes.chat.parser import AnswerPart, CallLimit, Part
+from asyncspec_nodes.chat.parser import AnswerPart, Part, StepwiseParser
 from asyncspec_nodes.serving.templates import CHANNEL
 from asyncspec_nodes.serving.text import partial_stop_length
 
@@ -28,42 +28,26 @@ _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _HEADERS = (CHANNEL, START, "to=")
 
 
-class HarmonyParser:
+class HarmonyParser(StepwiseParser):
     """A ``Parser``. Analysis is reasoning; the final channel, comments for the user and whatever
     has no header are content."""
 
     def __init__(self, tools: Sequence[Tool] = (), *, parallel: bool = True) -> None:
+        super().__init__(parallel=parallel)
         self._names = {tool.name for tool in tools}
-        self._limit = CallLimit(parallel=parallel)
-        self._text = ""
         self._state: Literal["start", "header", "body"] = "start"
         self._kind: Literal["content", "reasoning", "call"] = "content"
         # Kinds of which something was said, and whether nothing of the message at hand was.
         self._said: set[str] = set()
         self._fresh = True
 
-    @property
-    def calls(self) -> int:
-        """See ``Parser``."""
-        return self._limit.calls
-
-    def feed(self, text: str) -> list[AnswerPart]:
-        """See ``Parser``."""
-        self._text += text
-        found: list[AnswerPart] = []
-        while (step := self._step()) is not None:
-            found += step
-        return self._limit.admit(found)
-
-    def finish(self) -> list[AnswerPart]:
-        """See ``Parser``."""
-        rest, self._text = self._text, ""
+    def _rest(self, text: str) -> list[AnswerPart]:
         if self._state == "body":
-            return self._limit.admit([*self._written(rest), *self._ended()])
+            return [*self._written(text), *self._ended()]
         # A header that was cut off is none of the content.
-        begun = rest.lstrip()
+        begun = text.lstrip()
         cut = begun.startswith(_HEADERS) or any(header.startswith(begun) for header in _HEADERS)
-        return [] if cut else [Part("content", rest)]
+        return [] if cut else [Part("content", text)]
 
     def _step(self) -> list[AnswerPart] | None:
         match self._state:

@@ -78,16 +78,38 @@ class WholeCalls:
         return found
 
 
-class CallLimit:
-    """Counts the calls of an answer; without ``parallel`` only the first is passed on."""
+class StepwiseParser:
+    """The frame of a ``Parser``. Without ``parallel`` only an answer's first call counts."""
 
     def __init__(self, *, parallel: bool) -> None:
         self._parallel = parallel
+        self._text = ""
         self.calls = 0
+        # Whether the call at hand does not count.
         self._dropped = False
 
-    def admit(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
-        """Those of ``parts`` that count."""
+    def feed(self, text: str) -> list[AnswerPart]:
+        """See ``Parser``."""
+        self._text += text
+        found: list[AnswerPart] = []
+        while (step := self._step()) is not None:
+            found += step
+        return self._counted(found)
+
+    def finish(self) -> list[AnswerPart]:
+        """See ``Parser``."""
+        rest, self._text = self._text, ""
+        return self._counted(self._rest(rest))
+
+    def _step(self) -> Sequence[AnswerPart] | None:
+        """Take something from the text; None where more of it is needed."""
+        raise NotImplementedError
+
+    def _rest(self, text: str) -> Sequence[AnswerPart]:
+        """The rest of the text, at the end of the answer."""
+        raise NotImplementedError
+
+    def _counted(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
         found = []
         for part in parts:
             if isinstance(part, CallBegin):
@@ -98,7 +120,7 @@ class CallLimit:
         return found
 
 
-class AnswerParser:
+class AnswerParser(StepwiseParser):
     """A ``Parser`` of reasoning in tags, and calls in tags or, as the whole answer, without.
 
     What begins like a call of one of ``tools`` and is none is content. Blanks around a call are
@@ -114,13 +136,13 @@ class AnswerParser:
     ) -> None:
         """``parallel``: more than one call counts. ``opened``: whether the answer begins with
         reasoning, where that is not the template's habit."""
+        super().__init__(parallel=parallel)
         self._tools = tools
         self._pattern = CallPattern(tools)
         # Of the call whose arguments are being read.
         self._arguments: Arguments | None = None
         # Whether a call was read since the last marker.
         self._read = False
-        self._limit = CallLimit(parallel=parallel)
         opened = facts.reasoning == "open" if opened is None else opened
         self._state: Literal["start", "content", "reasoning", "call", "bare"] = "start"
         # Of the call being read: what begins it, with the blanks before it, and what ends it.
@@ -133,36 +155,19 @@ class AnswerParser:
         begin, end = MARKERS.get(facts.syntax, (BEGIN, END))
         self._markers = {begin: end} if tools else {}
         self._think, self._thought = REASONING.get(facts.syntax, (THINK, THOUGHT))
-        self._text = ""
 
-    @property
-    def calls(self) -> int:
-        """See ``Parser``."""
-        return self._limit.calls
-
-    def feed(self, text: str) -> list[AnswerPart]:
-        """See ``Parser``."""
-        self._text += text
-        found: list[AnswerPart] = []
-        while (step := self._step()) is not None:
-            found += step
-        return self._limit.admit(found)
-
-    def finish(self) -> list[AnswerPart]:
-        """See ``Parser``."""
-        text, self._text = self._text, ""
+    def _rest(self, text: str) -> Sequence[AnswerPart]:
         match self._state:
             case "reasoning":
-                return [*_parts("reasoning", text.rstrip("\n"))]
+                return _parts("reasoning", text.rstrip("\n"))
             case "call" | "bare":
                 if self._arguments is not None:
-                    return self._limit.admit([*_arguments(text), CallEnd()])
-                return self._limit.admit(self._block(text, self._begun + text))
+                    return [*_arguments(text), CallEnd()]
+                return self._block(text, self._begun + text)
             case _:
-                return [*_parts("content", text.lstrip() if self._fresh else text)]
+                return _parts("content", text.lstrip() if self._fresh else text)
 
     def _step(self) -> Sequence[AnswerPart] | None:
-        """Take something from the text; None where more of it is needed."""
         match self._state:
             case "start":
                 return self._start()
