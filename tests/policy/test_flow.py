@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -217,6 +217,25 @@ def test_what_is_added_to_a_tree_of_many_siblings_is_a_part_of_a_level() -> None
 @given(costs)
 def test_a_draft_that_is_never_right_is_not_sent(cost: RoundCosts) -> None:
     assert best_shape([0.0] * RANKS, cost)[0].rows == 0
+
+
+shapes = st.builds(
+    RoundShape, st.sampled_from(LEVELS), st.sampled_from(LEVELS), st.sampled_from(ROWS)
+)
+
+
+@given(costs, shapes, st.floats(0.1, 2.0), st.floats(0.0, 1.0))
+@example(RoundCosts(lambda rows: 1.0, lambda rows: 4.0, 0.5), RoundShape(0, 0, 3), 0.5, 0.0)
+def test_plain_decoding_is_always_among_what_is_compared(
+    cost: RoundCosts, start: RoundShape, gain: float, top: float
+) -> None:
+    def gains(shape: RoundShape) -> float:
+        return gain if shape.rows else 1.0
+
+    shape, rate = best_shape([top], cost, (start,), gains)
+    assert rate == round_rate([top], shape, cost)
+    plain = round_rate([top], PLAIN, cost).tokens_per_second
+    assert gains(shape) * rate.tokens_per_second >= plain
 
 
 @given(costs, st.sampled_from(LEVELS[1:]))

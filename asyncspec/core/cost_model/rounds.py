@@ -120,6 +120,7 @@ def best_shape(
         return rates[shape].tokens_per_second * gain(shape)
 
     best = PLAIN
+    rate(best)
     for shape in starts:
         while rate(better := max(_around(shape), key=rate)) > 1.0001 * rate(shape):
             shape = better
