@@ -42,7 +42,7 @@ def test_a_nodes_time_beside_its_engine(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.torch
 def test_a_stages_pass_is_timed_for_every_number_of_rows() -> None:
     options = argparse.Namespace(
-        target=BUNDLED_TARGET, layers=1, context=8, repeats=2, mode="exact"
+        target=BUNDLED_TARGET, layers=1, context=8, repeats=2, mode="exact", device="cpu"
     )
     seconds = stage_time.measure(options, (1, 4))
     assert list(seconds) == [1, 4]
