@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -89,10 +89,12 @@ class CallPattern:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool.name: tool for tool in tools}
-        names = "|".join(re.escape(tool.name) for tool in tools)
-        self._forms = [
-            (re.compile(form.replace("NAMES", names)), reader) for form, reader in _FORMS
-        ]
+
+    @cached_property
+    def _forms(self) -> list[tuple[re.Pattern[str], _Reader]]:
+        """Compiled where an answer has what may be a call: most have none."""
+        names = "|".join(map(re.escape, self._tools))
+        return [(re.compile(form.replace("NAMES", names)), reader) for form, reader in _FORMS]
 
     def match(self, text: str) -> tuple[CallBegin, Arguments, str] | None:
         """A call at the start of ``text``, what reads its arguments, and the text behind. The
@@ -128,7 +130,9 @@ _DEEPSEEK = (
 )
 """DeepSeek's, as V3 and R1 write them (``function``, a name, a block of code) and V3.1."""
 
-_FORMS: tuple[tuple[str, Callable[[Mapping[str, Any]], Arguments]], ...] = (
+_Reader = Callable[[Mapping[str, Any]], Arguments]
+
+_FORMS: tuple[tuple[str, _Reader], ...] = (
     (_JSON, lambda _: JsonArguments()),
     (_NAMED, lambda _: JsonArguments()),
     (_DEEPSEEK, lambda _: JsonArguments()),
