@@ -63,6 +63,8 @@ class Supervisor:
         self._closing = closing
         self._node = 0
         self._stopping = False
+        # Signals that came while there was no node to pass them to.
+        self._waiting: list[int] = []
         # The node's process writes a byte to the second once it serves.
         self._ready, self._serves = os.pipe2(os.O_NONBLOCK)
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK)
@@ -73,6 +75,7 @@ class Supervisor:
         for signum in SIGNALS:
             if handlers[signum] is not signal.SIG_IGN:  # SIGHUP is ignored under nohup
                 signal.signal(signum, self._pass_on)
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         served = False
         while True:
             if self._fork(handlers):
@@ -81,9 +84,7 @@ class Supervisor:
                     sys.stdout.flush()
                     sys.stderr.flush()
                 os._exit(code)
-            _, status = os.waitpid(self._node, 0)
-            self._node = 0
-            code = os.waitstatus_to_exitcode(status)
+            code = self._wait()
             served = served or bool(select.select([self._ready], [], [], 0)[0])
             # Before it has served, or for a user's mistake, a new start would only fail again.
             if self._stopping or code in (0, 2) or not served:
@@ -102,6 +103,16 @@ class Supervisor:
         """In the node's process: it has loaded."""
         os.write(self._serves, b"r")
 
+    def _wait(self) -> int:
+        """The exit code of the node. A wait for the process alone would miss a signal that comes
+        between Python's last look for one and the system call."""
+        ends = os.pidfd_open(self._node)
+        while not select.select([ends, self._woken], [], [])[0].count(ends):
+            os.read(self._woken, 4096)
+        os.close(ends)
+        node, self._node = self._node, 0
+        return os.waitstatus_to_exitcode(os.waitpid(node, 0)[1])
+
     def _last(self, code: int) -> int:
         if code < 0:
             self._log.error("stopping", why=_reason(code))
@@ -118,8 +129,12 @@ class Supervisor:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
+            signal.set_wakeup_fd(-1)
             for signum, handler in handlers.items():
                 signal.signal(signum, handler)
+        else:
+            for missed in self._waiting:
+                os.kill(self._node, missed)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return not self._node
 
@@ -127,9 +142,10 @@ class Supervisor:
         self._stopping = True
         for close in self._closing:
             close()
-        os.write(self._wakes, b"s")
         if self._node:
             os.kill(self._node, signum)
+        else:
+            self._waiting.append(signum)
 
 
 def _reason(code: int) -> str:
