@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, PlanResult, Tables, paper
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.optimizer.baselines import BASELINES, algorithm1
+from asyncspec.dipsd.optimizer.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy
 from dipsd.deployments import deployments
 

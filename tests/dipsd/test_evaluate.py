@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from asyncspec.dipsd.evaluate import evaluate, exact_period, in_best_order
 from asyncspec.dipsd.model import Deployment, Plan, Tables, paper
 from asyncspec.dipsd.simulation import Noise, simulate_plan
-from asyncspec_nodes.cli.plan_output import picture
+from asyncspec_nodes.cli.planning.output import picture
 from dipsd.deployments import planned
 
 MEAN = Noise(expected=True)

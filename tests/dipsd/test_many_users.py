@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.association import dealt
-from asyncspec.dipsd.baselines import one_batch
-from asyncspec.dipsd.decide import EFFORT, decide
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import Budget, Deployment, Groups, Tables, User, problem
-from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.request import clamp_ms, measured_deployment
-from asyncspec.dipsd.search import BatchChange, BatchFit
+from asyncspec.dipsd.online.decide import EFFORT, decide
+from asyncspec.dipsd.online.request import clamp_ms, measured_deployment
+from asyncspec.dipsd.optimizer.association import dealt
+from asyncspec.dipsd.optimizer.baselines import one_batch
+from asyncspec.dipsd.optimizer.lengths import best_lengths
+from asyncspec.dipsd.optimizer.planner import plan_best
+from asyncspec.dipsd.optimizer.search import BatchChange, BatchFit
 from dipsd.deployments import deployments
 
 MAX_CALLS = 8_000_000

@@ -9,11 +9,16 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.rng import uniform
-from asyncspec.dipsd.decide import MARGIN, decide
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.measured import PRIOR_ROUNDS, AcceptanceCounts, AffineFit, DraftMeasurements
 from asyncspec.dipsd.model import Plan, Tables, User
-from asyncspec.dipsd.request import clamp_ms, measured_deployment
+from asyncspec.dipsd.online.decide import MARGIN, decide
+from asyncspec.dipsd.online.measured import (
+    PRIOR_ROUNDS,
+    AcceptanceCounts,
+    AffineFit,
+    DraftMeasurements,
+)
+from asyncspec.dipsd.online.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.simulation import Deviations, Noise, simulate_greedy
 from asyncspec_protocol.ids import SessionId
 from effort import examples

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import batch_times, evaluate
 from asyncspec.dipsd.model import Deployment, Tables, even_stages, problem
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
 from dipsd.test_lengths import two_terms
 from tools.bench.dipsd.instances import KINDS, instance

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.association import associations, fewest_batches, packed
-from asyncspec.dipsd.baselines import NODES, algorithm1, associate, cost, depth_first
-from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.lengths import best_lengths
 from asyncspec.dipsd.model import Deployment, Tables, problem
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.optimizer.association import associations, fewest_batches, packed
+from asyncspec.dipsd.optimizer.baselines import NODES, algorithm1, associate, cost, depth_first
+from asyncspec.dipsd.optimizer.bound import Bound
+from asyncspec.dipsd.optimizer.lengths import best_lengths
+from asyncspec.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
 from dipsd.test_lengths import by_enumeration
 from tools.bench.dipsd.instances import KINDS, instance

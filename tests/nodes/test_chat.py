@@ -18,7 +18,7 @@ from prompt_toolkit.output import DummyOutput
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cli import main
 from asyncspec_nodes.cli.chat import Chat
-from asyncspec_nodes.cli.chat_terminal import (
+from asyncspec_nodes.cli.terminal.chat import (
     SETTABLE,
     Command,
     Screen,

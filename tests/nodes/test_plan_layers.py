@@ -12,7 +12,7 @@ from asyncspec.backend.base import StageOptions
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.placement.model import HANDLING_SECONDS
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli.plan_devices import from_statuses
+from asyncspec_nodes.cli.planning.device_sources import from_statuses
 from asyncspec_nodes.cluster.config import layout
 from asyncspec_nodes.cluster.file import load, parse
 from asyncspec_nodes.cluster.placement import target_cost, with_layers

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 import commands
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.dipsd.model import User
-from asyncspec.dipsd.request import measured_deployment
-from asyncspec_nodes.cli import plan_measured
-from asyncspec_nodes.cli.plan_file import parse, save, to_toml
-from asyncspec_nodes.cli.plan_measured import measured, names
+from asyncspec.dipsd.online.request import measured_deployment
+from asyncspec_nodes.cli.planning import running_cluster
+from asyncspec_nodes.cli.planning.deployment_file import parse, save, to_toml
+from asyncspec_nodes.cli.planning.running_cluster import measured, names
 from asyncspec_protocol.ids import SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import PlanStatus
 
@@ -93,13 +93,13 @@ def test_where_there_is_nothing_to_plan(told: PlanStatus, says: str) -> None:
 @pytest.mark.parametrize("used", ["plan", "greedy", "dropped", "look", "", "something new"])
 def test_it_says_what_is_in_use_and_what_that_brings(used: str) -> None:
     found = measured(replace(TOLD, used=used))
-    text = "\n".join((*plan_measured.measured_lines(found), *plan_measured.use_lines(found)))
+    text = "\n".join((*running_cluster.measured_lines(found), *running_cluster.use_lines(found)))
     assert "draft-0  0.80 (0.75 to 0.85, 20 rounds)" in text
-    assert f"there now: {plan_measured.why(found.status)}" in text
+    assert f"there now: {running_cluster.why(found.status)}" in text
     if used:
         assert "batch 2; user:draft length draft-2:3" in text
         assert "brought: 74.0 tokens/s" in text
-    told = plan_measured.as_dict(found)
+    told = running_cluster.as_dict(found)
     assert told["batches"] == [["draft-0"], ["draft-2"]]
     assert told["lengths"] == {"draft-0": 5, "draft-2": 3}
     assert told["forecast"] == {"plan": 76.5, "greedy": 57.25}

@@ -15,8 +15,8 @@ from asyncspec.actor.link import Link
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Submitted
-from asyncspec.dipsd.decide import decide
-from asyncspec_nodes.cli.plan_measured import measured
+from asyncspec.dipsd.online.decide import decide
+from asyncspec_nodes.cli.planning.running_cluster import measured
 from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.node import inspector

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.errors import ClusterError
-from asyncspec_nodes.cli.run_output import Printer, as_dict
+from asyncspec_nodes.cli.terminal.run import Printer, as_dict
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.reference import Comparison
 from asyncspec_protocol.messages import Submit

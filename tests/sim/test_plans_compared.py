@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import Deviation
 from asyncspec.core.machine import Effects, Input, Received
-from asyncspec.dipsd import comparison
-from asyncspec.dipsd.comparison import PlanComparison
+from asyncspec.dipsd.online import comparison
+from asyncspec.dipsd.online.comparison import PlanComparison
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyState

@@ -1,1 +1,1 @@
-"""The command ``asyncspec``: a file or a few for each of its verbs."""
+"""The command ``asyncspec``: a module for each of its verbs. What they print is in ``terminal``."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.chat_terminal import (
+from asyncspec_nodes.cli.terminal.chat import (
     HELP,
     SETTABLE,
     Command,

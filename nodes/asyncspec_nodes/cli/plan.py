@@ -12,7 +12,7 @@ PLANNERS = {
     "layers": "which device holds which layers of a target, and how fast that will be",
     "dipsd": "DiP-SD: who is verified together when many users draft for one target",
 }
-"""Help texts. ``plan_NAME`` has ``add_arguments(parser)`` and ``run(arguments)``."""
+"""Help texts. ``planning.NAME`` has ``add_arguments(parser)`` and ``run(arguments)``."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -29,4 +29,4 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _module(name: str) -> Any:
-    return import_module(f"asyncspec_nodes.cli.plan_{name}")
+    return import_module(f"asyncspec_nodes.cli.planning.{name}")

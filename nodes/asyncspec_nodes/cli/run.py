@@ -19,7 +19,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.run_output import Printer
+from asyncspec_nodes.cli.terminal.run import Printer
 from asyncspec_nodes.client.answers import DEMO, Answer, Prompt, answer_all, read_list, read_text
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine

@@ -21,7 +21,7 @@ from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabl
 from asyncspec.sim.recorded import read_language
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.cluster_options import add_device_arguments
-from asyncspec_nodes.cli.simulate_output import as_dict, table
+from asyncspec_nodes.cli.terminal.simulate import as_dict, table
 from asyncspec_nodes.cluster.config import DEFAULT_STAGES
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given, option

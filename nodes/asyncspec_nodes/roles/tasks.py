@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncspec.core.machine import Task
-from asyncspec.dipsd.request import Decision, PlanRequest
+from asyncspec.dipsd.online.request import Decision, PlanRequest
 from asyncspec_nodes.roles.verify.planning import PLAN_TASK
 
 
 def _plan(request: PlanRequest) -> Decision:
     # Here, because numpy takes longer to import than most commands run.
-    from asyncspec.dipsd.decide import decide
+    from asyncspec.dipsd.online.decide import decide
 
     return decide(request.deployment, request.noise)
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, Tables, paper
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.optimizer.baselines import BASELINES, algorithm1
+from asyncspec.dipsd.optimizer.planner import plan_best
 from asyncspec.dipsd.simulation import best_greedy
 
 UNEQUAL = 12

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from asyncspec.core.errors import UserError
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, Tables
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.optimizer.planner import plan_best
 from tools.bench.dipsd.instances import KINDS, instance
 
 LONGEST = 8

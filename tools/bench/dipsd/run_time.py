@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError
-from asyncspec_nodes.cli.plan_measured import why
+from asyncspec_nodes.cli.planning.running_cluster import why
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Effects, Send
-from asyncspec.dipsd.measured import MIN_ROUNDS, AcceptanceCounts, DraftMeasurements
+from asyncspec.dipsd.online.measured import MIN_ROUNDS, AcceptanceCounts, DraftMeasurements
 from asyncspec.source.base import DraftResults
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState
 from asyncspec_protocol.messages import PassTimes, Rates, Verdict

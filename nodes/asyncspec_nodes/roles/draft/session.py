@@ -16,7 +16,7 @@ from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Request
 from asyncspec.core.stats import Counters, SlotClock
 from asyncspec.core.tree import TokenTree
-from asyncspec.dipsd.measured import DraftMeasurements
+from asyncspec.dipsd.online.measured import DraftMeasurements
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version

@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.machine import SetTimer
-from asyncspec.dipsd.comparison import PlanComparison
-from asyncspec.dipsd.request import Decision, PlanRequest
+from asyncspec.dipsd.online.comparison import PlanComparison
+from asyncspec.dipsd.online.request import Decision, PlanRequest
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Rates
 

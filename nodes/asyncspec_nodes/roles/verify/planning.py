@@ -1,8 +1,8 @@
 """DiP-SD at run time, on the first stage: when a plan is requested, and how it is followed.
 
 One request is under way at a time, and none while its input has not changed noticeably. A plan is
-kept as long as it brings what greedy batching would (``asyncspec.dipsd.comparison``). Nothing here
-runs where no session has reported its ``Rates``.
+kept as long as it brings what greedy batching would (``asyncspec.dipsd.online.comparison``).
+Nothing here runs where no session has reported its ``Rates``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.machine import Effects, RunTask, Send, TaskDone
-from asyncspec.dipsd.comparison import Throughput
-from asyncspec.dipsd.request import MAX_JITTER, MAX_MS, Decision, PlanRequest, StageCosts, drifted
-from asyncspec.dipsd.request import plan_request as request_of
+from asyncspec.dipsd.online.comparison import Throughput
+from asyncspec.dipsd.online.request import (
+    MAX_JITTER,
+    MAX_MS,
+    Decision,
+    PlanRequest,
+    StageCosts,
+    drifted,
+)
+from asyncspec.dipsd.online.request import plan_request as request_of
 from asyncspec_nodes.roles.verify.batch_schedule import (
     BatchSchedule,
     CommitProgress,

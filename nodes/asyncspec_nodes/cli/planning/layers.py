@@ -27,8 +27,9 @@ from asyncspec.core.placement.rate import (
 )
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.cli import cluster_options, plan_devices
-from asyncspec_nodes.cli.plan_devices import Devices
+from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.cli.planning import device_sources
+from asyncspec_nodes.cli.planning.device_sources import Devices
 from asyncspec_nodes.cluster import placement, placement_file
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import LimitsTable, TargetTable
@@ -173,10 +174,10 @@ def _target(arguments: argparse.Namespace) -> tuple[str, StageOptions]:
 
 def _devices(arguments: argparse.Namespace, target: TargetCost) -> Devices:
     if arguments.machine:
-        return plan_devices.from_options(arguments.machine, target)
+        return device_sources.from_options(arguments.machine, target)
     if arguments.devices is not None:
-        return plan_devices.from_file(arguments.devices, target)
-    return plan_devices.ask(cluster_options.read_address(arguments), target)
+        return device_sources.from_file(arguments.devices, target)
+    return device_sources.ask(cluster_options.read_address(arguments), target)
 
 
 def as_dict(plan: LayersPlan) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Deployment, Plan, Tables
-from asyncspec.dipsd.planner import plan_best
-from asyncspec.dipsd.request import MAX_JITTER, Decision
+from asyncspec.dipsd.online.request import MAX_JITTER, Decision
+from asyncspec.dipsd.optimizer.planner import plan_best
 from asyncspec.dipsd.simulation import QUIET, Noise, best_greedy, simulate_greedy, simulate_plan
 
 MARGIN = 0.03

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from asyncspec_nodes.cli.run_output import number
+from asyncspec_nodes.cli.terminal.run import number
 from asyncspec_nodes.simulation.cluster import Outcome, Setting
 
 NOT_COMPARED = "lossy: not compared"

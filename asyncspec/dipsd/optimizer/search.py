@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncspec.dipsd.association import starts
-from asyncspec.dipsd.baselines import alternate
-from asyncspec.dipsd.lengths import Solution, best_lengths
 from asyncspec.dipsd.model import Budget, Groups, Tables
+from asyncspec.dipsd.optimizer.association import starts
+from asyncspec.dipsd.optimizer.baselines import alternate
+from asyncspec.dipsd.optimizer.lengths import Solution, best_lengths
 
 LATE = 2
 """Times all tokens are lost by a user late even with one token: finite, so that leaving helps."""

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError
 from asyncspec.dipsd.model import Deployment
-from asyncspec.dipsd.request import plan_request
+from asyncspec.dipsd.online.request import plan_request
 from asyncspec.dipsd.simulation import Noise
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_protocol.ids import SessionId, draft_number, owner

@@ -8,12 +8,12 @@ the period; what they find is then put in its best order and evaluated by its ex
 
 from __future__ import annotations
 
-from asyncspec.dipsd.association import associations, fewest_batches
-from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import evaluate, in_best_order
-from asyncspec.dipsd.lengths import Solution, best_lengths
 from asyncspec.dipsd.model import Budget, Plan, PlanResult, ScannedCount, Tables
-from asyncspec.dipsd.search import Search
+from asyncspec.dipsd.optimizer.association import associations, fewest_batches
+from asyncspec.dipsd.optimizer.bound import Bound
+from asyncspec.dipsd.optimizer.lengths import Solution, best_lengths
+from asyncspec.dipsd.optimizer.search import Search
 
 FEW = 6
 """Users up to which every association is tried: it takes less time than searching."""

@@ -19,7 +19,7 @@ from asyncspec.dipsd.model import (
     User,
     Verifier,
 )
-from asyncspec.dipsd.request import measured_deployment
+from asyncspec.dipsd.online.request import measured_deployment
 from asyncspec_nodes.cluster import toml_file
 
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]

@@ -11,13 +11,14 @@ import msgspec
 
 from asyncspec.core.errors import UserError
 from asyncspec.dipsd import model as preset
-from asyncspec.dipsd.baselines import BASELINES, algorithm1
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Tables, check_memory
-from asyncspec.dipsd.planner import plan_best
+from asyncspec.dipsd.optimizer.baselines import BASELINES, algorithm1
+from asyncspec.dipsd.optimizer.planner import plan_best
 from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
-from asyncspec_nodes.cli import cluster_options, plan_file, plan_measured
-from asyncspec_nodes.cli.plan_output import Report, as_dict, text
+from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.cli.planning import deployment_file, running_cluster
+from asyncspec_nodes.cli.planning.output import Report, as_dict, text
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given, option
 
@@ -61,10 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     _check_source(arguments)
     measured = None
     if cluster_options.connects(arguments):
-        measured = plan_measured.ask(cluster_options.read_address(arguments))
+        measured = running_cluster.ask(cluster_options.read_address(arguments))
         deployment = measured.deployment
     elif arguments.devices is not None:
-        deployment = plan_file.load(arguments.devices)
+        deployment = deployment_file.load(arguments.devices)
     else:
         deployment = preset.paper(**given(arguments, PRESET))
     check_memory(deployment)
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         measured=measured,
     )
     if arguments.save is not None:
-        plan_file.save(arguments.save, deployment)
+        deployment_file.save(arguments.save, deployment)
     as_json = msgspec.json.encode(as_dict(report)).decode() + "\n"
     sys.stdout.write(as_json if arguments.json else text(report))
     return 0

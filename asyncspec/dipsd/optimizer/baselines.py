@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 
-from asyncspec.dipsd.association import cut, dealt, fewest_batches, packed
-from asyncspec.dipsd.bound import Bound
 from asyncspec.dipsd.evaluate import exact_period, in_best_order
-from asyncspec.dipsd.lengths import Solution, best_lengths, common_length
 from asyncspec.dipsd.model import FIRST_LENGTH, Budget, Groups, PlanResult, ScannedCount, Tables
+from asyncspec.dipsd.optimizer.association import cut, dealt, fewest_batches, packed
+from asyncspec.dipsd.optimizer.bound import Bound
+from asyncspec.dipsd.optimizer.lengths import Solution, best_lengths, common_length
 
 NODES, BASELINE_NODES = 20_000, 2000
 """Nodes of an association step's search, about a tenth of a second; and of a baseline's."""

@@ -12,8 +12,8 @@ from msgspec import Struct
 from asyncspec.dipsd.evaluate import Evaluation, VerifierLine
 from asyncspec.dipsd.model import Deployment, PlanResult
 from asyncspec.dipsd.simulation import Simulated
-from asyncspec_nodes.cli import plan_measured
-from asyncspec_nodes.cli.plan_measured import Measured
+from asyncspec_nodes.cli.planning import running_cluster
+from asyncspec_nodes.cli.planning.running_cluster import Measured
 
 PROVED = 1e-9
 """Relative distance of a plan from its bound that counts as rounding."""
@@ -103,7 +103,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "scanned": msgspec.to_builtins(planned.scanned),
         "simulated": msgspec.to_builtins(report.simulated),
         "planning_seconds": report.seconds,
-        "running": None if report.measured is None else plan_measured.as_dict(report.measured),
+        "running": None if report.measured is None else running_cluster.as_dict(report.measured),
     }
 
 
@@ -111,8 +111,8 @@ def text(report: Report) -> str:
     """For a terminal."""
     parts = [_summary(report), _batches(report), _comparison(report)]
     if report.measured is not None:
-        parts.insert(0, plan_measured.measured_lines(report.measured))
-        parts.append(plan_measured.use_lines(report.measured))
+        parts.insert(0, running_cluster.measured_lines(report.measured))
+        parts.append(running_cluster.use_lines(report.measured))
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 

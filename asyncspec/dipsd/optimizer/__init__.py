@@ -1,0 +1,1 @@
+"""The optimum: batches, their order and draft lengths; its bounds and its baselines. Pure."""

@@ -1,0 +1,1 @@
+"""``asyncspec plan``: its planners, what they read and what they print."""
