@@ -82,6 +82,8 @@ class FaultyWorld(World):
         self.struck: Counter[str] = Counter()
         # Requests that a stop string ended, with the tokens that count.
         self.ended: dict[int, int] = {}
+        # When links broke.
+        self.broken: set[float] = set()
         self.killed: Callable[[Rank], None] = lambda _: None
         self._fresh: Callable[[Rank], Actor] = lambda rank: self.actors[rank]
         self._due: dict[tuple[Rank, int], list[Fault]] = {}
@@ -187,24 +189,25 @@ class FaultyWorld(World):
         channels = self.network.sever(one, other)
         if not channels:
             return
+        self.broken.add(self.now)
         onward, back = channels
         if fault.lost:
             onward.up = back.up = False
         for channel, after in ((back, fault.noticed[0]), (onward, fault.noticed[1])):
             if self.joined.get((channel.target, channel.source)) is not channel:
                 channel.up = False  # an end that has not joined yet hears nothing
-            self.at(self.now + after, self._notice, channel)
+            self.at(self.now + after, self._notice, channel, self.now)
         dials = is_draft(one) or (one < other and not is_draft(other))
         ends = (one, other) if dials else (other, one)
         self.at(self.now + fault.seconds, self._dial, *ends, fault.flaps)
 
-    def _notice(self, channel: Channel) -> None:
-        """The end that hears over a channel finds that it is gone."""
+    def _notice(self, channel: Channel, since: float) -> None:
+        """The end that hears over a channel finds that it is gone, since a time."""
         channel.up = False
         rank, peer = channel.target, channel.source
         if self.joined.get((rank, peer)) is channel:
             del self.joined[rank, peer]
-            self.feed(rank, LinkDown(peer))
+            self.feed(rank, LinkDown(peer, silent=self.now - since))
 
     def _dial(self, one: Rank, other: Rank, flaps: int) -> None:
         """A link is made when both ends have noticed the loss of the last one. The end that is

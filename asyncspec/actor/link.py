@@ -148,7 +148,7 @@ class Link(asyncio.BufferedProtocol):
         self.bytes_received += nbytes
         heard, self._heard = self._heard, self._loop.time()
         if self._silence is not None:
-            self._silence.heard(self._beat_seconds, beat=False)
+            self._silence.heard(self._beat_seconds, self._heard, beat=False)
         silent = self._heard - heard > SILENT_BEATS * self._options.heartbeat_seconds
         if silent and self.hook is not None:
             self.hook.silent(self.rank, heard, self._heard)
@@ -230,6 +230,11 @@ class Link(asyncio.BufferedProtocol):
             self.abort("the peer does not read")
 
     @property
+    def silent_seconds(self) -> float:
+        """Since the peer was heard last."""
+        return max(0.0, self._loop.time() - self._heard)
+
+    @property
     def unsent(self) -> int:
         """Bytes that wait for the network."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -299,7 +304,7 @@ class Link(asyncio.BufferedProtocol):
             self.abort(reason)
             return
         self._send_beat()
-        self._beat = self._loop.call_later(interval, self._tick)
+        self._beat = self._loop.call_later(self._silence.pause(path, interval), self._tick)
 
     def _send_beat(self) -> None:
         now = time.monotonic()  # uvloop's clock has whole milliseconds
@@ -312,7 +317,7 @@ class Link(asyncio.BufferedProtocol):
         message, now = frame.message, time.monotonic()
         if isinstance(message, Heartbeat):
             if self._silence is not None:
-                self._silence.heard(self._beat_seconds, beat=True)
+                self._silence.heard(self._beat_seconds, self._loop.time(), beat=True)
             if message.echo:
                 # Bytes wait at both ends, so this is an upper bound; keep the least.
                 trip = max(0.0, now - message.echo)

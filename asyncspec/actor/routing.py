@@ -83,7 +83,7 @@ class Incoming:
         for service in self._services:
             service.lost(link, reason)
         if link.rank >= 0:
-            self._feed(LinkDown(link.rank, reason))
+            self._feed(LinkDown(link.rank, reason, link.silent_seconds))
 
     def frame(self, link: Link, frame: Frame) -> None:
         """A message of a link that has joined. Raises ``RemoteProtocolError``."""

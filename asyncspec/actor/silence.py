@@ -36,11 +36,15 @@ LATE_FACTOR = 10.0
 """A process is lost when it has been silent for so many beats, and so many times the lateness of
 its heartbeats."""
 
-FIRST_LATENESS = 0.2
-"""Assumed of a new peer, in seconds."""
-
 FADING = 0.97
 """Factor of the greatest lateness with each heartbeat."""
+
+FIRST_LATENESS, FIRST_FADING = 0.2, 0.75
+"""Assumed of a new peer, in seconds, and its factor with each heartbeat: six that are punctual, 1.2
+seconds on a LAN, show that it is quick."""
+
+LEAST_PAUSE = 1e-3
+"""Seconds between two checks at least."""
 
 
 class PathState(Struct, frozen=True):
@@ -72,22 +76,26 @@ class SilenceWatch:
 
     def __init__(self, most: float, now: float) -> None:
         self._most = most
-        # By how much the peer's heartbeats have lately been late at most.
-        self._lateness = FIRST_LATENESS
+        # By how much the peer's heartbeats have lately been late at most, and are assumed to be.
+        self._lateness = 0.0
+        self._assumed = FIRST_LATENESS
         # Whether it has sent a heartbeat; until then it may be no peer that does.
         self._beats = False
         # Seconds since anything came, as far as this node was awake: one that was stopped, or busy,
         # has not read what waits for it.
         self._silent = 0.0
-        self._checked = now
+        self._counted = self._checked = now
         # When the oldest heartbeat that waits for its acknowledgement was sent.
         self._unacknowledged: float | None = None
 
-    def heard(self, interval: float, *, beat: bool) -> None:
+    def heard(self, interval: float, now: float, *, beat: bool) -> None:
         """Bytes have come, with a heartbeat among them or not. ``interval``: between heartbeats."""
+        self._silent += min(now - self._counted, interval)
+        self._counted = now
         if beat:
             self._beats = True
             self._lateness *= FADING
+            self._assumed *= FIRST_FADING
         self._lateness = max(self._lateness, self._silent - interval)
         self._silent = 0.0
 
@@ -99,23 +107,31 @@ class SilenceWatch:
         """Seconds of silence after which the peer's process is given up."""
         if not self._beats:
             return self._most
-        slow = SILENT_BEATS * interval + LATE_FACTOR * self._lateness
+        slow = SILENT_BEATS * interval + LATE_FACTOR * max(self._lateness, self._assumed)
         lost = 0.0 if path is None else path_limit(path)
         return min(self._most, max(LEAST_SILENCE_SECONDS, slow, lost))
 
     def check(self, path: PathState | None, interval: float, now: float) -> str:
-        """Why the peer is lost, or nothing; a heartbeat is sent after each check. ``path``: None
-        where the system does not say."""
+        """Why the peer is lost, or nothing; a heartbeat is sent after each check, and the next one
+        is due after ``pause``. ``path``: None where the system does not say."""
         passed = now - self._checked
         if path is None or not path.unacknowledged or path.since_acknowledgement < passed:
             self._unacknowledged = None
         elif self._unacknowledged is None:
             self._unacknowledged = self._checked
-        self._silent += min(passed, 2 * interval)
-        self._checked = now
+        self._silent += min(now - self._counted, 2 * interval)
+        self._counted = self._checked = now
         if path is not None and self._unacknowledged is not None:
             waited = now - self._unacknowledged
             if waited > min(self._most, path_limit(path)):
                 return f"its machine or the network is down: no acknowledgement in {waited:.2g} s"
         limit = self.limit(path, interval)
         return f"silent for {limit:.2g} s" if self._silent > limit else ""
+
+    def pause(self, path: PathState | None, interval: float) -> float:
+        """Seconds from a check to the next: a heartbeat's, or less where the peer is lost then."""
+        left = self.limit(path, interval) - self._silent
+        if path is not None and self._unacknowledged is not None:
+            waited = self._checked - self._unacknowledged
+            left = min(left, min(self._most, path_limit(path)) - waited)
+        return min(interval, max(0.0, left) + LEAST_PAUSE)

@@ -75,6 +75,8 @@ class LinkDown(Struct, frozen=True, array_like=True, tag="lost", gc=False):
 
     peer: Rank
     reason: str = ""
+    # Seconds since the peer was heard last.
+    silent: float = 0.0
 
 
 class Submitted(Struct, frozen=True, array_like=True, tag="submitted"):

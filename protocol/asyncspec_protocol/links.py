@@ -79,6 +79,9 @@ class Ready(WireMessage, array_like=True, frozen=True, tag="ready"):
     floor: SessionId = SessionId(-1)
     # Of a token source's node: what it reads of the target, as in ``Open.features``.
     features: Depths = ()
+    # Where the link is down: seconds since the next stage was heard last. A break that the draft
+    # node has seen meanwhile and this one are the same.
+    silent: Seconds = 0.0
 
     def check(self) -> None:
         check_depths(self.features)

@@ -29,6 +29,7 @@ class FakeLink:
         self.peer = peer
         self.rank = peer.rank
         self.byte_seconds = 0.5
+        self.silent_seconds = 1.5
         self.packs = False
         self.up = True
         self.closed = ""
@@ -114,7 +115,7 @@ def test_messages_reach_their_service_and_all_others_the_machine() -> None:
     assert service.log == 2 * ["joined", Inspect(3), "over"]
     incoming.frame(draft, Frame(Credit(1)))
     incoming.frame(draft, Frame(Fault("busy", "too many")))
-    assert fed == [LinkUp(Rank(0)), LinkDown(Rank(0), "over"), Received(Rank(0), Credit(1))]
+    assert fed == [LinkUp(Rank(0)), LinkDown(Rank(0), "over", 1.5), Received(Rank(0), Credit(1))]
     assert cast(FakeLink, draft).closed == "too many"
 
 

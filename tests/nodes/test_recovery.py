@@ -49,7 +49,7 @@ from cluster import Cluster, ask
 from laws import SMALL, Shaken, check_after
 from nodes.machine_driver import Driven, done, draft, opening, passes, segment, sent, stage
 
-V1, V2 = Rank(1), Rank(2)
+V1, V2, V3 = Rank(1), Rank(2), Rank(3)
 OTHER = draft_rank(1)
 THEIRS = first_session(OTHER)
 
@@ -267,3 +267,40 @@ def test_rows_of_a_session_that_is_over_are_not_sent_on(end: Callable[[Driven], 
     end(first)
     assert first.state.outbox == ()
     assert sent(first.feed(Received(V2, Credit(9))), Segment) == []
+
+
+@pytest.mark.parametrize("order", [(V1, 0, V3), (V1, V3, 0), (V3, V1, 0), (0, V3, V1), (V3, 0, V1)])
+def test_losses_of_one_moment_are_one_break_whenever_each_is_noticed(
+    order: tuple[int, ...],
+) -> None:
+    """Two nodes are cut off at once, and the pipeline stands again between the reports; 0 is the
+    second stage's, of the third."""
+    driven = draft(stages=3)
+    driven.feed(Submitted(ask(0)))
+    cut = driven.now
+    lost: int
+    for lost in order:
+        silent = driven.now + 1 - cut
+        if lost:
+            driven.feed(LinkDown(Rank(lost), "silent", silent))
+        else:
+            driven.feed(Received(V2, Ready(V2, False, silent=silent)))
+        driven.feed(LinkUp(V1), *(Received(rank, Ready(rank, True)) for rank in (V1, V2)))
+        driven.feed(LinkUp(V3), Received(V3, Ready(V3, True)), Received(V1, Credit(9)))
+        ((_, session),) = driven.state.sessions.items()
+        assert session.counters.breaks == 1
+
+
+def test_a_peer_that_was_heard_after_a_break_makes_another_one() -> None:
+    driven = draft(stages=2)
+    driven.feed(Submitted(ask(0)), LinkDown(V1), LinkUp(V1), Received(V1, Ready(V1, True)))
+    driven.feed(LinkDown(V2, "silent", 2.5))
+    (queued,) = driven.state.backlog
+    assert queued.counters.breaks == 2
+
+
+def test_a_stage_says_how_long_the_next_one_has_been_silent() -> None:
+    first = stage(1, 2)
+    (down,) = sent(first.feed(LinkDown(V2, "silent", 2.5)), Ready)
+    assert (down.up, down.silent) == (False, 2.5)
+    assert [m.silent for m in sent(first.feed(LinkUp(V2)), Ready)] == [0.0]

@@ -109,6 +109,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "close-keep": (m.Close(7, True),),
     "ready-slots": (m.Ready(2, True, 4096),),
     "ready-opened": (m.Ready(2, True, 4096, 7),),
+    "ready-silent": (m.Ready(2, False, 4096, 7, 8, (), 2.5),),
     "ready-floor": (m.Ready(2, True, 4096, 7, 8),),
     "floor": (m.Floor(8),),
     "close": (m.Close(7),),

@@ -181,7 +181,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "lost-next-stage-not-told",
-        "if (peer == config.next_rank and not config.last) or (is_draft(peer) and config.slots):",
+        "if next_lost or (is_draft(peer) and config.slots):",
         "if is_draft(peer) and config.slots:",
         "test_losing_the_next_stage_is_reported_to_the_draft_node",
     ),
@@ -276,6 +276,30 @@ RECOVERY: tuple[Mutant, ...] = (
         "test_an_answer_to_a_floor_from_before_a_break_says_nothing_of_that",
     ),
     Mutant(
+        "losses-of-one-moment-counted-apart",
+        "new_breaks = int(heard > state.last_break)",
+        "new_breaks = int(heard > -math.inf)",
+        "test_losses_of_one_moment_are_one_break_whenever_each_is_noticed",
+    ),
+    Mutant(
+        "breaks-never-counted-again",
+        "state = replace(state, last_break=now)",
+        "state = replace(state, last_break=math.inf)",
+        "test_a_peer_that_was_heard_after_a_break_makes_another_one",
+    ),
+    Mutant(
+        "silence-of-next-stage-not-told",
+        "Ready(config.rank, up, slots, marks.opened, marks.floor, (), silent)",
+        "Ready(config.rank, up, slots, marks.opened, marks.floor)",
+        "test_a_stage_says_how_long_the_next_one_has_been_silent",
+    ),
+    Mutant(
+        "new-peer-never-known-as-quick",
+        "self._assumed *= FIRST_FADING",
+        "self._assumed *= FADING",
+        "test_a_stopped_process_is_noticed",
+    ),
+    Mutant(
         "watchdog-never",
         "if self._waited <= limit:",
         "if self._waited <= limit or True:",
@@ -313,8 +337,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "silence-counts-own-sleep",
-        "self._silent += min(passed, 2 * interval)",
-        "self._silent += passed",
+        "self._silent += min(now - self._counted, 2 * interval)",
+        "self._silent += now - self._counted",
         "test_what_this_node_has_slept_is_no_silence",
     ),
     Mutant(

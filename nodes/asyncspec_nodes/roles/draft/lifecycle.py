@@ -13,6 +13,7 @@ not tried again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -242,7 +243,8 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
         return state, ()  # only its slots have changed: another draft node came or went
     if message.up:
         return _send_floor(replace(state, ready=state.ready | {rank}))
-    return _broken(replace(state, ready=state.ready - {rank}), now, was_up=state.up, echo=echo)
+    down, heard = replace(state, ready=state.ready - {rank}), now - message.silent
+    return _broken(down, now, was_up=state.up, heard=-math.inf if echo else heard)
 
 
 def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
@@ -255,8 +257,10 @@ def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
     return state, (*floors, SetTimer(REJOIN, None))
 
 
-def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Effects]:
-    """A peer is gone, and with it its accounts and every session."""
+def link_down(
+    state: DraftState, peer: Rank, now: float, *, heard: float
+) -> tuple[DraftState, Effects]:
+    """A peer, last heard at a time, is gone, and with it its accounts and every session."""
     if peer not in state.peers:
         return state, ()
     was_up = state.up
@@ -272,7 +276,7 @@ def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Ef
     )
     if peer == state.config.source:
         state = replace(state, source_features=())  # the next one may read others
-    state, effects = _broken(state, now, was_up=was_up)
+    state, effects = _broken(state, now, was_up=was_up, heard=heard)
     for key, finishing in state.finishing.items():
         # No account of a lost peer will come.
         left = replace(finishing, missing=finishing.missing - {peer})
@@ -282,15 +286,19 @@ def link_down(state: DraftState, peer: Rank, now: float) -> tuple[DraftState, Ef
 
 
 def _broken(
-    state: DraftState, now: float, *, was_up: bool, echo: bool = False
+    state: DraftState, now: float, *, was_up: bool, heard: float
 ) -> tuple[DraftState, Effects]:
     """All sessions end, and their requests go back to the head of the backlog, suspects first, but
-    for a poison request. ``was_up``: they wait from now on. ``echo``: counted before."""
+    for a poison request. ``was_up``: they wait from now on. ``heard``: when the lost peer was heard
+    last. Where that was before the last break, no session of now can be to blame: it is counted
+    already."""
+    new_breaks = int(heard > state.last_break)
+    state = replace(state, last_break=now)
     effects: list[Effect] = []
     silent = [session for session in state.sessions.values() if not session.committed]
     waiting: list[QueuedRequest] = []
     for session in state.sessions.values():
-        queued = _requeued(session, 0 if echo else 1)
+        queued = _requeued(session, new_breaks)
         breaks = queued.counters.breaks
         if silent == [session] and breaks >= state.config.max_breaks:
             effects.append(unserved(queued, "error", _poison_detail(breaks), now, BREAKS))

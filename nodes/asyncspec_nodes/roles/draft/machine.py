@@ -84,8 +84,8 @@ class DraftMachine:
                 state, effects = lifecycle.accounts_overdue(state, timer)
             case LinkUp(peer):
                 state, effects = lifecycle.link_up(state, peer)
-            case LinkDown(peer):
-                state, effects = lifecycle.link_down(state, peer, now)
+            case LinkDown(peer, _, silent):
+                state, effects = lifecycle.link_down(state, peer, now, heard=now - silent)
             case _:
                 raise LocalProtocolError(f"a draft node has no use for {type(event).__name__}")
         state, more = schedule(state, now)

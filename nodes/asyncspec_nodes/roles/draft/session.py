@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from msgspec import Struct, field
@@ -273,6 +274,8 @@ class DraftState(Struct, frozen=True):
     # Stages that are about to report a break this node has seen itself, because it has lost the
     # next stage: with the first session opened since. An answer to its ``Floor`` ends that.
     break_echoes: Mapping[Rank, SessionId] = {}
+    # When the pipeline broke last: a peer that has been silent since before it is part of it.
+    last_break: float = -math.inf
     # Reported cache slots of the stages and of a token source's node; 0: no bound.
     slots: Mapping[Rank, int] = {}
     # Stages that answer a ``Floor``, and so report what is free there.

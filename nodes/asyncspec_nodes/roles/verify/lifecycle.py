@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Admit, Release, Trim
 from asyncspec.core.kv_slots import SlotTable
 from asyncspec.core.liveness import Liveness
-from asyncspec.core.machine import Compute, Effect, Effects, Send, SendClosed
+from asyncspec.core.machine import Compute, Effect, Effects, LinkDown, Send, SendClosed
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
 from asyncspec_nodes.roles.verify.session import (
@@ -21,6 +21,7 @@ from asyncspec_nodes.roles.verify.session import (
 )
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
+from asyncspec_protocol.limits import MAX_SECONDS
 from asyncspec_protocol.messages import Close, Open, Ready
 
 MAX_CLOSED_EARLY = 4096
@@ -190,17 +191,19 @@ def link_up(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     return state, tuple(effects)
 
 
-def ready(state: VerifyState, draft: Rank) -> Send:
-    """Report this stage's link, its slots for a draft node, and which sessions are over."""
+def ready(state: VerifyState, draft: Rank, silent: float = 0.0) -> Send:
+    """Report this stage's link, its slots for a draft node, and which sessions are over.
+    ``silent``: since the next stage was heard, where it is lost."""
     config, marks = state.config, state.marks(draft)
     up = config.last or config.next_rank in state.peers
     slots = max(1, config.slots // len(state.drafts)) if config.slots else 0
-    return Send(draft, Ready(config.rank, up, slots, marks.opened, marks.floor))
+    return Send(draft, Ready(config.rank, up, slots, marks.opened, marks.floor, (), silent))
 
 
-def link_down(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
+def link_down(state: VerifyState, event: LinkDown) -> tuple[VerifyState, Effects]:
     """A link is down: a draft node's sessions end with it, and all with a neighbour. The draft
     nodes have the committed paths, and open new ones when the pipeline is complete again."""
+    peer = event.peer
     if peer not in state.peers:
         return state, ()
     config = state.config
@@ -212,8 +215,10 @@ def link_down(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     if is_draft(peer) and peer in state.watermarks:
         # Their ``Open`` never comes now, and they are below the ``Floor`` when it is back.
         state = state.with_marks(peer, replace(state.marks(peer), closed_early=frozenset()))
-    if (peer == config.next_rank and not config.last) or (is_draft(peer) and config.slots):
-        effects = (*effects, *(ready(state, draft) for draft in state.drafts))
+    next_lost = peer == config.next_rank and not config.last
+    if next_lost or (is_draft(peer) and config.slots):
+        silent = min(event.silent, MAX_SECONDS) if next_lost else 0.0
+        effects = (*effects, *(ready(state, draft, silent) for draft in state.drafts))
     return state, effects
 
 

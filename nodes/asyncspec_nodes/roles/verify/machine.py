@@ -61,8 +61,8 @@ class VerifyMachine:
                 state, effects = pass_done(state, event, job, now)
             case LinkUp(peer):
                 state, effects = lifecycle.link_up(state, peer)
-            case LinkDown(peer):
-                state, effects = lifecycle.link_down(state, peer)
+            case LinkDown():
+                state, effects = lifecycle.link_down(state, event)
             case TaskDone():
                 state, effects = planning.plan_done(state, event, now)
             case TimerFired(timer) if timer == BATCH_DEADLINE:
