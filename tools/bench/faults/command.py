@@ -23,6 +23,7 @@ from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.local.cluster import LocalCluster, RestartPolicy, local_config
 from asyncspec_protocol.messages import Submit
+from tools.bench.faults import machines
 from tools.bench.faults.relay import RelayedLauncher
 from tools.bench.faults.runs import KINDS, MOMENTS, Bed, Case, Outcome
 from tools.bench.selection import chosen_parts
@@ -39,6 +40,8 @@ NAMES = {
 }
 SENTENCE = "Once upon a time there was a little fox who lived in a big forest. "
 NEW_TOKENS = 40
+TARGET = TargetTable(path=str(BUNDLED_TARGET))
+SUBMIT = Submit(0, SENTENCE * 8, NEW_TOKENS, 5, 0.8, 0, 0.95, ignore_eos=True)
 RESTARTS = RestartPolicy(("verify", "source", "draft"), most=10_000)
 
 
@@ -46,13 +49,16 @@ def add_arguments(parser: Parser) -> None:
     """The arguments of ``bench faults``."""
     parser.add_argument("--json", action="store_true", help="one list on stdout, nothing else")
     parser.add_argument("--only", metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; default: all")
+    machines_help = "a machine (namespace) a node, of which one falls silent; needs root"
+    parser.add_argument("--machines", action="store_true", help=machines_help)
     COUNT.add_to(parser, "--repeats", "N", "of each fault (default: 3)", default=3)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Exit code 1 where a text differs."""
-    kinds = chosen_parts(options.only, dict.fromkeys(KINDS))
-    rows = asyncio.run(measure(kinds, options.repeats))
+    known, of = (machines.KINDS, machine_rows) if options.machines else (KINDS, measure)
+    kinds = chosen_parts(options.only, dict.fromkeys(known))
+    rows = asyncio.run(of(kinds, options.repeats))
     if options.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -60,16 +66,19 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(row["texts equal"] == row["runs"] for row in rows) else 1
 
 
-async def measure(kinds: Sequence[str], repeats: int) -> list[dict[str, str | int | float]]:
+async def machine_rows(kinds: Sequence[str], repeats: int) -> list[machines.Row]:
+    """A row for each kind of silence, machine and age of its links."""
+    return await machines.measure(TARGET, SUBMIT, kinds, repeats)
+
+
+async def measure(kinds: Sequence[str], repeats: int) -> list[machines.Row]:
     """A row for each kind of fault, victim and moment."""
     launcher = RelayedLauncher()
-    target = TargetTable(path=str(BUNDLED_TARGET))
-    config = local_config(target, DraftTable(source="ngram"), STAGES, 2, separate_source=True)
+    config = local_config(TARGET, DraftTable(source="ngram"), STAGES, 2, separate_source=True)
     cluster = LocalCluster(config, lambda report: None, launch=launcher, restarts=RESTARTS)
-    submit = Submit(0, SENTENCE * 8, NEW_TOKENS, 5, 0.8, 0, 0.95, ignore_eos=True)
     rows = []
     async with cluster:
-        bed = Bed(cluster, launcher, submit)
+        bed = Bed(cluster, launcher, SUBMIT)
         await bed.begin()
         for kind in kinds:
             for victims, name in NAMES.items():
@@ -79,7 +88,7 @@ async def measure(kinds: Sequence[str], repeats: int) -> list[dict[str, str | in
     return rows
 
 
-async def _row(bed: Bed, case: Case, name: str, repeats: int) -> dict[str, str | int | float]:
+async def _row(bed: Bed, case: Case, name: str, repeats: int) -> machines.Row:
     await bed.settled()
     before = bed.memory_mib()
     outcomes: list[Outcome] = [await bed.run(case) for _ in range(repeats)]
@@ -100,7 +109,7 @@ async def _row(bed: Bed, case: Case, name: str, repeats: int) -> dict[str, str |
     }
 
 
-def _print(rows: Sequence[dict[str, str | int | float]]) -> None:
+def _print(rows: Sequence[machines.Row]) -> None:
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*map(str, row.values()))
