@@ -249,9 +249,11 @@ def test_too_many_stages_are_said_before_weights_are_fetched(
     assert weights(hub.downloads()) == set()
 
 
-def test_up_leaves_the_download_to_those_who_join(hub: FakeHub, machine: Machine) -> None:
+def test_up_leaves_the_download_to_those_who_join(
+    hub: FakeHub, machine: Machine, tmp_path: Path
+) -> None:
     argv = ("--target", MODEL, "--machines", "2", "--wait", "1", "--no-stage", "--port", "0")
-    code, _, err = machine.command("up", *argv)
+    code, _, err = machine.command("up", *argv, "--token-file", str(tmp_path / "up.json"))
     assert code == 2
     assert "0 of 2 machines have joined within 1 s" in err
     assert weights(hub.downloads()) == set()

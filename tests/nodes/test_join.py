@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import ssl
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,15 +20,19 @@ from msgspec.structs import replace
 from asyncspec.backend.base import StageOptions
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec.core.placement.model import Device, LayerCost, TargetCost
+from asyncspec_nodes.cli.join import read_advertise
 from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, SecurityTable, TargetTable
+from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.placement import target_cost
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.join import messages, token
 from asyncspec_nodes.join.agent import Agent, AgentOptions
 from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits, relieved
-from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity
+from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity, make_request
 from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
+from asyncspec_nodes.join.kept import KeptFile, new_cluster
+from asyncspec_nodes.join.members import Member, Members
 from asyncspec_nodes.join.messages import Offer
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node import listen
@@ -68,12 +75,12 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
 
 
 def test_members_of_one_authority_trust_each_other_alone(tmp_path: Path) -> None:
-    authority, security = Authority(), []
+    authority, security = Authority.new(), []
     for name in ("one", "two", "stranger"):
         folder = tmp_path / name
         folder.mkdir()
         identity = Identity(folder, name)
-        signer = Authority() if name == "stranger" else authority
+        signer = Authority.new() if name == "stranger" else authority
         identity.receive(signer.pem, signer.issue(identity.request))
         assert (folder / KEY).stat().st_mode & 0o077 == 0
         security.append(contexts(table(folder)))
@@ -175,14 +182,19 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         return self
 
-    def __init__(self, machines: int) -> None:
+    def __init__(self, machines: int, token_file: Path | None = None) -> None:
         # What it says.
         self._lines: asyncio.Queue[str] = asyncio.Queue()
         config = Config(
             TargetTable(TOY), (NodeTable(0, "127.0.0.1", 1),), draft=DraftTable("ngram")
         )
         options = KeeperOptions(
-            "up", ("127.0.0.1", 0), machines=machines, holds=False, wait_seconds=30.0
+            "up",
+            ("127.0.0.1", 0),
+            token_file=token_file,
+            machines=machines,
+            holds=False,
+            wait_seconds=30.0,
         )
         self.token: asyncio.Future[Token] = asyncio.get_running_loop().create_future()
         show, say = self.token.set_result, self._lines.put_nowait
@@ -240,6 +252,146 @@ async def test_machines_join_and_one_leaves_for_good(tmp_path: Path) -> None:
     finally:
         for one in joined:
             await one.stop()
+
+
+@pytest.mark.processes
+@pytest.mark.asyncio
+async def test_the_same_token_after_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "up.json"
+    async with Cluster(9, file) as cluster:
+        made = await cluster.token
+        # What runs beside it has a token of its own.
+        async with Cluster(9, file) as other:
+            assert (await other.token).digest != made.digest
+            await other.says("another cluster runs with the token of")
+    assert file.stat().st_mode & 0o077 == 0
+    one = None
+    try:
+        async with Cluster(9, file) as cluster:
+            assert await cluster.token == made
+            one = Joined(made, "one", tmp_path / "one")
+            await cluster.says("one has joined")
+            # As if it had crashed: nobody is told that it ends.
+            cluster.keeper._members.by_id.clear()
+        async with Cluster(1, file) as cluster:
+            assert await cluster.token == made
+            assert len(await text(await cluster.starting)) == 24
+        await one.task
+    finally:
+        if one is not None:
+            await one.stop()
+
+
+@pytest.mark.asyncio
+async def test_stages_of_an_earlier_run_are_stopped(tmp_path: Path) -> None:
+    class Ran(Agent):
+        stopped = 0
+
+        async def _stop_all(self) -> None:
+            self.stopped += 1
+
+    class Channel:
+        def __init__(self, *runs: str) -> None:
+            self.runs = runs
+
+        async def __aiter__(self) -> AsyncIterator[aiohttp.WSMessage]:
+            for run in self.runs:
+                raw = messages.encode(messages.Admitted("", "", run))
+                yield aiohttp.WSMessage(aiohttp.WSMsgType.TEXT, raw, None)
+
+    made = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
+    agent = Ran(made, AgentOptions("one"), [], tmp_path, lambda line: None)
+    for runs, stopped in ((("a",), 0), (("a", "a"), 0), (("b",), 1), (("b",), 1), (("c", "d"), 3)):
+        assert not await agent._serve(Channel(*runs))  # type: ignore[arg-type]
+        assert agent.stopped == stopped
+
+
+def test_what_is_kept_is_whole_or_refused(tmp_path: Path) -> None:
+    said: list[str] = []
+    file = tmp_path / "up.json"
+    first, second = new_cluster("one"), new_cluster("one")
+    assert Authority(first.authority_key, first.authority).issue(make_request(first.key, "a"))
+    with KeptFile(file, said.append) as kept:
+        assert kept.read() is None
+        kept.write(first)
+        assert kept.read() == first
+    with KeptFile(file, said.append, new=True) as kept:
+        assert kept.read() is None
+        kept.write(second)
+    for wrong in (b"{", b"{}", msgspec.json.encode(replace(second, authority_key="none"))):
+        file.write_bytes(wrong)
+        with KeptFile(file, said.append) as kept, pytest.raises(UserError, match="damaged"):
+            kept.read()
+    assert not said
+    with KeptFile(tmp_path / "up.json" / "below", said.append) as kept:
+        kept.write(first)
+        assert kept.read() is None
+    assert "cannot be written" in said[0]
+    with KeptFile(None, said.append) as kept:
+        kept.write(first)
+        assert kept.read() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", ("", 0)),
+        ("box", ("box", 0)),
+        ("203.0.113.5", ("203.0.113.5", 0)),
+        ("box:7800", ("box", 7800)),
+        ("2001:db8::1", ("2001:db8::1", 0)),
+        ("[2001:db8::1]", ("2001:db8::1", 0)),
+        ("[2001:db8::1]:7800", ("2001:db8::1", 7800)),
+    ],
+)
+def test_advertised_addresses(text: str, found: tuple[str, int]) -> None:
+    assert read_advertise(text) == found
+
+
+@pytest.mark.parametrize("text", ["a/b", "box:", "box:70000", "box:x", "a/b:7700"])
+def test_no_advertised_address(text: str) -> None:
+    with pytest.raises(UserError, match="--advertise"):
+        read_advertise(text)
+
+
+def test_behind_nat_own_stages_are_reached_where_they_listen(tmp_path: Path) -> None:
+    """Stages on other machines are dialled at what was advertised, a machine's own ones are not."""
+    said: list[messages.ToMember] = []
+    config = Config(
+        TargetTable(TOY),
+        (NodeTable(0, "127.0.0.1", 1),),
+        draft=DraftTable("ngram"),
+        security=SecurityTable(CA, CERTIFICATE, KEY),
+    )
+    members = Members(config, TargetCost((LayerCost(1, 1),) * 3), 4)
+    sockets = [listen.loopback() for _ in range(2)]
+    made = Token(("203.0.113.9",), 1, bytes(32), bytes(16))
+    options = AgentOptions("one", advertise=("203.0.113.5", 7800), memory=9, speed=1.0)
+    one = Agent(made, options, sockets, tmp_path, lambda line: None)
+    offer = one._offer()
+    assert (offer.host, offer.ports) == ("203.0.113.5", (7800, 7801))
+    members.by_id = {
+        one.id: Member(offer, offer.host, said.append),
+        "b": Member(replace(offer, member="b", ports=(7700,)), "203.0.113.6", lambda m: None),
+    }
+    members.assign(
+        (Assigned(one.id, 1, (0, 1)), Assigned("b", 0, (1, 2)), Assigned(one.id, 0, (2, 3)))
+    )
+    own = {number: sock.getsockname() for number, sock in enumerate(sockets)}
+    there = {node.rank: (node.host, node.port) for node in members.config().node}
+    assert there[1] == ("203.0.113.5", 7801)
+    assert there[3] == ("203.0.113.5", 7800)
+    wanted = {0: ("127.0.0.1", 1), 1: own[1], 2: ("203.0.113.6", 7700), 3: own[0]}
+    near = {node.rank: (node.host, node.port) for node in members.config(one.id, own).node}
+    assert near == wanted
+    (orders,) = said
+    assert isinstance(orders, messages.Orders)
+    one._orders, one._connector.host = orders, "203.0.113.9"
+    written = {node.rank: (node.host, node.port) for node in load(one._write(1)).node}
+    # The draft node is no neighbour on this machine.
+    assert written == wanted | {0: ("203.0.113.9", 1)}
+    for sock in sockets:
+        sock.close()
 
 
 @pytest.mark.asyncio

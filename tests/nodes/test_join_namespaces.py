@@ -18,6 +18,16 @@ from asyncspec_nodes.join.token import read
 
 NAMES = [f"as{os.getpid()}{letter}" for letter in "abc"]
 BRIDGE = f"br{os.getpid()}"
+ROUTER = f"as{os.getpid()}r"
+NAT = """
+table ip nat {
+  chain in {
+    type nat hook prerouting priority -100;
+    iifname "eth0" tcp dport 7800 dnat to 10.80.0.2:7700;
+  }
+  chain out { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
+}
+"""
 COMMAND = (sys.executable, "-P", "-m", "asyncspec_nodes.cli.main")
 SECONDS = 60.0
 
@@ -30,39 +40,54 @@ def inside(name: str, *words: str) -> list[str]:
     return ["ip", "netns", "exec", name, *words]
 
 
+def netns(name: str, address: str, *link: str) -> None:
+    """A namespace with one device, eth0; ``link``: its other end is so."""
+    ip("netns", "add", name)
+    ip("link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+    ip("link", "set", f"v{name}", *link)
+    ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+    ip("-n", name, "link", "set", "eth0", "up")
+    ip("-n", name, "link", "set", "lo", "up")
+
+
 @pytest.fixture
 def network() -> Iterator[None]:
-    """A bridge with a namespace for each machine; addresses 10.79.0.1 to 3."""
-    if os.geteuid() or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and the ip command")
+    """A bridge with a namespace for each machine, addresses 10.79.0.1 to 3, the third of them a
+    router's; behind it is the third machine, 10.80.0.2, whose ports are others outside."""
+    if os.geteuid() or shutil.which("ip") is None or shutil.which("nft") is None:
+        pytest.skip("network namespaces need root and the commands ip and nft")
     try:
         ip("link", "add", BRIDGE, "type", "bridge")
     except subprocess.CalledProcessError:
         pytest.skip("network namespaces are not allowed here")
     try:
         ip("link", "set", BRIDGE, "up")
-        for number, name in enumerate(NAMES, start=1):
-            ip("netns", "add", name)
-            ip("link", "add", f"v{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", f"v{name}", "master", BRIDGE, "up")
-            ip("-n", name, "addr", "add", f"10.79.0.{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
+        for number, name in enumerate((*NAMES[:2], ROUTER), start=1):
+            netns(name, f"10.79.0.{number}", "master", BRIDGE, "up")
             # Multicast goes where the default route does.
             ip("-n", name, "route", "add", "default", "dev", "eth0")
+        netns(NAMES[2], "10.80.0.2", "netns", ROUTER)
+        ip("-n", ROUTER, "addr", "add", "10.80.0.1/24", "dev", f"v{NAMES[2]}")
+        ip("-n", ROUTER, "link", "set", f"v{NAMES[2]}", "up")
+        ip("-n", NAMES[2], "route", "add", "default", "via", "10.80.0.1")
+        rules = inside(ROUTER, "sh", "-c", "sysctl -qw net.ipv4.ip_forward=1 && nft -f -")
+        try:
+            subprocess.run(rules, input=NAT, text=True, check=True, capture_output=True)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no address translation here: {error.stderr}")
         yield
     finally:
-        for name in NAMES:
+        for name in (*NAMES, ROUTER):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
         subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
 
 
-def wait_for(log: Path, text: str) -> str:
-    """The line with a text, once it is there."""
+def wait_for(log: Path, text: str, times: int = 1) -> str:
+    """The line with a text, once it is there so often."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         found = [line for line in log.read_text().splitlines() if text in line]
-        if found:
+        if len(found) >= times:
             return found[-1]
         time.sleep(0.1)
     raise AssertionError(f"{text!r} does not come: {log.read_text()}")
@@ -93,16 +118,32 @@ def test_three_machines_without_a_file(network: None, tmp_path: Path) -> None:
 
     try:
         small = ("--memory-gib", "1", "--gb-per-second", "1")
-        up = ("up", "--target", "toy:layers=6", "--model-name", "toy", "--machines", "3", *small)
-        log = start(NAMES[0], *up, "--name", "one")
+        up = ["up", "--target", "toy:layers=6", "--model-name", "toy", "--machines", "3", *small]
+        up += ["--name", "one", "--token-file", str(tmp_path / "up.json")]
+        log = start(NAMES[0], *up)
         made = wait_for(log, "asyncspec join").split()[-1]
-        # The first finds the cluster at the token's address, the second by mDNS.
-        start(NAMES[1], "join", made, "--name", "two", *small)
+        # The second finds the cluster by mDNS.
         moved = replace(read(made), hosts=("127.0.0.1",), port=1)
-        start(NAMES[2], "join", str(moved), "--name", "three", *small)
+        two = start(NAMES[1], "join", str(moved), "--name", "two", *small)
+        outside = ("--listen", "0.0.0.0:7700", "--advertise", "10.79.0.3:7800")
+        three = start(NAMES[2], "join", made, "--name", "three", *outside, *small)
         wait_for(log, "serving toy")
+        assert {one.split()[-1] for one in log.read_text().splitlines() if "layers" in one} == {
+            "(here)",
+            "two",
+            "three",
+        }
         first = ask(NAMES[0])
         assert len(first) == 24
+        # Members join it again when it is started anew.
+        running[0].kill()
+        running[0].wait()
+        log = start(NAMES[0], *up)
+        assert wait_for(log, "asyncspec join").split()[-1] == made
+        wait_for(log, "serving toy")
+        assert ask(NAMES[0]) == first
+        for other in (two, three):
+            wait_for(other, "serves", times=2)
         running[1].kill()
         assert ask(NAMES[0]) == first
         assert "two" in wait_for(log, "is gone for")

@@ -97,13 +97,14 @@ def raylet_of_an_actor(cluster: Any) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.asyncio
-async def test_an_answer_goes_on_when_ray_loses_a_machine(ray_cluster: Any) -> None:
+async def test_an_answer_goes_on_when_ray_loses_a_machine(ray_cluster: Any, tmp_path: Path) -> None:
     """Its actor starts on another Ray node, and its layers are held again; the text is the same as
     without the loss."""
     with listen.bind("127.0.0.1", 0, whose="a test") as sock:
         port = sock.getsockname()[1]
     words = ["up", "--ray", "2", "--ray-address", ray_cluster.address, "--listen", "127.0.0.1:0"]
     words += ["--port", str(port), "--stages", "2", "--draft", "ngram"]
+    words += ["--token-file", str(tmp_path / "up.json")]
     up = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "asyncspec_nodes.cli.main", *words
     )

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from asyncspec.backend.registry import backend_of
 from asyncspec.backend.threads import set_thread_count
-from asyncspec.core.errors import UserError
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
-from asyncspec_nodes.console.hosts import is_host
+from asyncspec_nodes.console.hosts import address, is_host
 from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.join.agent import Agent, AgentOptions
 from asyncspec_nodes.join.messages import PORTS
@@ -48,7 +47,8 @@ def add_machine_arguments(parser: Parser) -> None:
     MEMORY.add_to(parser, "--memory-gib", "GIB", "for stages (default: 90 %% of what is free)")
     text = "GB a second of weights that passes read (default: measured)"
     SPEED.add_to(parser, "--gb-per-second", "GB", text)
-    add("--advertise", metavar="HOST", default="", help="the address that other machines use")
+    text = "the address that other machines use, and the first of its ports, where that differs"
+    add("--advertise", metavar="HOST[:PORT]", default="", help=text)
     if not any(action.dest == "threads" for action in parser._actions):
         bounds.THREADS.add_to(parser, "--threads", "N", "threads of each stage's products")
 
@@ -61,10 +61,12 @@ def read_listen(text: str) -> tuple[str, int]:
     return host_and_port("--listen", text)
 
 
-def check_advertise(host: str) -> None:
-    """Raises ``UserError``."""
-    if host and not is_host(host):
-        raise UserError(f"--advertise {host} is no host name and no address")
+def read_advertise(text: str) -> tuple[str, int]:
+    """HOST or HOST:PORT; port 0: none is given. Raises ``UserError``."""
+    name = text.strip("[]")
+    if not text or address(name) is not None or (":" not in text and is_host(text)):
+        return name, 0
+    return host_and_port("--advertise", text)
 
 
 def memory(arguments: argparse.Namespace) -> int | None:
@@ -82,7 +84,6 @@ def speed(arguments: argparse.Namespace) -> float | None:
 def run(arguments: argparse.Namespace) -> int:
     """Until a signal. Raises ``AsyncSpecError``."""
     token = read(arguments.token)
-    check_advertise(arguments.advertise)
     target = arguments.target
     if target is not None:
         backend_of(target).inspect(target)
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             target = str(Path(target).expanduser().absolute())
     options = AgentOptions(
         arguments.name,
-        advertise=arguments.advertise,
+        advertise=read_advertise(arguments.advertise),
         address=None
         if arguments.address is None
         else host_and_port("--address", arguments.address),

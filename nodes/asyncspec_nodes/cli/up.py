@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
+from asyncspec_nodes.join.kept import default_file
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.ray.launcher import RayLauncher, RayOptions, check_installed
@@ -41,7 +44,14 @@ def add_arguments(parser: Parser) -> None:
     serve.add_arguments(parser, local=False)
     join.add_machine_arguments(parser)
     add = parser.add_argument
-    add("--listen", metavar="HOST:PORT", default="0.0.0.0:0", help="where machines may join")
+    text = (
+        "where machines may join; the four ports after it are this machine's stages'; HOST:0: any "
+        "(default: 0.0.0.0:0)"
+    )
+    add("--listen", metavar="HOST:PORT", default="0.0.0.0:0", help=text)
+    text = "keeps the token from one run to the next (default: ~/.local/state/asyncspec/up.json)"
+    add("--token-file", type=Path, metavar="FILE", help=text)
+    add("--new-token", action="store_true", help="earlier tokens are void")
     text = (
         "to wait for, this one included (default: until the target fits and none has joined for "
         "10 s)"
@@ -86,7 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     ray_options = _ray(arguments)
     for name in cluster_options.LOCAL:
         setattr(arguments, name, None)
-    join.check_advertise(arguments.advertise)
     if not (arguments.no_stage or arguments.threads or threads_are_set()):
         # The draft node and the stage here share the cores.
         set_thread_count(max(1, cores() // 2))
@@ -98,7 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
     keeper = KeeperOptions(
         arguments.name,
         join.read_listen(arguments.listen),
-        arguments.advertise,
+        join.read_advertise(arguments.advertise),
+        arguments.token_file or default_file(os.environ),
+        arguments.new_token,
         arguments.machines,
         stages,
         wait_seconds=arguments.wait,

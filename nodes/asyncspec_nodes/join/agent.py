@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import ssl
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,12 +19,10 @@ from msgspec import Struct
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import Identity
-from asyncspec_nodes.join.discovery import browse
+from asyncspec_nodes.join.connection import Connector, NobodyThereError
 from asyncspec_nodes.join.facts import free_memory, read_speed
 from asyncspec_nodes.join.messages import (
     GRACE_SECONDS,
-    HEARTBEAT_SECONDS,
-    MAX_BYTES,
     Admitted,
     Ended,
     Failed,
@@ -45,7 +42,6 @@ from asyncspec_nodes.local.cluster import RestartPolicy
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
-CONNECT_SECONDS = 5.0
 PAUSE_SECONDS = 1.0
 RETRY_SECONDS = 600.0
 """A machine that has lost its cluster looks for it for so long."""
@@ -58,8 +54,9 @@ class AgentOptions(Struct, frozen=True):
     """What a user says of a machine."""
 
     name: str
-    # Sockets that stages listen on, and where others reach them; empty: as it is seen.
-    advertise: str = ""
+    # Where others reach its stages: the address, empty: as it is seen; and the first port, 0: as
+    # they listen.
+    advertise: tuple[str, int] = ("", 0)
     # The address of the cluster in place of the token's; None: these, then mDNS.
     address: tuple[str, int] | None = None
     # The target on this machine; None: as the cluster names it, or fetched.
@@ -71,10 +68,6 @@ class AgentOptions(Struct, frozen=True):
     same_machine: bool = False
     # Bytes that are not for stages.
     reserved: int = 0
-
-
-class _NobodyThere(UserError):
-    """No cluster answers."""
 
 
 class _Stage(Struct, frozen=True):
@@ -94,12 +87,13 @@ class Agent:
         folder: Path,
         say: Callable[[str], None],
     ) -> None:
-        self._token = token
+        self._connector = Connector(token, options.address)
         self._options = options
         self._sockets = sockets
         self._folder = folder
         self._say = say
-        self._id = secrets.token_hex(8)
+        # New for every time that it joins with nothing.
+        self.id = secrets.token_hex(8)
         self._identity = Identity(folder, options.name)
         self._channel: aiohttp.ClientWebSocketResponse | None = None
         self._orders: Orders | None = None
@@ -110,8 +104,8 @@ class Agent:
         # By rank: what runs or loads, and where its target is; None: as the cluster names it.
         self._stages: dict[int, _Stage] = {}
         self._targets: dict[int, str | None] = {}
-        # The base address of the cluster, once reached.
-        self._base = ""
+        # The cluster's run that it has joined.
+        self._run = ""
 
     async def run(self) -> None:
         """Until cancelled, or the cluster ends. Raises ``UserError`` where it cannot take part,
@@ -124,15 +118,16 @@ class Agent:
                 try:
                     async with (
                         aiohttp.ClientSession() as session,
-                        await self._connect(session) as channel,
+                        await self._connector.connect(session) as channel,
                     ):
+                        await channel.send_str(messages.encode(self._offer()))
                         if giving_up is not None:
                             giving_up.cancel()
                         lost = None
                         if await self._serve(channel):
-                            self._say("the cluster has ended")
+                            self._say("the cluster has ended; the same command joins its next run")
                             return
-                except _NobodyThere as error:
+                except NobodyThereError as error:
                     if not self._joined:
                         raise
                     problem = str(error)
@@ -159,7 +154,7 @@ class Agent:
         if self._stages:
             self._say("stops its stages: others get them")
         await self._stop_all()
-        self._id = secrets.token_hex(8)
+        self.id = secrets.token_hex(8)
 
     async def leave(self) -> None:
         """Tell the cluster, which then need not wait."""
@@ -167,69 +162,10 @@ class Agent:
             with contextlib.suppress(OSError, RuntimeError, aiohttp.ClientError):
                 await self._channel.send_str(messages.encode(Leaving()))
 
-    async def _connect(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
-        """Raises ``UserError`` and ``ClusterError``."""
-        token, given = self._token, self._options.address
-        places = [given] if given else [(host, token.port) for host in token.hosts]
-        looked = bool(given)
-        tried: list[str] = []
-        while True:
-            for host, port in places:
-                tried.append(f"{host}:{port}")
-                channel = await self._dial(session, host, port)
-                if channel is not None:
-                    return channel
-            if looked:
-                break
-            looked, places = True, await browse(token.cluster)
-        how = "" if given else ", and none announces itself by mDNS; give --address HOST:PORT"
-        raise _NobodyThere(f"no cluster answers at {', '.join(dict.fromkeys(tried))}{how}")
-
-    async def _dial(
-        self, session: aiohttp.ClientSession, host: str, port: int
-    ) -> aiohttp.ClientWebSocketResponse | None:
-        """None where nothing answers."""
-        self._base = f"https://{f'[{host}]' if ':' in host else host}:{port}"
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                channel = await session.ws_connect(
-                    f"{self._base}/join",
-                    headers=self.headers,
-                    ssl=self.fingerprint,
-                    heartbeat=HEARTBEAT_SECONDS,
-                    max_msg_size=MAX_BYTES,
-                )
-        except aiohttp.ServerFingerprintMismatch:
-            raise UserError(
-                f"the cluster at {host}:{port} has another certificate: the token is an old one; "
-                "copy the line that asyncspec up prints now"
-            ) from None
-        except aiohttp.WSServerHandshakeError as error:
-            if error.status == 401:
-                raise UserError(
-                    f"{host}:{port} refuses the token: it is another cluster's; copy the line "
-                    "that asyncspec up prints"
-                ) from None
-            raise ClusterError(f"{host}:{port} is no asyncspec cluster ({error.status})") from None
-        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError):
-            return None
-        await channel.send_str(messages.encode(self._offer(host)))
-        return channel
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Of every request."""
-        return {"Authorization": f"Bearer {self._token.bearer}"}
-
-    @property
-    def fingerprint(self) -> aiohttp.Fingerprint:
-        """The only certificate that is accepted."""
-        return aiohttp.Fingerprint(self._token.digest)
-
-    def _offer(self, reached: str) -> Offer:
+    def _offer(self) -> Offer:
         options = self._options
         return Offer(
-            member=self._id,
+            member=self.id,
             name=options.name,
             version=version("asyncspec"),
             protocol=PROTOCOL_VERSION,
@@ -237,9 +173,12 @@ class Agent:
             if options.memory is None
             else options.memory,
             speed=read_speed() if options.speed is None else options.speed,
-            host=options.advertise,
-            ports=tuple(sock.getsockname()[1] for sock in self._sockets),
-            reached=reached,
+            host=options.advertise[0],
+            ports=tuple(
+                options.advertise[1] + number if options.advertise[1] else sock.getsockname()[1]
+                for number, sock in enumerate(self._sockets)
+            ),
+            reached=self._connector.host,
             request=self._identity.request,
         )
 
@@ -256,7 +195,10 @@ class Agent:
                     raise UserError(text)
                 case Ended():
                     return True
-                case Admitted(authority, certificate):
+                case Admitted(authority, certificate, run):
+                    if self._run not in ("", run):
+                        await self._stop_all()
+                    self._run = run
                     self._identity.receive(authority, certificate)
                     self._joined = True
                     self._say("joined")
@@ -321,8 +263,8 @@ class Agent:
         parsed: Any = tomlkit.parse(self._orders.config)
         if not Path(str(parsed["target"]["path"])).is_absolute():
             return None
-        async with aiohttp.ClientSession(headers=self.headers) as session:
-            source = PartsSource(session, self._base, self.fingerprint)
+        async with aiohttp.ClientSession(headers=self._connector.headers) as session:
+            source = PartsSource(session, self._connector.base, self._connector.fingerprint)
             folder = await asyncio.to_thread(self._model_folder)
             return str(await source.fetch(layers, folder, say))
 
@@ -332,11 +274,19 @@ class Agent:
         return folder
 
     def _write(self, rank: int) -> Path:
-        """The cluster file of a stage: with the target's place on this machine."""
+        """The cluster file of a stage: with the target's place on this machine, and its own nodes
+        where they listen, which NAT need not lead back to."""
         assert self._orders is not None
         text: Any = tomlkit.parse(self._orders.config)
         if self._targets.get(rank) is not None:
             text["target"]["path"] = self._targets[rank]
+        own = dict(zip(self._orders.ranks, self._orders.ports, strict=True))
+        for node in text["node"]:
+            if node["rank"] in own:
+                host, node["port"] = self._sockets[own[node["rank"]]].getsockname()[:2]
+                node["host"] = near(host)
+            elif not node["rank"] and not self._options.same_machine:
+                node["host"] = self._connector.host
         file = self._folder / f"rank-{rank}.toml"
         part = file.with_suffix(".part")
         part.write_text(tomlkit.dumps(text))
@@ -368,6 +318,11 @@ class Agent:
     async def _stop_all(self) -> None:
         for rank in list(self._stages):
             await self._stop(rank)
+
+
+def near(host: str) -> str:
+    """Where this machine itself reaches what listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 async def _complete(task: asyncio.Task[None]) -> None:

@@ -4,12 +4,11 @@ made: a member sends a signing request."""
 from __future__ import annotations
 
 import datetime
-import hashlib
 import os
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -22,20 +21,24 @@ CA, CERTIFICATE, KEY = "ca.pem", "node.pem", "node.key"
 
 
 class Authority:
-    """Signs members' certificates; its key is in this process alone."""
+    """Signs members' certificates. ``key`` and ``pem``: its own key and certificate, PEM."""
 
-    def __init__(self) -> None:
-        self._key = Ed25519PrivateKey.generate()
+    def __init__(self, key: str, pem: str) -> None:
+        self.key = key
+        self.pem = pem
+        self._key = _load(key)
+        self._subject = x509.load_pem_x509_certificate(pem.encode()).subject
+
+    @classmethod
+    def new(cls) -> Authority:
+        """One that has signed nothing."""
+        key = make_key()
+        private = _load(key)
         name = _name("asyncspec cluster")
-        builder = _builder(name, name, self._key.public_key())
+        builder = _builder(name, name, private.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         builder = builder.add_extension(_usage(signs=True), True)
-        self._certificate = builder.sign(self._key, None)
-
-    @property
-    def pem(self) -> str:
-        """Its certificate."""
-        return _pem(self._certificate)
+        return cls(key, _pem(builder.sign(private, None)))
 
     def issue(self, request: str, *roles: str) -> str:
         """A member's certificate for ``roles`` (``cluster.security``), PEM. Raises ``UserError``
@@ -46,7 +49,7 @@ class Authority:
                 raise ValueError
         except ValueError:
             raise UserError("the signing request is none; upgrade the older side") from None
-        builder = _builder(found.subject, self._certificate.subject, found.public_key())
+        builder = _builder(found.subject, self._subject, found.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(both), False)
@@ -60,30 +63,49 @@ class Identity:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
-        key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        descriptor = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(private)
-        builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+        key = make_key()
+        write_key(folder, key)
         # The signing request, PEM.
-        self.request = builder.sign(key, None).public_bytes(serialization.Encoding.PEM).decode()
+        self.request = make_request(key, name)
 
     def receive(self, authority: str, certificate: str) -> None:
         """Keep the issued certificate beside the key."""
         (self._folder / CA).write_text(authority)
         (self._folder / CERTIFICATE).write_text(certificate)
 
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of the certificate."""
-        pem = (self._folder / CERTIFICATE).read_bytes()
-        certificate = x509.load_pem_x509_certificate(pem)
-        return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+
+def make_key() -> str:
+    """A new private key, PEM."""
+    private = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return private.decode()
+
+
+def make_request(key: str, name: str) -> str:
+    """A signing request for a key, PEM."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    return builder.sign(_load(key), None).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def write_key(folder: Path, key: str) -> None:
+    """A file that only its user can read."""
+    descriptor = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(key)
+
+
+def digest(certificate: str) -> bytes:
+    """SHA-256 of a certificate, PEM."""
+    return x509.load_pem_x509_certificate(certificate.encode()).fingerprint(hashes.SHA256())
+
+
+def _load(key: str) -> Ed25519PrivateKey:
+    private = serialization.load_pem_private_key(key.encode(), None)
+    assert isinstance(private, Ed25519PrivateKey)
+    return private
 
 
 def _name(text: str) -> x509.Name:

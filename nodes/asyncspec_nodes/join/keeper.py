@@ -19,14 +19,14 @@ from asyncspec_nodes.cluster.config import Config, SecurityTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.cluster.placement import why_not
 from asyncspec_nodes.console.hosts import is_loopback
-from asyncspec_nodes.join.agent import Agent, AgentOptions
+from asyncspec_nodes.join.agent import AgentOptions
 from asyncspec_nodes.join.assignment import Assignment
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY
 from asyncspec_nodes.join.draft import DraftProcess
+from asyncspec_nodes.join.kept import KeptFile
 from asyncspec_nodes.join.members import Member, Members
 from asyncspec_nodes.join.messages import (
     GRACE_SECONDS,
-    PORTS,
     Ended,
     Failed,
     FromMember,
@@ -37,6 +37,7 @@ from asyncspec_nodes.join.messages import (
     Step,
     ToMember,
 )
+from asyncspec_nodes.join.own_machine import OwnMachine
 from asyncspec_nodes.join.server import JoinServer
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.local.cluster import FILE
@@ -54,9 +55,13 @@ class KeeperOptions(Struct, frozen=True):
     """What a user says of the cluster."""
 
     name: str
-    # Where members are awaited, and which address they are told; empty: all of this machine's.
+    # Where members are awaited, stages here on the ports after it; and what members are told
+    # instead, an empty host: all addresses of this machine, port 0: the same.
     listen: tuple[str, int] = ("0.0.0.0", 0)
-    advertise: str = ""
+    advertise: tuple[str, int] = ("", 0)
+    # Keeps the token from one run to the next; None: it ends with this one.
+    token_file: Path | None = None
+    new_token: bool = False
     # Machines to wait for, this one included where it holds a stage; None: until the target fits
     # and no machine has joined for ``settle_seconds``.
     machines: int | None = None
@@ -103,7 +108,8 @@ class Keeper:
         # When no machine could take over a lost stage: the last one to join then.
         self._said_at: float | None = None
         # The address that members have reached this machine under.
-        self._reached = options.advertise or "127.0.0.1"
+        self._reached = options.advertise[0] or "127.0.0.1"
+        self._own: OwnMachine | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -166,7 +172,9 @@ class Keeper:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-"))
         self._folder = Path(folder)
         where = (self._config.target.path, options.listen, options.advertise)
-        server = JoinServer(self._folder, options.name, *where, self)
+        kept = KeptFile(options.token_file, self.say, new=options.new_token)
+        stack.enter_context(kept)
+        server = JoinServer(self._folder, options.name, *where, kept, self)
         token = await stack.enter_async_context(server)
         self._show(token)
         if options.holds:
@@ -176,28 +184,25 @@ class Keeper:
     async def _hold(self, token: Token) -> None:
         """This machine as a member."""
         options = self._options
-        folder = self._folder / "stage"
-        folder.mkdir()
-        sockets = [listen.bind(options.listen[0], 0, whose="--listen") for _ in range(PORTS)]
+        host, first = options.advertise
         how = AgentOptions(
             f"{options.name} (here)",
+            advertise=(host, first and first + 1),
             memory=options.memory,
             speed=options.speed,
             same_machine=True,
             reserved=options.draft_bytes,
         )
         try:
-            await Agent(token, how, sockets, folder, lambda line: None).run()
+            self._own = OwnMachine(token, how, options.listen, self._folder / "stage")
+            await self._own.run()
         except AsyncSpecError as error:
             self._end(error)
-        finally:
-            for sock in sockets:
-                sock.close()
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> Member:
         """See ``Admission``."""
         members = self._members
-        if not is_loopback(offer.reached) and not self._options.advertise:
+        if not is_loopback(offer.reached) and not self._options.advertise[0]:
             self._reached = offer.reached
             # Stages here are dialled from there, too.
             for other in members.by_id.values():
@@ -321,7 +326,9 @@ class Keeper:
 
     def _write(self) -> None:
         part = self.file.with_suffix(".part")
-        part.write_text(to_toml(self._members.config()), encoding="utf-8")
+        own = self._own
+        config = self._members.config(*(() if own is None else (own.member, own.here)))
+        part.write_text(to_toml(config), encoding="utf-8")
         part.replace(self.file)
 
     async def _run_draft(self, draft: DraftProcess) -> None:

@@ -3,7 +3,7 @@ which stage, and which stages serve."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -131,12 +131,15 @@ class Members:
         """The draft node's address is known."""
         self._config = replace(self._config, node=(node,))
 
-    def config(self) -> Config:
-        """The cluster file's configuration as it is now; a lost machine keeps its address."""
+    def config(self, own: str = "", here: Mapping[int, tuple[str, int]] = {}) -> Config:
+        """The cluster file's configuration as it is now; a lost machine keeps its address. ``own``:
+        a member whose stages listen ``here``, by the numbers of their ports."""
         nodes = [node for node in self._config.node if node.rank == 0]
         for rank, one in enumerate(self.assignment, start=1):
             member = self.by_id.get(one.member)
             host = member.host if member is not None else "127.0.0.1"
             port = member.offer.ports[one.port] if member is not None else 1 + rank
+            if one.member == own:
+                host, port = here[one.port]
             nodes.append(NodeTable(rank, host, port, layers=one.layers))
         return replace(self._config, node=tuple(nodes))

@@ -54,6 +54,8 @@ class Admitted(Struct, frozen=True, tag="admitted"):
 
     authority: Text
     certificate: Text
+    # Of this run of the cluster: stages of an earlier one are stopped.
+    run: Name = ""
 
 
 class Refused(Struct, frozen=True, tag="refused"):

@@ -17,10 +17,11 @@ from typing import Protocol
 from aiohttp import WSMsgType, web
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec_nodes.cluster.security import NODE, OPERATOR, STAGE
+from asyncspec_nodes.cluster.security import STAGE
 from asyncspec_nodes.join import messages
-from asyncspec_nodes.join.authority import CERTIFICATE, KEY, Authority, Identity
+from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
 from asyncspec_nodes.join.discovery import announced, own_addresses
+from asyncspec_nodes.join.kept import KeptFile, new_cluster
 from asyncspec_nodes.join.members import Member
 from asyncspec_nodes.join.messages import (
     HEARTBEAT_SECONDS,
@@ -32,7 +33,7 @@ from asyncspec_nodes.join.messages import (
     ToMember,
 )
 from asyncspec_nodes.join.parts import routes
-from asyncspec_nodes.join.token import SECRET_BYTES, Token
+from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
@@ -60,8 +61,8 @@ class Admission(Protocol):
 
 class JoinServer:
     """``async with``: its token. ``folder``: for its keys; ``target``: whose bytes members may
-    fetch; ``address``: where it listens; ``advertise``: what the token says, empty: all of this
-    machine's addresses."""
+    fetch; ``address``: where it listens; ``advertise``: what the token says, an empty host: all of
+    this machine's addresses, port 0: that of ``address``; ``kept``: from earlier runs."""
 
     def __init__(
         self,
@@ -69,7 +70,8 @@ class JoinServer:
         name: str,
         target: str,
         address: tuple[str, int],
-        advertise: str,
+        advertise: tuple[str, int],
+        kept: KeptFile,
         admission: Admission,
     ) -> None:
         self._folder = folder
@@ -78,11 +80,13 @@ class JoinServer:
         self._advertise = advertise
         self._admission = admission
         self._stack = AsyncExitStack()
-        self._authority = Authority()
-        self._secret = secrets.token_bytes(SECRET_BYTES)
-        self._identity = Identity(folder, name)
-        certificate = self._authority.issue(self._identity.request, NODE, OPERATOR)
-        self._identity.receive(self._authority.pem, certificate)
+        self._file = kept
+        self._kept = kept.read() or new_cluster(name)
+        self._authority = Authority(self._kept.authority_key, self._kept.authority)
+        self._run = secrets.token_hex(8)
+        write_key(folder, self._kept.key)
+        (folder / CA).write_text(self._kept.authority)
+        (folder / CERTIFICATE).write_text(self._kept.certificate)
 
     @property
     def own_host(self) -> str:
@@ -111,13 +115,27 @@ class JoinServer:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        sock = listen.bind(*self._address, whose="--listen")
+        sock = self._bind()
         await web.SockSite(runner, sock, ssl_context=context).start()
-        port = sock.getsockname()[1]
-        hosts = [self._advertise] if self._advertise else self._hosts(sock)
-        token = Token(tuple(hosts), port, self._identity.digest, self._secret)
+        self._kept.port = sock.getsockname()[1]
+        self._file.write(self._kept)
+        host, port = self._advertise
+        hosts = [host] if host else self._hosts(sock)
+        port = port or self._kept.port
+        token = Token(tuple(hosts), port, digest(self._kept.certificate), self._kept.secret)
         await stack.enter_async_context(announced(token.cluster, hosts, port))
         return token
+
+    def _bind(self) -> socket.socket:
+        """The port of the earlier run, where none is asked for. Raises ``UserError``."""
+        host, port = self._address
+        earlier = self._kept.port
+        if not port and earlier:
+            try:
+                return listen.bind(host, earlier, whose="--listen")
+            except UserError as error:
+                self._admission.say(f"machines find the cluster on a new port: {error}")
+        return listen.bind(host, port, whose="--listen")
 
     def _hosts(self, sock: socket.socket) -> list[str]:
         bound: str = sock.getsockname()[0]
@@ -125,7 +143,7 @@ class JoinServer:
 
     def _allowed(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "").encode()
-        return hmac.compare_digest(given, f"Bearer {self._secret.hex()}".encode())
+        return hmac.compare_digest(given, f"Bearer {self._kept.secret.hex()}".encode())
 
     async def _join(self, request: web.Request) -> web.StreamResponse:
         """A member's connection, to its end."""
@@ -146,7 +164,7 @@ class JoinServer:
                 await channel.close()
             return channel
         queue: asyncio.Queue[ToMember] = asyncio.Queue()
-        queue.put_nowait(Admitted(self._authority.pem, certificate))
+        queue.put_nowait(Admitted(self._authority.pem, certificate, self._run))
         sending = asyncio.create_task(_send(channel, queue))
         member = self._admission.admit(offer, request.remote or "", queue.put_nowait)
         try:
