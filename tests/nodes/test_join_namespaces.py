@@ -23,7 +23,7 @@ NAT = """
 table ip nat {
   chain in {
     type nat hook prerouting priority -100;
-    iifname "eth0" tcp dport 7800 dnat to 10.80.0.2:7700;
+    iifname "eth0" ip protocol tcp dnat to 10.80.0.2:tcp dport map { 7800: 7700, 7801: 7701 };
   }
   chain out { type nat hook postrouting priority 100; oifname "eth0" masquerade; }
 }
