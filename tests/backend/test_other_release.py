@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.glm4_moe import modeling_glm4_moe as glm
 from transformers.models.llama import modeling_llama as llama
 
 from asyncspec.backend.hf import shard as shards
@@ -122,3 +123,33 @@ def test_a_family_that_does_not_take_our_arguments_is_refused(
     monkeypatch.setattr(llama.LlamaModel, "forward", lambda self, tokens: tokens)
     with pytest.raises(CheckpointError, match=r"transformers \d.*another version"):
         load(tiny())
+
+
+def test_routers_that_return_logits_alone(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of DeepSeek-V3 and GLM before transformers 5.14 (DeepSeek-V3, section 2.1.2)."""
+    want = logits(load(tiny("glm4-moe")))
+
+    def score(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden.flatten(0, 1).float(), self.weight.float())
+
+    def route(self: Any, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        config, scores = self.config, logits.sigmoid()
+        biased = scores + self.gate.e_score_correction_bias
+        groups = biased.view(len(biased), config.n_group, -1)
+        best = groups.topk(2).values.sum(-1).topk(config.topk_group).indices
+        outside = torch.ones(groups.shape[:2], dtype=torch.bool).scatter_(1, best, False)
+        within = groups.masked_fill(outside[..., None], -torch.inf).flatten(1)
+        chosen = within.topk(config.num_experts_per_tok).indices
+        weights = scores.gather(1, chosen)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return chosen, weights * config.routed_scaling_factor
+
+    def run(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+        routed = self.experts(hidden[0], *self.route_tokens_to_experts(self.gate(hidden)))
+        out: torch.Tensor = routed[None] + self.shared_experts(hidden)
+        return out
+
+    monkeypatch.setattr(glm.Glm4MoeTopkRouter, "forward", score)
+    monkeypatch.setattr(glm.Glm4MoeMoE, "forward", run)
+    monkeypatch.setattr(glm.Glm4MoeMoE, "route_tokens_to_experts", route, raising=False)
+    torch.testing.assert_close(logits(load(tiny("glm4-moe"))), want)

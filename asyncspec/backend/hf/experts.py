@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -99,12 +100,17 @@ def expected_shapes(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, 
 
 def split_experts(model: nn.Module) -> None:
     """Exchange routers and experts in place. The new linear layers have no weights yet."""
+    block: Any
     for block in list(model.modules()):
         experts: Any = getattr(block, "experts", None)
         if isinstance(getattr(experts, "gate_up_proj", None), nn.Parameter):
             block.experts = Experts(experts)
             name = "router" if hasattr(block, "router") else "gate"
-            setattr(block, name, Router(getattr(block, name)))
+            if (route := getattr(block, "route_tokens_to_experts", None)) is not None:
+                block.gate = LogitsRouter(block.gate)
+                block.route_tokens_to_experts = partial(_routed, route)
+            else:
+                setattr(block, name, Router(getattr(block, name)))
         shared: Any = getattr(block, "shared_expert_gate", None)
         if isinstance(shared, nn.Linear):
             block.shared_expert_gate = SharedGate(shared)
@@ -128,9 +134,32 @@ class Router(nn.Module):
         """hidden [n, H]. Returns logits [n, E], weights [n, k] and experts [n, k] (int64)."""
         hidden = hidden.reshape(-1, hidden.shape[-1])
         logits = self.linear(hidden.to(self.dtype))
-        # Whole vectors of activations (``elementwise.py``).
-        padded = pad_rows(logits, -(-len(logits) // _ROUTED_ROWS) * _ROUTED_ROWS)
-        return tuple(part[: len(logits)] for part in self.family(padded))
+        return _routed(self.family, logits)
+
+
+class LogitsRouter(nn.Module):
+    """A router as transformers before 5.14 has them of DeepSeek-V3 and its likes: logits alone, in
+    float32; the block routes by them."""
+
+    dtype = torch.float32
+
+    def __init__(self, family: Any) -> None:
+        super().__init__()
+        count, width = family.weight.shape
+        self.linear = nn.Linear(width, count, bias=False, device="meta")
+        self.register_buffer("e_score_correction_bias", family.e_score_correction_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] -> [n, E]."""
+        logits: Tensor = self.linear(hidden.reshape(-1, hidden.shape[-1]).to(self.dtype))
+        return logits
+
+
+def _routed(route: Callable[[Tensor], Iterable[Tensor]], logits: Tensor) -> tuple[Tensor, ...]:
+    """What ``route`` makes of logits [n, E], in whole vectors of activations
+    (``elementwise.py``)."""
+    padded = pad_rows(logits, -(-len(logits) // _ROUTED_ROWS) * _ROUTED_ROWS)
+    return tuple(part[: len(logits)] for part in route(padded))
 
 
 class SharedGate(nn.Module):
