@@ -16,10 +16,12 @@ from safetensors.torch import load_file, save_file
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.checkpoint_files import list_tensors
+from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
+from asyncspec.core.errors import CheckpointError
 from backend.probe import cut, same_bits
-from backend.tiny import FAMILIES, LAYERS, PLAIN, generated
+from backend.tiny import FAMILIES, LAYERS, PLAIN, VOCAB, generated
 from effort import NIGHTLY
 
 pytestmark = pytest.mark.torch
@@ -81,6 +83,24 @@ def test_same_tokens_as_generate_cut_and_as_a_tree(family: str, tiny: Callable[.
     stages = cut(open_checkpoint(path), 2)
     assert decode(stages, prompt, NEW // 2) == generated(path, prompt, NEW // 2)
     same_bits(stages, family)
+
+
+def test_layers_that_need_tokens_or_each_other_run_in_one_stage(tiny: Callable[..., Path]) -> None:
+    """Gemma 4 E2B and E4B."""
+    each = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": VOCAB}
+    path = tiny("gemma4", num_kv_shared_layers=2, **each)
+    checkpoint, prompt = open_checkpoint(path), [5, 17, 99, 3, 64] * 8
+    one = cut(checkpoint, 1)
+    assert decode(one, prompt, NEW // 2) == generated(path, prompt, NEW // 2)
+    same_bits(one, "gemma4")
+    for refused in (
+        lambda: cut(checkpoint, 2),
+        lambda: footprint(path, checkpoint.info, (0, 2), "auto", "exact"),
+    ):
+        with pytest.raises(CheckpointError, match=r"cannot be cut: .*--stages 1"):
+            refused()
+    said = footprint(path, checkpoint.info, (0, LAYERS), "auto", "exact")
+    assert said.slot == one[0].shard.cache_shape("exact").slot_bytes()
 
 
 def test_language_model_of_a_multimodal_checkpoint(

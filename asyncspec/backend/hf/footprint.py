@@ -77,6 +77,8 @@ def footprint(
                 sub_config(config, *span), attn_implementation="eager"
             )
             cut_ends(model, embedding=first == 0, head=end == model_info.layers)
+    except CheckpointError:
+        raise
     except Exception as error:  # a setting that makes no sense may fail in any way
         raise CheckpointError(
             f"transformers cannot build {directory} ({in_line(error)})"

@@ -32,6 +32,9 @@ def _layer_shape(layer: Any) -> LayerShape | StateShape:
     width = getattr(attention, "head_dim", None) or config.hidden_size // heads
     if (projection := getattr(attention, "k_proj", None)) is not None:
         kv_heads = projection.out_features // width
+    elif (groups := getattr(attention, "num_key_value_groups", 0)) > 0:
+        # A layer that takes another one's keys and values: it keeps a copy.
+        kv_heads = heads // groups
     else:
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return LayerShape(kv_heads, width, width, heads // kv_heads)

@@ -186,11 +186,9 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
         or any(family in name for family in _LINEAR_FAMILIES)
     ):
         return "its layers with a recurrent state are of a kind that is not supported"
-    if name == "Gemma4ForCausalLM" and config.get("hidden_size_per_layer_input", 256):
-        return "its layers read an embedding of the token, which only the first stage has"
     if config.get("kv_lora_rank") and name not in LATENT:
         return f"latent attention (MLA) is supported of {_families(LATENT)} only"
-    if config.get("num_kv_shared_layers"):
+    if config.get("num_kv_shared_layers") and name != "Gemma4ForCausalLM":
         return "layers that share keys and values cannot be cut apart"
     counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
     if name not in EXPERTS and any((config.get(count) or 0) > 1 for count in counts):

@@ -44,9 +44,24 @@ NORM_PREFIX = "model.norm."
 NORM = f"{NORM_PREFIX}weight"
 
 
+_BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
+"""Tensors of which every layer of Gemma 4 E2B and E4B reads a part, by the token."""
+
+
 def sub_config(config: Any, first: int, last: int) -> Any:
-    """The transformers configuration of layers [first, last) alone."""
+    """The transformers configuration of layers [first, last) alone. Raises ``CheckpointError`` for
+    a model whose layers need each other, or the tokens."""
     total = config.num_hidden_layers
+    if last - first < total:
+        for name, why in (
+            ("hidden_size_per_layer_input", "read an embedding of the token"),
+            ("num_kv_shared_layers", "share keys and values"),
+        ):
+            if getattr(config, name, 0):
+                raise CheckpointError(
+                    f"a {type(config).__name__.removesuffix('Config')} with {name} cannot be cut: "
+                    f"its layers {why}; run it in one stage (--stages 1)"
+                )
     sub = copy.deepcopy(config)
     for name, value in list(vars(config).items()):
         # Per-layer lists: layer_types and no_rope_layers, which may be longer, ...
@@ -119,6 +134,8 @@ def read_shard_tensors(
     others[EMBEDDING] = first == 0 or (has_head and tied)
     others[NORM] = has_head
     others[HEAD] = has_head and not tied
+    if first == 0 and has_head:
+        others |= {n: True for n in checkpoint.tensors if n.startswith(_BY_LAYER)}
     splits = checkpoint.info.architecture in EXPERTS
     chosen = layer_tensors(checkpoint.tensors, first, last, splits=splits)
     chosen |= {n: info for n, info in checkpoint.tensors.items() if others.get(n)}
