@@ -21,6 +21,7 @@ from backend import tiny
 from backend.eagle_growth import extend, grow
 from backend.hf_cluster import Loaded
 from backend.mtp_models import EXTRA, LAYERS, WEIGHTS, PlainMTP, save_mtp
+from backend.quantized_checkpoints import PUBLISHED, publish
 from backend.test_eagle_cluster import Target, check_on_clusters
 from backend.test_eagle_source import paths
 from backend.tiny import VOCAB
@@ -78,8 +79,48 @@ def test_a_cluster_writes_what_generate_does(case: str, tmp_path: Path) -> None:
     check_on_clusters(load_mtp(checkpoint), Target(Loaded(checkpoint), checkpoint, path))
 
 
+@pytest.mark.parametrize("published", ["awq", "fp8-blocks"])
+def test_a_quantised_target(published: str, tmp_path: Path) -> None:
+    """Its own join and layer are quantised too."""
+    path = save_mtp(tmp_path / "target", "deepseek", "qwen3", intermediate_size=96)
+    path, dense = publish(path, tmp_path, PUBLISHED[published])
+    checkpoint = open_checkpoint(path)
+    source, plain = load_mtp(checkpoint), PlainMTP(dense, "deepseek")
+    features = torch.randn(30, 64, generator=torch.Generator().manual_seed(7))
+    tokens = [*range(30)]
+    extend(source, features, tokens)
+    got, want = grow(source, 1, 4, 4), plain.grow(features, tokens, 1, 4, 4)
+    assert len({*got[1]} & {*want[1]}) > 2
+    assert got[2] == pytest.approx(want[2], abs=0.2)
+    check_memory(path)
+
+
+def test_of_several_layers_the_first_drafts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save_mtp(tmp_path / "target", "deepseek")
+    one = load_mtp(open_checkpoint(path))
+    assert not caplog.records
+    state = load_file(path / WEIGHTS)
+    second = EXTRA.replace(str(LAYERS), str(LAYERS + 1))
+    more = {second + n.removeprefix(EXTRA): 2 * x for n, x in state.items() if n.startswith(EXTRA)}
+    broken(path, dict(more))
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"num_nextn_predict_layers": 2}))
+    two = load_mtp(open_checkpoint(path))
+    assert "of the 2 next-token layers" in caplog.text
+    features = torch.randn(9, 64, generator=torch.Generator().manual_seed(7))
+    for source in (one, two):
+        extend(source, features, [*range(9)])
+    assert grow(one, 4, 4, 14) == grow(two, 4, 4, 14)
+
+
 def test_memory_equals_the_reported_footprint(tmp_path: Path) -> None:
-    path = save_mtp(tmp_path / "target", "qwen", "qwen3-moe", **MOE)
+    check_memory(save_mtp(tmp_path / "target", "qwen", "qwen3-moe", **MOE))
+
+
+def check_memory(path: Path) -> None:
     said, source = (
         mtp_footprint(open_checkpoint(path).files, "auto"),
         load_mtp(open_checkpoint(path)),

@@ -4,6 +4,7 @@ loads and runs a stage loads and runs it (attention, experts, norms)."""
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
@@ -36,7 +37,13 @@ from asyncspec.backend.hf.eagle.checkpoint import finite
 from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import target_matrix
 from asyncspec.backend.hf.eagle.source import EagleSource
-from asyncspec.backend.hf.footprint import footprint, level_bytes, stored_model
+from asyncspec.backend.hf.footprint import (
+    footprint,
+    level_bytes,
+    stored_half,
+    stored_model,
+)
+from asyncspec.backend.hf.kernels.cpu.dense import weight_dtype
 from asyncspec.backend.hf.kernels.dispatch import (
     fast_settings,
     kept_dtype,
@@ -44,7 +51,7 @@ from asyncspec.backend.hf.kernels.dispatch import (
     read_to,
 )
 from asyncspec.backend.hf.model_config import read_config
-from asyncspec.backend.hf.mtp.layouts import MTPLayout, find_mtp
+from asyncspec.backend.hf.mtp.layouts import MTPLayout, counted_layers, find_mtp
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.weights import NORM, UpcastEmbedding
@@ -56,7 +63,9 @@ class MTPHead:
     """From the target's last hidden state and the token after it to the next hidden state.
 
     Below the tip a node reads its parent's prediction, which is behind the last norm as the
-    target's own state is: the one layer is used for every level, as vLLM and SGLang do.
+    target's own state is: the one layer is used for every level, as vLLM and SGLang do. All
+    published models of the supported families have one; of several, the first is used, as in vLLM,
+    whose authors mean it so (its pull request 36910).
     """
 
     def __init__(
@@ -120,7 +129,12 @@ def load_mtp(target: Checkpoint, *, dtype: str = "auto", device: Device = CPU) -
     """Read the next-token layer of ``target``; of a model on the Hub only the files with its
     tensors, embedding and head. Raises ``UserError`` or ``CheckpointError``."""
     path, info = target.path, target.info
-    layout = find_mtp(path, read_config(path), target.tensors, info)
+    config = read_config(path)
+    layout = find_mtp(path, config, target.tensors, info)
+    if (count := counted_layers(config)) > 1:
+        logging.getLogger(__name__).warning(
+            "of the %d next-token layers in %s the first drafts every level", count, path
+        )
     own = layout.layer_tensors(target.tensors)
     parts = {name: target.tensors[name] for name in layout.parts(info.hidden_size)}
     stored = parts | {layout.layer + name: tensor for name, tensor in own.items()}
@@ -209,6 +223,5 @@ def mtp_footprint(files: CheckpointFiles, dtype: str) -> Footprint:
     own: Mapping[str, tuple[int, ...]] = layout.parts(info.hidden_size)
     numbers = sum(map(prod, own.values())) + info.vocab_size * info.hidden_size
     width = info.hidden_size * computed.itemsize
-    return replace(
-        layer, weights=layer.weights + numbers * computed.itemsize, slot=layer.slot + width
-    )
+    kept = weight_dtype(stored_half(info), computed)
+    return replace(layer, weights=layer.weights + numbers * kept.itemsize, slot=layer.slot + width)

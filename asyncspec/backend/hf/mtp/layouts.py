@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.model_config import text_config
 from asyncspec.core.errors import CheckpointError
 
 
@@ -90,6 +91,12 @@ _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"
 """Settings that say how many next-token layers a model was trained with."""
 
 
+def counted_layers(config: Mapping[str, Any]) -> int:
+    """How many next-token layers ``config.json`` counts; 0 where it says nothing."""
+    counts = [text_config(dict(config)).get(name) for name in _COUNTS]
+    return max((count for count in counts if isinstance(count, int)), default=0)
+
+
 def find_mtp(
     path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], target: ModelInfo
 ) -> MTPLayout:
@@ -99,7 +106,7 @@ def find_mtp(
     found = next((one for one in known if one.join in tensors), None)
     if found is None:
         names = ", ".join(one.join for one in known)
-        if any(config.get(name) for name in _COUNTS):
+        if counted_layers(config):
             raise CheckpointError(
                 f"{path} was saved without the next-token layers that its config.json counts (it "
                 f"has none of {names}); download the original, or use another source than mtp"
