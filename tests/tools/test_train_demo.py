@@ -109,6 +109,47 @@ def test_metrics_tell_how_well_the_drafters_agree(trained: Path) -> None:
         assert metrics["held_out_loss_nats_per_token"][kind]["target"] < 8
 
 
+def test_a_dflash_head_is_what_the_backend_computes(trained: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    from asyncspec.backend.base import SourceSpec
+    from asyncspec.backend.hf.backend import BACKEND
+    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.backend.hf.dflash.source import DFlashSource
+    from tools.train_demo.dflash_training import block_logits, build_blocks, read_depths
+    from tools.train_demo.recipe import QUICK
+
+    target = trained / "out" / "demo-target"
+    given = arguments(trained, trained / "corpus")
+    assert main([*given, "--dflash", str(target), "--work", str(trained / "dflash")]) == 0
+    metrics = json.loads((trained / "out" / "dflash-metrics.json").read_text())
+    levels = [f"level {i + 1}" for i in range(QUICK.block.rows)]
+    assert all(metrics["agreement_held_out"]["math"][level]["overlap"] > 0.5 for level in levels)
+    path = trained / "out" / "demo-dflash"
+    spec = SourceSpec(f"eagle:{path}", open_checkpoint(target), "float32")
+    source = BACKEND.load_source(spec).source
+    assert isinstance(source, DFlashSource)
+
+    model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    head = build_blocks(model, QUICK, seed=1)
+    head.load_state_dict(load_file(path / "model.safetensors"))
+    tokens = torch.arange(3, 33)[None]
+    with torch.inference_mode():
+        features, _ = read_depths(model, tokens, QUICK.block.depths)
+        filled = head(tokens, features, torch.tensor([[20]]))
+        behind = tokens[:, None, 20 : 20 + QUICK.block.rows]
+        want = block_logits(head, model.lm_head.weight, behind, filled)[0, 0].log_softmax(-1)
+        context = source.head.new_context()
+        context.append(source.head.context_rows(features[0, :20], torch.arange(20)))
+        rows = source.head.fill([context], [int(tokens[0, 20])])[0]
+        got = source.head.proposals(rows, behind[0, 0].tolist(), 8)
+    for (best, scores), logits in zip(got, want, strict=True):
+        assert scores == pytest.approx(logits[best].tolist(), abs=1e-4)
+        assert min(scores) >= logits.topk(9).values[-1] - 1e-4
+
+
 def test_a_finished_run_only_measures_again(trained: Path) -> None:
     before = (trained / "work" / "target.pt").stat().st_mtime_ns
     assert main(arguments(trained, trained / "corpus")) == 0
@@ -133,6 +174,7 @@ def test_other_settings_need_a_fresh_start(
         (["--corpus", "{tmp}", "--workers", "0"], "--workers"),
         (["--corpus", "{tmp}", "--exclude", "{tmp}/missing"], "--exclude"),
         (["--corpus", "{tmp}", "--seed", "x"], "--seed"),
+        (["--corpus", "{tmp}", "--dflash", "{tmp}"], "tokenizer.json"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

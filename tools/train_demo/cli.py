@@ -15,11 +15,15 @@ def main(argv: list[str] | None = None) -> int:
         options = parse(argv)
         corpus = load_corpus(options.corpus, options.recipe.code_files)
         # torch takes seconds to import: a mistyped path should not have to wait for it.
+        from .dflash_run import run_dflash
         from .pipeline import run
         from .prepare import prepare
 
         prepare(options, corpus)
-        run(options)
+        if options.dflash:
+            run_dflash(options, options.dflash)
+        else:
+            run(options)
     except UserError as error:
         print(f"train_demo: {error}", file=sys.stderr)
         return 2

@@ -15,6 +15,7 @@ from .tokenizer import save_tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .dflash import DFlashHead
     from .eagle import EagleHead
     from .options import Options
 
@@ -68,6 +69,48 @@ def save_head(head: EagleHead, target: Any, folder: Path) -> None:
         "tie_word_embeddings": False,
         "torch_dtype": "float16",
         "vocab_size": target.vocab_size,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    _readable(folder)
+
+
+def save_blocks(head: DFlashHead, target: Any, folder: Path) -> None:
+    """A DSpark checkpoint in speculators' layout, float16; embedding and output matrix are the
+    target's own."""
+    _empty(folder)
+    tensors = {k: v.to("cpu", torch.float16).contiguous() for k, v in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shape, block = head.size.shape, head.size.block
+    layers = {
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "head_dim": shape.hidden // shape.heads,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "num_hidden_layers": shape.layers,
+        "layer_types": ["full_attention"] * shape.layers,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rms_norm_eps": target.rms_norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": head.size.rope_theta},
+        "vocab_size": target.vocab_size,
+    }
+    verifier = {"name_or_path": "demo-target", "architectures": [*target.architectures]}
+    config = {
+        "architectures": ["DSparkSpeculator"],
+        "speculators_model_type": "dspark",
+        "aux_hidden_state_layer_ids": [*block.depths],
+        "block_size": block.rows,
+        "sample_from_anchor": True,
+        "mask_token_id": head.size.mask_token,
+        "markov_head_type": "vanilla",
+        "markov_rank": block.markov_rank,
+        "enable_confidence_head": False,
+        "draft_vocab_size": target.vocab_size,
+        "transformer_layer_config": layers,
+        "speculators_config": {"algorithm": "dspark", "verifier": verifier},
+        "dtype": "float16",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     _readable(folder)

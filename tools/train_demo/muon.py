@@ -76,7 +76,8 @@ def optimizers(
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            hidden = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+            table = any(part in name for part in ("embed", "lm_head", "markov"))
+            hidden = parameter.ndim == 2 and not table
             (matrices if hidden else others).append(parameter)
     found: list[torch.optim.Optimizer] = [Muon(matrices, muon, decay, group)]
     if others:

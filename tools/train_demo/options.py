@@ -25,6 +25,8 @@ class Options:
     seed: int
     workers: int
     fresh: bool
+    # The target of a DFlash head that is to be trained, and nothing else.
+    dflash: Path | None
     recipe: Recipe
 
 
@@ -46,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--workers", type=int, default=1, help="data-parallel processes of one thread each (CPU)")
     add("--fresh", action="store_true", help="forget an earlier, interrupted run")
+    add("--dflash", type=Path, metavar="TARGET", help="only a DFlash head for this model")
     add("--quick", action="store_true", help="tiny models in seconds, to see that it works")
     return p
 
@@ -61,6 +64,8 @@ def parse(argv: list[str] | None = None) -> Options:
         raise UserError("--workers must be between 1 and 16")
     if a.exclude is not None and not a.exclude.is_dir():
         raise UserError(f"--exclude: no folder {a.exclude}")
+    if a.dflash is not None and not (a.dflash / "tokenizer.json").is_file():
+        raise UserError(f"--dflash: no model with a tokenizer.json in {a.dflash}")
     tokens = a.tokens
     if a.quick and tokens is None:
         tokens = 20_000
@@ -74,5 +79,6 @@ def parse(argv: list[str] | None = None) -> Options:
         seed=a.seed,
         workers=a.workers,
         fresh=a.fresh,
+        dflash=a.dflash,
         recipe=QUICK if a.quick else DEMO,
     )

@@ -43,7 +43,7 @@ def run(options: Options) -> None:
 
 def train_all(options: Options, group: Group) -> None:
     """What every worker does; rank 0 also measures and exports."""
-    setting = _setting(options, group)
+    setting = make_setting(options, group)
     recipe = options.recipe
     target: Any = build_llama(recipe.target, recipe.vocab, recipe.max_positions, options.seed)
     target.to(setting.device)
@@ -67,7 +67,8 @@ def train_all(options: Options, group: Group) -> None:
         _finish(options, (target, draft, head), runs)
 
 
-def _setting(options: Options, group: Group) -> Setting:
+def make_setting(options: Options, group: Group) -> Setting:
+    """What the stages of a run share."""
     recipe = options.recipe
     return Setting(
         recipe=recipe,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from tokenizers import Tokenizer
 
 from .data import KINDS, Document, Split, hold_out
 from .errors import UserError
@@ -19,8 +20,6 @@ from .tokens import Stream, encode
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tokenizers import Tokenizer
 
     from .options import Options
 
@@ -71,7 +70,10 @@ def prepare(options: Options, corpus: dict[str, list[Document]]) -> Prepared:
         train = [cut(d, banned) for d in split.train] if banned else split.train
         cuts[kind] = sum(len(d.text) for d in split.train) - sum(len(d.text) for d in train)
         splits[kind] = Split(train, split.held_out)
-    tokenizer = train_tokenizer(splits, options.recipe.vocab, options.seed)
+    if options.dflash:
+        tokenizer = Tokenizer.from_file(str(options.dflash / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(splits, options.recipe.vocab, options.seed)
     done.tokenizer.parent.mkdir(exist_ok=True)
     tokenizer.save(str(done.tokenizer))
     notes = {kind: _write(done, kind, splits[kind], tokenizer, cuts[kind]) for kind in KINDS}
@@ -104,6 +106,8 @@ def _fingerprint(
     recipe = options.recipe
     settings = (recipe.vocab, recipe.held_out_share, recipe.max_positions, options.seed)
     digest.update(repr((settings, sorted(banned))).encode())
+    if options.dflash:
+        digest.update((options.dflash / "tokenizer.json").read_bytes())
     for documents in corpus.values():
         for document in documents:
             digest.update(f"{document.name} {len(document.text)}".encode())
