@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -230,6 +231,14 @@ async def text(keeper: Keeper) -> str:
         await client.close()
 
 
+def ranks(folder: Path) -> set[str]:
+    """The roles of a machine's certificate."""
+    certificate = x509.load_pem_x509_certificate((folder / "node.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    return {uri.removeprefix("urn:asyncspec:") for uri in uris}
+
+
 @pytest.mark.processes
 @pytest.mark.asyncio
 async def test_machines_join_and_one_leaves_for_good(tmp_path: Path) -> None:
@@ -249,6 +258,9 @@ async def test_machines_join_and_one_leaves_for_good(tmp_path: Path) -> None:
             await cluster.says("on spare")
             await cluster.says("all stages serve")
             assert await text(keeper) == first
+            # Each may be what it was told to be, and nothing else.
+            assert ranks(tmp_path / "a") | ranks(tmp_path / "spare") == {"node:1", "node:2"}
+            assert len(ranks(tmp_path / "a")) == len(ranks(tmp_path / "spare")) == 1
     finally:
         for one in joined:
             await one.stop()

@@ -211,6 +211,7 @@ class Agent:
     async def _follow(self, orders: Orders) -> None:
         """Start and stop stages; what stays only learns the others' addresses."""
         self._orders = orders
+        self._identity.renew(orders.certificate)
         nodes: Any = tomlkit.parse(orders.config)["node"]
         layers = {node["rank"]: tuple(node["layers"]) for node in nodes if node["rank"]}
         wanted = {

@@ -71,7 +71,13 @@ class Identity:
     def receive(self, authority: str, certificate: str) -> None:
         """Keep the issued certificate beside the key."""
         (self._folder / CA).write_text(authority)
-        (self._folder / CERTIFICATE).write_text(certificate)
+        self.renew(certificate)
+
+    def renew(self, certificate: str) -> None:
+        """Keep another certificate, which nodes that run read within seconds."""
+        written = self._folder / f"{CERTIFICATE}.new"
+        written.write_text(certificate)
+        written.replace(self._folder / CERTIFICATE)
 
 
 def make_key() -> str:

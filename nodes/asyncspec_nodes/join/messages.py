@@ -78,6 +78,8 @@ class Orders(Struct, frozen=True, tag="orders"):
     ports: tuple[int, ...]
     # Tells these from earlier ones.
     version: int
+    # For these ranks alone, PEM.
+    certificate: Text = ""
 
 
 class Step(Struct, frozen=True, tag="step"):

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from aiohttp import WSMsgType, web
+from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec_nodes.cluster.security import STAGE
+from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
 from asyncspec_nodes.join.discovery import announced, own_addresses
@@ -29,6 +30,7 @@ from asyncspec_nodes.join.messages import (
     Admitted,
     FromMember,
     Offer,
+    Orders,
     Refused,
     ToMember,
 )
@@ -155,7 +157,7 @@ class JoinServer:
             async with asyncio.timeout(OFFER_SECONDS):
                 offer = messages.decode(await channel.receive_str(), Offer)
             _check(offer)
-            certificate = self._authority.issue(offer.request, STAGE)
+            certificate = self._authority.issue(offer.request)  # for no rank yet
         except (AsyncSpecError, TimeoutError, TypeError) as error:
             text = str(error) or "no offer came"
             self._admission.say(f"a machine is refused: {text}")
@@ -166,7 +168,15 @@ class JoinServer:
         queue: asyncio.Queue[ToMember] = asyncio.Queue()
         queue.put_nowait(Admitted(self._authority.pem, certificate, self._run))
         sending = asyncio.create_task(_send(channel, queue))
-        member = self._admission.admit(offer, request.remote or "", queue.put_nowait)
+
+        def send(message: ToMember) -> None:
+            if isinstance(message, Orders):
+                roles = [f"{NODE}:{rank}" for rank in message.ranks]
+                issued = self._authority.issue(offer.request, *roles)
+                message = replace(message, certificate=issued)
+            queue.put_nowait(message)
+
+        member = self._admission.admit(offer, request.remote or "", send)
         try:
             async for raw in channel:
                 if raw.type is not WSMsgType.TEXT:
