@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tools.mutants.__main__ import ROOT, main
 from tools.mutants.catalogue import MUTANTS
 from tools.mutants.gate import Failing, Gate, Result
 from tools.mutants.mutant import Mutant, Sources, Stale
+from tools.mutants.patch import changed_functions, functions, module_name, replaced
 
 
 def test_every_mutant_fits_the_sources() -> None:
@@ -95,3 +97,53 @@ def test_a_test_that_fails_without_a_mutant_kills_nothing(project: Path) -> None
 def test_a_users_mistake(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(wrong) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+BEFORE = """
+LIMIT = 5
+class Box:
+    size: int = 1
+    def grow(self, by=1):
+        return [self.size + by + one for one in range(LIMIT)]
+    @property
+    def half(self):
+        def part(n):
+            return n / 2
+        return part(self.size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "names"),
+    [
+        ("self.size + by", "self.size - by", ["Box.grow"]),
+        ("n / 2", "n / 4", ["Box.half"]),
+        ("    def grow", "\n\n    def grow", []),
+        ("LIMIT = 5", "LIMIT = 6", None),
+        ("by=1", "by=2", None),
+        ("size: int = 1", "size: int = True", None),
+        ("@property", "@staticmethod", None),
+        ("class Box", "class Crate", None),
+    ],
+)
+def test_only_functions_are_replaced_in_a_fork(old: str, new: str, names: list[str] | None) -> None:
+    found = changed_functions("box.py", BEFORE, BEFORE.replace(old, new))
+    assert (None if found is None else [name for _, name, _ in found]) == names
+
+
+def test_a_replaced_function_is_seen_by_all_who_have_it() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(BEFORE, "box.py", "exec"), names)
+    box = names["Box"]()
+    grow, live = box.grow, functions(["box.py"])
+    found = changed_functions("box.py", BEFORE, BEFORE.replace("self.size + by", "self.size - by"))
+    assert found
+    for function, code in replaced(found, live):
+        function.__code__ = code
+    assert grow() == [0, 1, 2, 3, 4]
+
+
+def test_modules_of_files() -> None:
+    packages = ("asyncspec", "nodes/asyncspec_nodes")
+    assert module_name("asyncspec/core/rng.py", packages) == "asyncspec.core.rng"
+    assert module_name("nodes/asyncspec_nodes/http/__init__.py", packages) == "asyncspec_nodes.http"

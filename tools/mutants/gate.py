@@ -1,4 +1,6 @@
-"""Runs each mutant's test on a copy of the packages that has the mutant in it."""
+"""Runs each mutant's test: in a fork that gets the mutant's functions, which takes a fraction of a
+second, or else on a copy of the packages that has the mutant in it. A mutant survives only there.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
+from tools.mutants.forks import VARIABLE, Plan, Task, Tried
 from tools.mutants.mutant import PACKAGES, Mutant, Place, Sources, Stale
 
 Outcome = Literal["killed", "survived", "hung", "broken", "stale"]
@@ -23,6 +27,12 @@ Outcome = Literal["killed", "survived", "hung", "broken", "stale"]
 SECONDS = 300.0
 """Bound on one test, against hangs: the tests of the gate take a second or four, the interpreter's
 start included, on an idle machine, and a minute on a busy one."""
+
+FORK_SECONDS = 120.0
+"""Bound on one test in a fork, which needs no start; one that takes longer is tried on a copy."""
+
+TOOLS = Path(__file__).resolve().parents[2]
+"""Where this package is."""
 
 BASELINE_SECONDS = 900.0
 """Bound on all tests without any mutant."""
@@ -78,17 +88,19 @@ class Gate:
             except Stale as error:
                 stale[mutant.name] = Result(mutant.name, "stale", detail=str(error))
                 tell(stale[mutant.name])
-        copies = self._copies(len(places))
-        if places:
-            self._check_baseline(sorted({place.test for place in places.values()}))
+        killed = self._forked(places, tell) if places else {}
+        rest = {name: place for name, place in places.items() if name not in killed}
+        copies = self._copies(len(rest)) if rest else []
+        if rest:
+            self._check_baseline(sorted({place.test for place in rest.values()}))
         free: SimpleQueue[Path] = SimpleQueue()
         for copy in copies:
             shutil.copytree(self._scratch / "plain", copy, symlinks=True)
             free.put(copy)
 
         def one(mutant: Mutant) -> Result:
-            if mutant.name in stale:
-                return stale[mutant.name]
+            if (known := stale.get(mutant.name) or killed.get(mutant.name)) is not None:
+                return known
             copy = free.get()
             try:
                 result = self._try(copy, mutant.name, places[mutant.name])
@@ -99,6 +111,36 @@ class Gate:
 
         with ThreadPoolExecutor(self._jobs) as pool:
             return list(pool.map(one, mutants))
+
+    def _forked(
+        self, places: Mapping[str, Place], tell: Callable[[Result], None]
+    ) -> dict[str, Result]:
+        """The mutants that are killed in forks of one process. Raises ``Failing``."""
+        tests = sorted({place.test for place in places.values()})
+        tasks = [Task(test, "", "", test) for test in tests]
+        tasks += [Task(name, one.file, one.text, one.test) for name, one in places.items()]
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        file = self._scratch / "plan.json"
+        plan = Plan(str(self._root), self._packages, tuple(tasks), self._jobs, FORK_SECONDS)
+        file.write_bytes(msgspec.json.encode(plan))
+        seconds = BASELINE_SECONDS + FORK_SECONDS * len(tasks) / self._jobs
+        ended = self._pytest(self._root, tests, seconds, plan=file)
+        if ended is None or ended.returncode != 0:
+            said = "they hang" if ended is None else ended.stdout + ended.stderr
+            raise Failing(f"the tests cannot be collected:\n{said}")
+        killed = {}
+        for line in file.with_suffix(".out").read_bytes().splitlines():
+            tried = msgspec.json.decode(line, type=Tried)
+            if tried.name in places and tried.failed:
+                place = places[tried.name]
+                outcome, detail = _failure(tried.text)
+                where = f"{place.file}:{place.line}"
+                result = Result(tried.name, outcome, where, place.test, tried.seconds, detail)
+                killed[tried.name] = result
+                tell(result)
+            elif tried.failed:
+                raise Failing(f"{tried.name} fails without any mutant:\n{tried.text}")
+        return killed
 
     def _copies(self, mutants: int) -> list[Path]:
         """The packages as they are, in ``plain``; names of copies to mutate. Data files are linked,
@@ -140,18 +182,26 @@ class Gate:
         return Result(name, outcome, where, place.test, seconds, detail)
 
     def _pytest(
-        self, copy: Path, tests: Sequence[str], seconds: float, *, compiled: bool = False
+        self,
+        copy: Path,
+        tests: Sequence[str],
+        seconds: float,
+        *,
+        compiled: bool = False,
+        plan: Path | None = None,
     ) -> subprocess.CompletedProcess[str] | None:
-        """Run tests with the packages of ``copy``; None where that takes too long."""
+        """Run tests with the packages of ``copy``, or those of a plan; None where that takes too
+        long."""
         folders = dict.fromkeys(Path(package).parent for package in self._packages)
         paths = [str(copy / folder) for folder in folders]
-        plugins = [word for plugin in _PLUGINS for word in ("-p", plugin)]
+        used = _PLUGINS if plan is None else (*_PLUGINS, "tools.mutants.forks")
+        plugins = [word for plugin in used for word in ("-p", plugin)]
         options = ("-q", "--tb=short", "--color=no", *plugins, "-p", "no:cacheprovider")
         first = () if compiled else ("-x",)
         path = ("-o", "pythonpath=" + " ".join([*paths, "tests"]))
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONPATH": os.pathsep.join([*paths, str(TOOLS)]),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             # All examples, the same every time, and any failing one will do.
             "ASYNCSPEC_NIGHTLY": "1",
@@ -159,7 +209,9 @@ class Gate:
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
         }
-        if not compiled:
+        if plan is not None:
+            environment[VARIABLE] = str(plan)
+        elif not compiled:
             environment["PYTHONDONTWRITEBYTECODE"] = "1"
         command = (sys.executable, "-m", "pytest", *options, *first, *path, *tests)
         try:
@@ -181,8 +233,12 @@ def _outcome(ended: subprocess.CompletedProcess[str] | None) -> tuple[Outcome, s
         return "hung", f"the test takes more than {SECONDS:g} s"
     if ended.returncode == 0:
         return "survived", ""
-    said = re.search(r"^E +(.+)$", ended.stdout, re.MULTILINE)
-    detail = said.group(1) if said else ended.stdout[-500:]
-    if ended.returncode != 1 or detail.startswith(_BROKEN):
-        return "broken", detail
-    return "killed", detail
+    outcome, detail = _failure(ended.stdout)
+    return ("broken" if ended.returncode != 1 else outcome), detail
+
+
+def _failure(text: str) -> tuple[Outcome, str]:
+    """Of a test that has failed, saying ``text``."""
+    said = re.search(r"^E +(.+)$", text, re.MULTILINE)
+    detail = said.group(1) if said else text[-500:]
+    return ("broken" if detail.startswith(_BROKEN) else "killed"), detail
