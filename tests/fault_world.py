@@ -156,12 +156,14 @@ class FaultyWorld(World):
         if self.actors[rank] is not actor:
             return
         held = self._stopped.pop(rank)
-        while held and self.actors[rank] is actor:
+        while held:
             one = held.popleft()
             if isinstance(one, tuple):
                 self._perform(rank, *one)
             else:
                 super().feed(rank, one)
+            if self.actors[rank] is not actor:  # killed: what is held was its own
+                return
             if rank in self._stopped:  # once more
                 self._stopped[rank].extend(held)
                 return
