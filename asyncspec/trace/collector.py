@@ -8,6 +8,7 @@ slow loses lines, which are counted.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from asyncspec.actor.routing import LinkService, Senders
 from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import WireTensor
 from asyncspec.trace import records
+from asyncspec.trace.masking import Mask
 from asyncspec.trace.recorder import Recorder
 from asyncspec_protocol.ids import Rank, is_draft
 from asyncspec_protocol.messages import Collect, Events
@@ -30,6 +32,9 @@ LINES_PER_FRAME = 256
 
 MAX_UNSENT = 4 * 1024 * 1024
 """Bytes waiting on a reader's link above which it gets no more for the time being."""
+
+MASK_BYTES = 16
+"""Of a key that hides token ids."""
 
 BURST, BURST_SECONDS, PULSE_SECONDS = 12, 0.02, 0.5
 """Clock probes: so many in a row when recording begins or a peer joins, then a steady pulse."""
@@ -54,6 +59,9 @@ class _Collection:
     link: Link
     number: int
     next_line: int
+    # Hides token ids; None where they were asked for.
+    mask: Mask | None
+    key: str
     # Draft node only: the number of this collection at the stages, and the stages that still have
     # lines.
     inner: int
@@ -64,6 +72,10 @@ class _Collection:
     announced: bool = False
     # Lines of stages that this reader was too slow for.
     lost: Counter[Rank] = field(default_factory=Counter)
+
+    def request(self, last: float) -> Collect:
+        """What a stage is asked for."""
+        return Collect(self.inner, last, follow=True, tokens=self.mask is None, mask=self.key)
 
     @property
     def full(self) -> bool:
@@ -142,7 +154,7 @@ class NodeTraceCollector(LinkService):
         for collection in self._collections:
             if collection.following:
                 collection.waiting.add(link.rank)
-                link.send(Collect(collection.inner, last=-1, follow=True))
+                link.send(collection.request(-1.0))
 
     def lost(self, link: Link, reason: str) -> None:
         """End the collections of a lost link, and its part in those of others."""
@@ -175,11 +187,13 @@ class NodeTraceCollector(LinkService):
             return
         start = self._attach().since(message.last)
         stages = set(self._stages)
-        collection = _Collection(link, message.collection, start, self._inner, stages)
+        key = "" if message.tokens else message.mask or secrets.token_hex(MASK_BYTES)
+        mask = Mask(key.encode()) if key else None
+        collection = _Collection(link, message.collection, start, mask, key, self._inner, stages)
         self._inner += 1
         self._collections.append(collection)
         for stage in self._stages.values():
-            stage.send(Collect(collection.inner, message.last, follow=True))
+            stage.send(collection.request(message.last))
         self._flush()
         if not message.follow:
             self._stop(collection)
@@ -242,4 +256,6 @@ class NodeTraceCollector(LinkService):
             self._send(collection, [*lost, recorder.ended()])
 
     def _send(self, collection: _Collection, lines: list[records.Record]) -> None:
+        if collection.mask is not None:
+            lines = list(map(collection.mask.line, lines))
         collection.send(self._runtime.rank, records.ENCODER.encode_lines(lines))

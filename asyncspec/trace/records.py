@@ -45,6 +45,8 @@ class NodeRecord(Struct, frozen=True, tag="node", tag_field="event", omit_defaul
     config: dict[str, int | float | str | bool | tuple[int, ...] | None] = {}
     # Recorded from the machine's first step on.
     whole: bool = False
+    # Token ids are hidden (``trace.masking``).
+    masked: bool = False
 
 
 class ReceivedMessage(Struct, frozen=True, array_like=True, tag="received", gc=False):

@@ -121,6 +121,10 @@ class Collect(WireMessage, array_like=True, frozen=True, tag="collect"):
     follow: bool
     # End a collection that follows.
     stop: bool = False
+    # With token ids and texts of what all users ask and are told.
+    tokens: bool = False
+    # Of a draft node: the key by which all nodes hide them, so that equal ones stay equal.
+    mask: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Events(WireMessage, array_like=True, frozen=True, tag="events"):

@@ -216,7 +216,7 @@ def test_only_operators_record() -> None:
             cluster.nodes[0]._mesh._security = Guests()
             client = await Client.connect(*cluster.ports[Rank(0)], "toy", options=QUICK)
             told: asyncio.Queue[Events] = asyncio.Queue()
-            client.collect(-1, lambda events, data: told.put_nowait(events))
+            client.collect(-1, lambda events, data: told.put_nowait(events), tokens=True)
             events = await asyncio.wait_for(told.get(), 60)
             assert (events.done, events.reason) == (True, OPERATORS_ONLY)
             assert cluster.collectors[0].recorder is None

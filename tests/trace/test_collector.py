@@ -9,8 +9,9 @@ import pytest
 
 from actor.local_cluster import QUICK, LocalCluster
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.core.machine import Emit
+from asyncspec.core.machine import Emit, Submitted
 from asyncspec.trace import collector
+from asyncspec.trace.analysis.build import build
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import (
     Dropped,
@@ -58,6 +59,37 @@ async def test_a_run_from_its_first_step_on(tmp_path: Path) -> None:
     assert ranks(trace, NodeRecord) == ranks(trace, End) == [0, 1, 2, 3]
     assert emitted(trace) == cluster.shells[0].tokens[0]
     assert [node.difference for node in replay(trace.lines)] == [None] * 4
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("policy", ["flowspec", "autoregressive"])
+async def test_a_recording_without_tokens_is_analysed_like_one_with_them(
+    tmp_path: Path, policy: str
+) -> None:
+    async with LocalCluster(2, traced=True) as cluster:
+        client = await client_of(cluster)
+        shown, hidden = TraceWriter(tmp_path / "shown"), TraceWriter(tmp_path / "hidden")
+        async with (
+            TraceDownload(client, shown, last=-1.0, tokens=True),
+            TraceDownload(client, hidden, last=-1.0, tokens=False),
+        ):
+            await cluster.ask(ask(policy=policy))
+        await client.close()
+    open_trace, masked = read_trace(tmp_path / "shown"), read_trace(tmp_path / "hidden")
+    useful = [
+        [(one.session, one.segment, one.ids, one.useful) for one in build(trace).lifetimes]
+        for trace in (open_trace, masked)
+    ]
+    assert useful[0] == useful[1]
+    assert any(row[-1] for row in useful[0])
+    given_out = emitted(open_trace)
+    assert set(emitted(masked)) == {0}
+    assert len(emitted(masked)) == len(given_out)
+    inputs = [line.input for line in masked.lines if isinstance(line, Step)]
+    prompts = [one.request.prompt for one in inputs if isinstance(one, Submitted)]
+    assert prompts == [(0,) * len(ask().prompt)]
+    with pytest.raises(UserError, match="--tokens"):
+        replay(masked.lines)
 
 
 @pytest.mark.asyncio
@@ -180,7 +212,7 @@ async def test_a_stage_that_comes_back_is_recorded_again(tmp_path: Path) -> None
 async def test_a_client_that_leaves_ends_its_collection(tmp_path: Path) -> None:
     async with LocalCluster(1, traced=False) as cluster:
         client = await client_of(cluster)
-        client.collect(0.0, lambda events, data: None)
+        client.collect(0.0, lambda events, data: None, tokens=True)
         await cluster.ask(ask(0))
         assert cluster.collectors[0].recorder is not None
         await client.close()
@@ -224,5 +256,5 @@ async def test_the_last_seconds_of_a_cluster_that_keeps_nothing(tmp_path: Path) 
 async def test_a_node_without_a_collector_refuses() -> None:
     async with LocalCluster(1) as cluster:
         client = await client_of(cluster)
-        client.collect(0.0, lambda events, data: None)
+        client.collect(0.0, lambda events, data: None, tokens=True)
         assert "may not send Collect" in await client.link.gone

@@ -23,6 +23,8 @@ def add_arguments(parser: Parser) -> None:
     SOME_SECONDS.add_to(span, "--last", "S", text)
     text = "the next S seconds; without either, until interrupted"
     SOME_SECONDS.add_to(span, "--for", "S", text, dest="seconds")
+    text = "with the token ids of what all users ask and are told (texts too with [trace] text)"
+    parser.add_argument("--tokens", action="store_true", help=text)
     parser.add_argument("file", type=Path, metavar="FILE", help="where the trace goes")
 
 
@@ -37,7 +39,8 @@ async def _record(arguments: argparse.Namespace) -> int:
     with contextlib.closing(writer):
         client = await where.connect()
         try:
-            async with TraceDownload(client, writer, last=last or 0.0) as download:
+            shown, since = arguments.tokens, last or 0.0
+            async with TraceDownload(client, writer, last=since, tokens=shown) as download:
                 if last is None:
                     await _until(client.link.gone, arguments.seconds)
         finally:

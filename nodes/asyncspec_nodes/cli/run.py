@@ -265,7 +265,8 @@ class Run:
         options, client = self._options, engine.client
         async with AsyncExitStack() as stack:
             if self._trace is not None:
-                download = TraceDownload(client, self._trace, last=trace_from)
+                own = trace_from < 0  # others' clusters have others' requests
+                download = TraceDownload(client, self._trace, last=trace_from, tokens=own)
                 await stack.enter_async_context(download)
             await answer_all(
                 engine,

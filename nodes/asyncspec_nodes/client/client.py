@@ -185,12 +185,13 @@ class Client:
         finally:
             del self._plan_queries[number]
 
-    def collect(self, last: float, sink: Sink) -> int:
+    def collect(self, last: float, sink: Sink, *, tokens: bool) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: everything) until
-        ``stop_collecting``, by calling ``sink``. Returns the collection's number."""
+        ``stop_collecting``, by calling ``sink``; with the ``tokens`` of all users or without.
+        Returns the collection's number."""
         number = next(self._numbers)
         self._collections[number] = sink
-        self.link.send(Collect(number, last, follow=True))
+        self.link.send(Collect(number, last, follow=True, tokens=tokens))
         return number
 
     def stop_collecting(self, number: int) -> None:

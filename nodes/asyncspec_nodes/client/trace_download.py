@@ -17,10 +17,14 @@ class TraceDownload:
     """``async with``: inside, the cluster's events go to the file.
 
     Leaving waits for the last events and closes the file. ``complete`` is False where they did not
-    arrive. A failed write is raised only then, so that it does not stop the run.
+    arrive. A failed write is raised only then, so that it does not stop the run. ``tokens``: with
+    what all users ask and are told.
     """
 
-    def __init__(self, client: Client, writer: TraceWriter, *, last: float) -> None:
+    def __init__(
+        self, client: Client, writer: TraceWriter, *, last: float, tokens: bool = True
+    ) -> None:
+        self._tokens = tokens
         self._client = client
         self._writer = writer
         self._last = last
@@ -33,7 +37,7 @@ class TraceDownload:
         # A recording of the past may be empty; an existing file is then kept.
         if self._last <= 0:
             self._writer.begin()
-        self._number = self._client.collect(self._last, self._take)
+        self._number = self._client.collect(self._last, self._take, tokens=self._tokens)
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:

@@ -195,7 +195,7 @@ class TraceTable(Struct, frozen=True, forbid_unknown_fields=True):
     # Events every node keeps in memory for asyncspec record; 0: none until asked for, and
     # then only what happens from there on. 100,000 are some 50 MB.
     events: Annotated[int, Meta(ge=0)] = 0
-    # Whether traces hold the text of answers (they always hold token ids).
+    # Whether traces that hold token ids (asyncspec record --tokens) hold the text of answers too.
     text: bool = False
 
 

@@ -73,6 +73,11 @@ def replay(
 
 
 def _replay(node: NodeRecord, steps: list[Step], policies: Mapping[str, Policy]) -> Replayed:
+    if node.masked:
+        raise UserError(
+            f"rank {node.rank} was recorded without token ids, and such a recording cannot be "
+            "replayed (asyncspec record --tokens keeps them)"
+        )
     if not node.whole or any(step.number != i for i, step in enumerate(steps)):
         raise UserError(
             f"rank {node.rank} was not recorded from its first step on, or lines were lost; "

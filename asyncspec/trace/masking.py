@@ -1,0 +1,107 @@
+"""Trace lines without what users asked and were told.
+
+Token ids become 0, but for those of segments and verdicts: the analysis follows a session's path by
+which of them are equal, so a keyed hash of session and token stands for each. Checksums go too, as
+a guess could be tried against them. Such lines cannot be replayed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from msgspec.structs import replace
+
+from asyncspec.core import machine
+from asyncspec.trace import records
+from asyncspec_protocol.messages import Expand, Expanded, Message, Open, Segment, Verdict
+from asyncspec_protocol.sampling import UNCONSTRAINED
+
+
+class Mask:
+    """Lines of one recording, with a key of its own that nobody keeps."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def line(self, line: records.Record) -> records.Record:
+        """A line as it may be shown."""
+        match line:
+            case records.Step():
+                effects = tuple(map(self._effect, line.effects))
+                return replace(line, input=self._input(line.input), effects=effects)
+            case records.Text():
+                return replace(line, tokens=_hidden(line.tokens), text="")
+            case records.NodeRecord():
+                return replace(line, masked=True)
+            case _:
+                return line
+
+    def message(self, message: Message) -> Message:
+        """A message without tokens."""
+        match message:
+            case Segment(session=session, tokens=tokens):
+                return replace(message, tokens=self._hashed(session, tokens))
+            case Verdict(session=session, tokens=tokens, top_tokens=top):
+                hashed = self._hashed(session, tokens)
+                return replace(message, tokens=hashed, top_tokens=_hidden(top))
+            case Expand(committed=committed, tokens=tokens):
+                gone = {"committed": _hidden(committed), "tokens": _hidden(tokens)}
+                return replace(message, **gone, grammar="")
+            case Expanded(tokens=tokens):
+                return replace(message, tokens=_hidden(tokens))
+            case Open():
+                return replace(message, constraint=UNCONSTRAINED)
+            case _:
+                return message
+
+    def _input(self, event: records.Input) -> records.Input:
+        match event:
+            case records.ReceivedMessage(message=message):
+                return replace(event, message=self.message(message))
+            case records.JobResult():
+                return self._result(event)
+            case machine.Submitted(request):
+                hidden = replace(
+                    request,
+                    prompt=_hidden(request.prompt),
+                    given=_hidden(request.given),
+                    stop_tokens=frozenset(),
+                    sampling=replace(request.sampling, constraint=UNCONSTRAINED),
+                )
+                return replace(event, request=hidden)
+            case _:
+                return event
+
+    def _result(self, result: records.JobResult) -> records.JobResult:
+        expanded = result.expanded and replace(
+            result.expanded, tokens=_hidden(result.expanded.tokens)
+        )
+        return replace(
+            result,
+            tokens=None if result.tokens is None else _hidden(result.tokens),
+            expanded=expanded,
+            top_tokens=tuple((_hidden(ids), scores) for ids, scores in result.top_tokens),
+            parts=tuple(map(self._result, result.parts)),
+        )
+
+    def _effect(self, effect: records.Effect) -> records.Effect:
+        match effect:
+            case machine.Emit(tokens=tokens):
+                return replace(effect, tokens=_hidden(tokens))
+            case records.Sent() | records.Issued() | records.TaskRun():
+                return replace(effect, check=0)
+            case _:
+                return effect
+
+    def _hashed(self, session: int, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        known = session.to_bytes(8, "little")
+        found = []
+        for token in tokens:
+            text = known + token.to_bytes(4, "little")
+            digest = hashlib.blake2b(text, digest_size=4, key=self._key).digest()
+            found.append(int.from_bytes(digest, "little") >> 1)
+        return tuple(found)
+
+
+def _hidden(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    return (0,) * len(tokens)

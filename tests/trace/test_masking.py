@@ -1,0 +1,53 @@
+"""Recordings without what users ask and are told."""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.trace.masking import Mask
+from asyncspec_protocol.clients import ClientMessage
+from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import Message, Segment, Verdict
+from asyncspec_protocol.sampling import UNCONSTRAINED
+from protocol.message_strategies import KINDS, of_kind
+
+OF_NODES = st.one_of(*(of_kind(k) for k in KINDS if k not in typing.get_args(ClientMessage)))
+NODES = (NodeId(1), NodeId(2))
+HASHED = {Segment: "tokens", Verdict: "tokens"}
+
+
+@given(OF_NODES, st.binary(min_size=1, max_size=64))
+def test_no_message_keeps_a_token(message: Message, key: bytes) -> None:
+    """By the types of its fields, so that a field of tokens to come is hidden, too."""
+    masked: Any = Mask(key).message(message)
+    for name, kind in type(message).__annotations__.items():
+        value, hidden = getattr(message, name), getattr(masked, name)
+        if "Token" in str(kind) or name == "committed":
+            assert len(hidden) == len(value)
+            if HASHED.get(type(message)) == name:
+                assert len(set(hidden)) == len(set(value))
+            else:
+                assert set(hidden) <= {0}
+        elif name == "constraint":
+            assert hidden == UNCONSTRAINED
+        elif name == "grammar":
+            assert not hidden
+        else:
+            assert hidden == value
+
+
+def test_equal_tokens_of_other_sessions_and_recordings_are_not_equal() -> None:
+    found = set()
+    for session, key in itertools.product((1, 2), (b"a", b"b")):
+        segment = Segment(SessionId(session), SegmentId(0), Version(0), NODES, (-1, 0), (7, 7))
+        masked = Mask(key).message(segment)
+        assert isinstance(masked, Segment)
+        first, second = masked.tokens
+        assert first == second
+        found.add(first)
+    assert len(found) == 4
