@@ -23,7 +23,7 @@ from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.local.cluster import LocalCluster, RestartPolicy, local_config
 from asyncspec_protocol.messages import Submit
-from tools.bench.faults import machines
+from tools.bench.faults import load, machines
 from tools.bench.faults.relay import RelayedLauncher
 from tools.bench.faults.runs import KINDS, MOMENTS, Bed, Case, Outcome
 from tools.bench.selection import chosen_parts
@@ -49,6 +49,8 @@ def add_arguments(parser: Parser) -> None:
     """The arguments of ``bench faults``."""
     parser.add_argument("--json", action="store_true", help="one list on stdout, nothing else")
     parser.add_argument("--only", metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; default: all")
+    load_help = "storms of cancelled requests, 64 at once, long prompts: what they leave behind"
+    parser.add_argument("--load", action="store_true", help=load_help)
     machines_help = "a machine (namespace) a node, of which one falls silent; needs root"
     parser.add_argument("--machines", action="store_true", help=machines_help)
     COUNT.add_to(parser, "--repeats", "N", "of each fault (default: 3)", default=3)
@@ -56,13 +58,13 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Exit code 1 where a text differs."""
+    if options.load:
+        _show(asyncio.run(load.measure()), as_json=options.json)
+        return 0
     known, of = (machines.KINDS, machine_rows) if options.machines else (KINDS, measure)
     kinds = chosen_parts(options.only, dict.fromkeys(known))
     rows = asyncio.run(of(kinds, options.repeats))
-    if options.json:
-        print(json.dumps(rows, indent=1))
-    else:
-        _print(rows)
+    _show(rows, as_json=options.json)
     return 0 if all(row["texts equal"] == row["runs"] for row in rows) else 1
 
 
@@ -109,7 +111,10 @@ async def _row(bed: Bed, case: Case, name: str, repeats: int) -> machines.Row:
     }
 
 
-def _print(rows: Sequence[machines.Row]) -> None:
+def _show(rows: Sequence[machines.Row], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
     table = Table(*rows[0])
     for row in rows:
         table.add_row(*map(str, row.values()))

@@ -1,0 +1,46 @@
+"""Asks ``/health`` of a port until stdin ends, in a process of its own: another client's work must
+not be taken for the service's. Prints seconds, a JSON list."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import select
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+PAUSE_SECONDS = 0.01
+
+
+@asynccontextmanager
+async def asked(port: int, seconds: list[float]) -> AsyncIterator[None]:
+    """Inside, a process asks; ``seconds`` are there afterwards."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", str(Path(__file__)), str(port)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield
+    finally:
+        told, _ = await child.communicate()
+        seconds.extend(json.loads(told))
+
+
+def main(port: int) -> None:
+    """One connection, one request after another."""
+    connection, seconds = http.client.HTTPConnection("127.0.0.1", port), []
+    while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
+        start = time.monotonic()
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        seconds.append(time.monotonic() - start)
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
