@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
@@ -18,9 +19,10 @@ from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import Rank
 from tools.bench.__main__ import main
-from tools.bench.prompts import Prompt
+from tools.bench.prompts import Prompt, Sets
 from tools.bench.report.cell import Ask, Cell, Setting
-from tools.bench.report.models import Models
+from tools.bench.report.exhibit import Exhibit, Point, cells
+from tools.bench.report.models import SUFFIX_EARLIER, Models
 from tools.bench.report.real import measure_real
 from tools.bench.report.virtual import VirtualEngine, WrongText
 
@@ -109,3 +111,16 @@ def test_real_processes_bring_the_same_counts() -> None:
     (stats,) = measure_real(Models(), [Cell(Ask(PROMPT, tokens=6), setting)])
     assert (stats["new_tokens"], stats["turns"], stats["wasted_rows"]) == (6, 10, 0)
     assert stats["decode_seconds"] > 0
+
+
+def test_suffixes_of_earlier_answers(engines: tuple[VirtualEngine, VirtualEngine]) -> None:
+    ask = Ask(PROMPT, tokens=24)
+    other = replace(ask, prompt=replace(PROMPT, number=1, text="def mul(a, b):\n"))
+    exhibit = Exhibit("x", "", (), ())
+    point = Point("x", Setting("flowspec", SUFFIX_EARLIER, 2))
+    sets: Sets = {"code": (ask.prompt, other.prompt)}
+    first, second = (cell.earlier for cell in cells(exhibit, point, sets, 24))
+    assert [one.prompt for one in (*first, *second)] == [other.prompt, ask.prompt]
+    cell, answer = Cell(ask, point.setting), engines[0].target.write(ask)
+    alone, told = engines[0].measure(cell, answer), engines[0].measure(cell, answer, [answer])
+    assert told["turns"] < alone["turns"]

@@ -44,6 +44,8 @@ class Cell(Struct, frozen=True):
 
     ask: Ask
     setting: Setting
+    # Whose answers the source has seen before.
+    earlier: tuple[Ask, ...] = ()
 
 
 def key(what: Struct, *further: str) -> str:

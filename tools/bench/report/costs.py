@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost, scaled
 from asyncspec_nodes.cluster.checkpoints import NGRAM, SUFFIX
+from tools.bench.report.models import SUFFIX_EARLIER
 
 TURNS = PRESETS["turns"]
 """Every pass a turn: the papers' own accounting."""
@@ -52,7 +53,7 @@ def server(stages: int, *, slow_link: bool = False) -> ClusterCost:
     )
 
 
-LOOKUPS = {NGRAM, SUFFIX}
+LOOKUPS = {NGRAM, SUFFIX, SUFFIX_EARLIER}
 
 
 def asked(cost: ClusterCost, source: str) -> ClusterCost:

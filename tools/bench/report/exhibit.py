@@ -10,6 +10,7 @@ from msgspec import Struct
 from asyncspec.core.sampling import Sampling
 from tools.bench.prompts import Sets
 from tools.bench.report.cell import GREEDY, Ask, Cell, Setting
+from tools.bench.report.models import SUFFIX_EARLIER
 
 BY_SET = "*"
 """As a point's column: a column for every prompt set, and one for all of them."""
@@ -68,4 +69,10 @@ def asks(exhibit: Exhibit, point: Point, sets: Sets, tokens: int) -> Iterator[As
 
 def cells(exhibit: Exhibit, point: Point, sets: Sets, tokens: int) -> list[Cell]:
     """What is measured for a point."""
-    return [Cell(ask, point.setting) for ask in asks(exhibit, point, sets, tokens)]
+    wanted = [*asks(exhibit, point, sets, tokens)]
+    if point.setting.source != SUFFIX_EARLIER:
+        return [Cell(ask, point.setting) for ask in wanted]
+    return [
+        Cell(ask, point.setting, tuple(one for one in wanted if one.prompt != ask.prompt))
+        for ask in wanted
+    ]

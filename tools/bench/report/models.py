@@ -20,9 +20,12 @@ from asyncspec_nodes.cluster.checkpoints import (
     check_target,
 )
 
+SUFFIX_EARLIER = "suffix, earlier answers"
+"""Suffix decoding that has seen the answers to all other prompts of a table."""
+
 SOURCES = (
     *("draft", "eagle", "ngram", "suffix", "hybrid", "eagle+ngram", "eagle+suffix"),
-    *("ngram+suffix", "twin:int4", "twin:int8", NONE),
+    *(SUFFIX_EARLIER, "ngram+suffix", "twin:int4", "twin:int8", NONE),
 )
 """Token sources; ``hybrid`` is the draft model with n-gram lookup."""
 
@@ -40,6 +43,7 @@ class Models(Struct, frozen=True):
         names = {
             "draft": self.draft,
             "eagle": eagle,
+            SUFFIX_EARLIER: SUFFIX,
             "hybrid": f"{self.draft}+{NGRAM}",
             "eagle+ngram": f"{eagle}+{NGRAM}",
             "eagle+suffix": f"{eagle}+{SUFFIX}",

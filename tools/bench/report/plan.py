@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 from msgspec import Struct
 from rich.progress import Progress
@@ -88,7 +89,8 @@ class Plan:
         self._store.add(self._identity.of(cell), stats, **about)
 
     def _unanswered(self, cells: Iterable[Cell]) -> list[Ask]:
-        asks = (cell.ask for cell in cells if cell.setting.engine == "virtual")
+        virtual = [cell for cell in cells if cell.setting.engine == "virtual"]
+        asks = chain.from_iterable((cell.ask, *cell.earlier) for cell in virtual)
         unknown = {self._identity.asked(ask): ask for ask in asks}
         return [ask for name, ask in unknown.items() if name not in self._store]
 
@@ -96,8 +98,9 @@ class Plan:
         real: dict[str, list[Cell]] = {}
         for cell in cells:
             if cell.setting.engine == "virtual":
-                answer = tuple(self._store[self._identity.asked(cell.ask)])
-                yield Job((cell,), (answer,))
+                asks = (cell.ask, *cell.earlier)
+                texts = [tuple(self._store[self._identity.asked(ask)]) for ask in asks]
+                yield Job((cell,), (texts[0],), tuple(texts[1:]))
             else:
                 # One cluster for all prompts.
                 shared = key(cell.setting, str(cell.ask.sampling), str(cell.ask.tokens))

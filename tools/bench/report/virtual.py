@@ -15,6 +15,7 @@ from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.sim.costs import CostModel
 from asyncspec.sim.world import Actor, World
+from asyncspec.source.suffix import SuffixSource
 from asyncspec_nodes.cluster.checkpoints import SUFFIX
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
@@ -62,10 +63,17 @@ class VirtualEngine:
             self._sources[label] = loaded
         return self._sources[label]
 
-    def measure(self, cell: Cell, answer: Sequence[int]) -> Stats:
-        """Run a cell whose text is known. Raises ``WrongText``."""
+    def measure(
+        self, cell: Cell, answer: Sequence[int], earlier: Sequence[Sequence[int]] = ()
+    ) -> Stats:
+        """Run a cell whose text is known, with a source that has seen ``earlier`` answers. Raises
+        ``WrongText``."""
         text = (*self.target.encode(cell.ask), *answer)
-        world = self._world(cell.setting, text)
+        source = self.source(cell.setting.source)
+        if isinstance(source.source, SuffixSource):
+            for one in earlier:
+                source.source.earlier.add("", one)
+        world = self._world(cell.setting, text, source)
         world.feed(DRAFT, Submitted(self._request(cell, len(text) - len(answer))))
         world.run(most_steps=MAX_STEPS)
         if tuple(world.tokens.get(0, ())) != tuple(answer):
@@ -83,8 +91,7 @@ class VirtualEngine:
             policy=cell.setting.policy,
         )
 
-    def _world(self, setting: Setting, text: tuple[int, ...]) -> World:
-        source = self.source(setting.source)
+    def _world(self, setting: Setting, text: tuple[int, ...], source: LoadedSource) -> World:
         actors = {DRAFT: self._draft(setting, source)}
         for rank in map(Rank, range(1, setting.stages + 1)):
             actors[rank] = self._stage(setting, rank, text, source)

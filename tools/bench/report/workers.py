@@ -20,6 +20,8 @@ class Job(Struct, frozen=True):
 
     cells: tuple[Cell, ...]
     answers: tuple[tuple[int, ...], ...] = ()
+    # What the source has seen before.
+    earlier: tuple[tuple[int, ...], ...] = ()
 
 
 def write(models: Models, ask: Ask) -> tuple[int, ...]:
@@ -32,7 +34,8 @@ def measure(models: Models, job: Job) -> list[Stats]:
     if job.cells[0].setting.engine == "real":
         return measure_real(models, job.cells)
     engine = _engine(models)
-    return [engine.measure(*pair) for pair in zip(job.cells, job.answers, strict=True)]
+    pairs = zip(job.cells, job.answers, strict=True)
+    return [engine.measure(*pair, job.earlier) for pair in pairs]
 
 
 @functools.cache
