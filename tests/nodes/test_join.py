@@ -183,7 +183,7 @@ class Cluster:
     async def __aenter__(self) -> Cluster:
         return self
 
-    def __init__(self, machines: int, token_file: Path | None = None) -> None:
+    def __init__(self, machines: int, token_file: Path | None = None, **own: Any) -> None:
         # What it says.
         self._lines: asyncio.Queue[str] = asyncio.Queue()
         config = Config(
@@ -194,8 +194,8 @@ class Cluster:
             ("127.0.0.1", 0),
             token_file=token_file,
             machines=machines,
-            holds=False,
             wait_seconds=30.0,
+            **(own or {"holds": False}),
         )
         self.token: asyncio.Future[Token] = asyncio.get_running_loop().create_future()
         show, say = self.token.set_result, self._lines.put_nowait
@@ -292,6 +292,16 @@ async def test_the_same_token_after_a_restart(tmp_path: Path) -> None:
     finally:
         if one is not None:
             await one.stop()
+
+
+@pytest.mark.processes
+@pytest.mark.asyncio
+async def test_the_first_machine_needs_no_way_back_through_nat() -> None:
+    """Nothing answers at what it advertises; its own stage and the draft node do without."""
+    async with Cluster(1, advertise=("192.0.2.1", 9), memory=1 << 30, speed=1e9) as cluster:
+        made = await cluster.token
+        assert (made.hosts, made.port) == (("192.0.2.1",), 9)
+        assert len(await text(await cluster.starting)) == 24
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,7 @@ from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import Identity
 from asyncspec_nodes.join.connection import Connector, NobodyThereError
+from asyncspec_nodes.join.discovery import near
 from asyncspec_nodes.join.facts import free_memory, read_speed
 from asyncspec_nodes.join.messages import (
     GRACE_SECONDS,
@@ -319,11 +320,6 @@ class Agent:
     async def _stop_all(self) -> None:
         for rank in list(self._stages):
             await self._stop(rank)
-
-
-def near(host: str) -> str:
-    """Where this machine itself reaches what listens on ``host``."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 async def _complete(task: asyncio.Task[None]) -> None:

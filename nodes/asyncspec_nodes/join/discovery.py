@@ -28,6 +28,11 @@ def own_addresses() -> list[str]:
     return sorted(dict.fromkeys(found), key=is_loopback) or ["127.0.0.1"]
 
 
+def near(host: str) -> str:
+    """Where this machine itself reaches what listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
 @asynccontextmanager
 async def announced(cluster: str, hosts: Sequence[str], port: int) -> AsyncIterator[None]:
     """Inside, the cluster is announced; without an effect where there is no network to do so."""

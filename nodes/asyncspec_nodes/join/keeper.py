@@ -178,8 +178,7 @@ class Keeper:
         token = await stack.enter_async_context(server)
         self._show(token)
         if options.holds:
-            local = replace(token, hosts=(server.own_host,))
-            self._tasks.append(asyncio.create_task(self._hold(local)))
+            self._tasks.append(asyncio.create_task(self._hold(server.here(token))))
 
     async def _hold(self, token: Token) -> None:
         """This machine as a member."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from asyncspec_nodes.join.agent import Agent, AgentOptions, near
+from asyncspec_nodes.join.agent import Agent, AgentOptions
+from asyncspec_nodes.join.discovery import near
 from asyncspec_nodes.join.messages import PORTS
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node import listen

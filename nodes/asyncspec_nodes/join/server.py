@@ -21,7 +21,7 @@ from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
-from asyncspec_nodes.join.discovery import announced, own_addresses
+from asyncspec_nodes.join.discovery import announced, near, own_addresses
 from asyncspec_nodes.join.kept import KeptFile, new_cluster
 from asyncspec_nodes.join.members import Member
 from asyncspec_nodes.join.messages import (
@@ -41,8 +41,6 @@ from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 OFFER_SECONDS = 20.0
 """For a member's first message: it measures itself before."""
-
-ANY = ("0.0.0.0", "::")
 
 
 class Admission(Protocol):
@@ -90,10 +88,9 @@ class JoinServer:
         (folder / CA).write_text(self._kept.authority)
         (folder / CERTIFICATE).write_text(self._kept.certificate)
 
-    @property
-    def own_host(self) -> str:
-        """The address for this machine itself."""
-        return "127.0.0.1" if self._address[0] in ANY else self._address[0]
+    def here(self, token: Token) -> Token:
+        """For this machine itself, to which NAT need not lead back."""
+        return replace(token, hosts=(near(self._address[0]),), port=self._kept.port)
 
     async def __aenter__(self) -> Token:
         try:
@@ -141,7 +138,7 @@ class JoinServer:
 
     def _hosts(self, sock: socket.socket) -> list[str]:
         bound: str = sock.getsockname()[0]
-        return own_addresses() if bound in ANY else [bound]
+        return own_addresses() if near(bound) != bound else [bound]
 
     def _allowed(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "").encode()
