@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from contextlib import AsyncExitStack
@@ -29,6 +30,7 @@ from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
 from asyncspec_nodes.join.kept import default_file
+from asyncspec_nodes.join.links import report_missing_links
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.ray.launcher import RayLauncher, RayOptions, check_installed
@@ -130,6 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         await (entering if launcher is None else launcher.while_it_runs(entering))
         where = ClusterAddress(*cluster.address, config.cluster.name, cluster.security)
         serving.engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
+        links = report_missing_links(serving.engine.nodes, cluster.members, serving.notify)
+        stack.callback(asyncio.create_task(links).cancel)
         serving.notify(f"on this machine also: asyncspec run --config {cluster.file}")
         return cluster if launcher is None else _OnRay(cluster, launcher)
 

@@ -96,7 +96,7 @@ class Keeper:
         self._stack = AsyncExitStack()
         self._folder = Path()
         self._config = replace(config, security=SecurityTable(CA, CERTIFICATE, KEY))
-        self._members = Members(self._config, target, config.limits.sessions, options.stages)
+        self.members = Members(self._config, target, config.limits.sessions, options.stages)
         # Set at every change; the time of the last one.
         self._changed = asyncio.Event()
         self._joined_at = time.monotonic()
@@ -130,13 +130,13 @@ class Keeper:
 
     def pending(self) -> str:
         """What has to happen before requests are served."""
-        if not self._members.assignment:
-            there, wanted = len(self._members.by_id), self._options.machines
+        if not self.members.assignment:
+            there, wanted = len(self.members.by_id), self._options.machines
             return f"machines to join ({there}{f' of {wanted}' if wanted else ''} here)"
         loading = (
             f"stage {rank} ({self._steps.get(rank, 'starting')})"
-            for rank in range(1, len(self._members.assignment) + 1)
-            if rank not in self._members.serving
+            for rank in range(1, len(self.members.assignment) + 1)
+            if rank not in self.members.serving
         )
         return ", ".join(loading)
 
@@ -153,7 +153,7 @@ class Keeper:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        for member in self._members.by_id.values():
+        for member in self.members.by_id.values():
             member.send(Ended())
         for task in self._tasks:
             task.cancel()
@@ -200,7 +200,7 @@ class Keeper:
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> Member:
         """See ``Admission``."""
-        members = self._members
+        members = self.members
         if not is_loopback(offer.reached) and not self._options.advertise[0]:
             self._reached = offer.reached
             # Stages here are dialled from there, too.
@@ -224,13 +224,13 @@ class Keeper:
 
     def lost(self, member: Member) -> None:
         """See ``Admission``."""
-        if self._members.by_id.get(member.offer.member) is member:
+        if self.members.by_id.get(member.offer.member) is member:
             member.lost_at = time.monotonic()
             self._changed.set()
 
     def received(self, name: str, message: FromMember) -> bool:
         """See ``Admission``."""
-        members = self._members
+        members = self.members
         match message:
             case Step(version, rank, text) if members.is_current(name, rank, version):
                 self._steps[rank] = text
@@ -253,14 +253,14 @@ class Keeper:
         return True
 
     def _drop(self, name: str) -> None:
-        self._members.by_id.pop(name, None)
+        self.members.by_id.pop(name, None)
         self._changed.set()
 
     # --- The cluster.
 
     async def _form(self) -> None:
         """Wait for machines, and place the layers. Raises ``UserError``."""
-        options, members = self._options, self._members
+        options, members = self._options, self.members
         give_up = time.monotonic() + options.wait_seconds
         said = False
         while True:
@@ -289,7 +289,7 @@ class Keeper:
         self._assign(assignment)
 
     def _assign(self, assignment: Assignment) -> None:
-        members = self._members
+        members = self.members
         members.assign(assignment)
         for rank, one in enumerate(members.assignment, start=1):
             if rank not in members.serving:
@@ -307,15 +307,15 @@ class Keeper:
         port = sock.getsockname()[1]
         node = replace(self._config.at(DRAFT), port=port)
         self._config = replace(self._config, node=(node,))
-        self._members.set_draft(node)
-        for name in self._members.by_id:
-            self._members.tell(name)
+        self.members.set_draft(node)
+        for name in self.members.by_id:
+            self.members.tell(name)
         self._write()
         draft = DraftProcess(self.file, sock, self._changed.set, self.say)
         self._tasks.append(asyncio.create_task(self._run_draft(draft)))
         try:
             async with asyncio.timeout(LOAD_SECONDS):
-                while not (draft.ready and self._members.ready) and not self._over.done():
+                while not (draft.ready and self.members.ready) and not self._over.done():
                     await self._change(0.5)
                     self._repair()
         except TimeoutError:
@@ -326,7 +326,7 @@ class Keeper:
     def _write(self) -> None:
         part = self.file.with_suffix(".part")
         own = self._own
-        config = self._members.config(*(() if own is None else (own.member, own.here)))
+        config = self.members.config(*(() if own is None else (own.member, own.here)))
         part.write_text(to_toml(config), encoding="utf-8")
         part.replace(self.file)
 
@@ -336,16 +336,16 @@ class Keeper:
     async def _guard(self) -> None:
         """Repair whatever happens."""
         while True:
-            was = self._members.ready
+            was = self.members.ready
             await self._change(1.0)
             self._repair()
-            if self._members.ready and not was:
+            if self.members.ready and not was:
                 self.say("all stages serve")
 
     def _repair(self) -> None:
         """Give the stages of those who have left for good to others."""
         self._forget_lost()
-        members = self._members
+        members = self.members
         if not members.incomplete:
             if (better := members.relieved()) is not None:
                 self._assign(better)
@@ -367,7 +367,7 @@ class Keeper:
     def _forget_lost(self) -> None:
         """Those who were without a connection for too long have left: they stop by themselves."""
         now = time.monotonic()
-        for name, member in list(self._members.by_id.items()):
+        for name, member in list(self.members.by_id.items()):
             if member.lost_at is not None and now - member.lost_at > GRACE_SECONDS + 1.0:
                 self.say(f"{member.offer.name} is gone for {now - member.lost_at:.0f} s")
                 self._drop(name)
