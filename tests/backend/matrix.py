@@ -39,7 +39,7 @@ from effort import NIGHTLY
 
 SOURCES = ("draft", "eagle", "eagle3", "ngram", "suffix", "draft+ngram", "eagle+ngram")
 HEADS = ("mtp", "dflash")
-"""Further heads on the code of EAGLE's: one number of stages for each policy and way to draw."""
+"""Further heads on the code of EAGLE's."""
 NUCLEUS = Sampling(temperature=0.7, top_p=0.9)
 DRAWS = {"greedy": Sampling(), "T=0.7 top-p=0.9": NUCLEUS}
 PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
@@ -93,14 +93,28 @@ class Cell(Struct, frozen=True):
 
 
 def cells() -> list[Cell]:
-    """Every combination, of which ``make check`` has one number of stages each; and a smaller
-    matrix of penalties, further heads and grammars."""
-    whole = (
-        (*one, stages)
-        for i, one in enumerate(product(LOSSLESS, SOURCES, DRAWS))
-        for n, stages in enumerate(STAGES)
-        if NIGHTLY or n == (i + i // len(DRAWS)) % len(STAGES)
-    )
+    """``make check``: every policy with every source, without and with penalties, and a grammar for
+    every policy; draws and stages alternate, so that any two of a cell's parts meet in some cell.
+    ``make nightly``: every combination, of penalties, further heads and grammars with one number of
+    stages each."""
+    return _all_cells() if NIGHTLY else _pairs()
+
+
+def _pairs() -> list[Cell]:
+    found = []
+    for p, policy in enumerate(LOSSLESS):
+        for s, source in enumerate((*SOURCES, *HEADS)):
+            kinds = (DRAWS, PENALISED) if source in SOURCES else (DRAWS,)
+            for k, draws in enumerate(map(tuple, kinds)):
+                stages = STAGES[(p // 2 + s + 2 * k) % len(STAGES)]
+                found.append(Cell(policy, source, draws[(p + s + k) % len(draws)], stages))
+        forms, stages = tuple(CONSTRAINED), STAGES[(p // 2 + 1) % len(STAGES)]
+        found.append(Cell(policy, (*HEADS, *SOURCES)[p % 9], forms[p % len(forms)], stages))
+    return found
+
+
+def _all_cells() -> list[Cell]:
+    whole = product(LOSSLESS, SOURCES, DRAWS, STAGES)
     some = (
         (policy, source, draws, STAGES[i % len(STAGES)])
         for i, (policy, source, draws) in enumerate(
