@@ -260,6 +260,8 @@ def fuse_layers(body: OptimizedModel, width: int, dtype: torch.dtype, positions:
         assert isinstance(layer, OptimizedLayer)
         if not isinstance(layer.mlp, OptimizedMLP):
             continue
+        if not isinstance(layer.mlp.down_proj, WaitingLinear):
+            continue  # nor do the others wait: onnxruntime is not imported for nothing
         name = repr(layer.mlp.activation)
         if name not in activations:
             activations[name] = known_activation(layer.mlp.activation)
