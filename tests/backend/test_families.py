@@ -26,7 +26,9 @@ from effort import NIGHTLY
 
 pytestmark = pytest.mark.torch
 
-NEW = 32
+NEW = 32 if NIGHTLY else 16
+TIED = ("llama-tied", "gemma", "gemma2", "gemma3", "gemma4")
+"""Their embedding and head are one matrix: a stage that has both differs from two that have one."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -37,7 +39,7 @@ def test_same_tokens_as_generate(family: str, tiny: Callable[..., Path]) -> None
     want = generated(path, prompt, NEW)
     assert len(set(want)) > NEW // 8, "one token over and over would prove nothing"
     checkpoint = open_checkpoint(path)
-    for stages in (1, 2, 3, LAYERS) if NIGHTLY else (1, LAYERS):
+    for stages in (1, 2, 3, LAYERS) if NIGHTLY else (1, LAYERS) if family in TIED else (LAYERS,):
         assert decode(cut(checkpoint, stages), prompt, NEW) == want
     assert decode(cut(checkpoint, 2, mode="fast"), prompt, NEW) == want
 
@@ -65,7 +67,7 @@ def test_experts_may_be_stored_in_one_tensor_a_layer(
     assert list_tensors(stacked).keys() != list_tensors(one).keys()
     random = Random(family)
     prompt = [random.randrange(3, 150) for _ in range(40)]
-    for stages in (1, 3):
+    for stages in (1, 3) if NIGHTLY else (3,):
         said = [
             decode(cut(open_checkpoint(path), stages, quantize=quantize), prompt, NEW)
             for path in (one, stacked)
@@ -81,7 +83,7 @@ def test_same_tokens_as_generate_cut_and_as_a_tree(family: str, tiny: Callable[.
     random = Random(family)
     prompt = [random.randrange(3, 150) for _ in range(40)]
     stages = cut(open_checkpoint(path), 2)
-    assert decode(stages, prompt, NEW // 2) == generated(path, prompt, NEW // 2)
+    assert decode(stages, prompt, 16) == generated(path, prompt, 16)
     same_bits(stages, family)
 
 

@@ -19,6 +19,7 @@ from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec_nodes.cli import main as cli
 from backend import draft_memory_child, memory_child
 from backend.memory_child import MIB, SESSIONS
+from effort import nightly
 
 T = TypeVar("T")
 
@@ -122,18 +123,20 @@ def imports(small: Path) -> float:
     return in_a_process("spawn", memory_child.imports, str(small))
 
 
+@functools.cache
 def measure(
     small: Path,
     large: Path,
     layers: tuple[int, int],
-    quantize: str = "none",
-    sessions: int = 0,
+    quantize: str,
+    sessions: int,
 ) -> dict[str, float]:
     given = (str(small), str(large), *layers, CAPACITY, quantize, sessions)
     return in_a_process("forkserver", memory_child.main, *given)
 
 
-@pytest.mark.parametrize(("first", "last"), [(0, 6), (6, 12), (3, 6)])
+# A first stage's embedding is in the prediction of a whole model below.
+@pytest.mark.parametrize(("first", "last"), [nightly(0, 6), (6, 12), (3, 6)])
 def test_a_stage_takes_its_share(
     tiny: Callable[..., Path], large: Path, first: int, last: int
 ) -> None:
@@ -147,7 +150,8 @@ def test_a_stage_takes_its_share(
     weights = sum(mine) / MIB
     whole = sum(info.size for info in tensors.values()) / MIB
     assert weights < 0.51 * whole
-    sizes = measure(tiny("llama", dtype=torch.bfloat16), large, (first, last), sessions=SESSIONS)
+    small = tiny("llama", dtype=torch.bfloat16)
+    sizes = measure(small, large, (first, last), "none", SESSIONS)
     report = {"weights": weights, **sizes}
     assert sizes["read"] < weights + 4, report
     taken = {name: size - sizes["base"] for name, size in sizes.items()}
@@ -191,7 +195,7 @@ def test_the_peak_is_predicted(
     assert cli.main([*argv, "--context", str(CAPACITY), "--tree", "64", "--json"]) == 0
     foretold = json.loads(capsys.readouterr().out)["stages"][rank - 1]
     small = tiny("llama", dtype=getattr(torch, dtype))
-    sizes = measure(small, path, tuple(foretold["layers"]), quantize)
+    sizes = measure(small, path, tuple(foretold["layers"]), quantize, SESSIONS)
     peak = imports(tiny("llama", dtype=torch.bfloat16)) + sizes["running_peak"] - sizes["base"]
     share = peak * MIB / foretold["peak_bytes"]
     assert 0.8 < share <= 1, (share, sizes, foretold)
