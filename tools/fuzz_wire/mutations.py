@@ -99,24 +99,30 @@ def _other(rng: random.Random, value: Any) -> Any:
 
 
 def _other_list(rng: random.Random, value: list[Any]) -> list[Any]:
-    nested: list[Any] = []
-    for _ in range(rng.choice((3, 60, 2000))):
-        nested = [nested]
     place = rng.randrange(len(value) + 1)
-    number = next((one for one in value if isinstance(one, int)), 0)
-    return rng.choice(
-        (
-            [],
-            value[:place],
-            value[place:],
-            value[::-1],
-            value + value,
-            [number] * rng.choice((5, 300, 9000, 9000, 200_000)),
-            [*value[:place], *value[place : place + 1] * 2, *value[place + 1 :]],
-            [*value, rng.choice(_INTEGERS)],
-            [*value, nested],
-        )
-    )
+    match rng.randrange(9):
+        case 0:
+            return []
+        case 1:
+            return value[:place]
+        case 2:
+            return value[place:]
+        case 3:
+            return value[::-1]
+        case 4:
+            return value + value
+        case 5:
+            number = next((one for one in value if isinstance(one, int)), 0)
+            return [number] * rng.choices((5, 300, 9000, 200_000), (10, 10, 10, 1))[0]
+        case 6:
+            return [*value[:place], *value[place : place + 1] * 2, *value[place + 1 :]]
+        case 7:
+            return [*value, rng.choice(_INTEGERS)]
+        case _:
+            nested: list[Any] = []
+            for _ in range(rng.choice((3, 60, 2000))):
+                nested = [nested]
+            return [*value, nested]
 
 
 def _flip(rng: random.Random, frame: bytes) -> bytes:
