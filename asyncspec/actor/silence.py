@@ -85,8 +85,8 @@ class SilenceWatch:
         # has not read what waits for it.
         self._silent = 0.0
         self._counted = self._checked = now
-        # When the oldest heartbeat that waits for its acknowledgement was sent.
-        self._unacknowledged: float | None = None
+        # Seconds that the oldest unacknowledged heartbeat has waited, as far as this node was awake.
+        self._waited = 0.0
 
     def heard(self, interval: float, now: float, *, beat: bool) -> None:
         """Bytes have come, with a heartbeat among them or not. ``interval``: between heartbeats."""
@@ -116,22 +116,21 @@ class SilenceWatch:
         is due after ``pause``. ``path``: None where the system does not say."""
         passed = now - self._checked
         if path is None or not path.unacknowledged or path.since_acknowledgement < passed:
-            self._unacknowledged = None
-        elif self._unacknowledged is None:
-            self._unacknowledged = self._checked
+            self._waited = 0.0
+        else:
+            # What was written before this node slept may have been sent after it.
+            self._waited += min(passed, interval)
         self._silent += min(now - self._counted, 2 * interval)
         self._counted = self._checked = now
-        if path is not None and self._unacknowledged is not None:
-            waited = now - self._unacknowledged
-            if waited > min(self._most, path_limit(path)):
-                return f"its machine or the network is down: no acknowledgement in {waited:.2g} s"
+        if path is not None and self._waited > min(self._most, path_limit(path)):
+            waited = f"{self._waited:.2g}"
+            return f"its machine or the network is down: no acknowledgement in {waited} s"
         limit = self.limit(path, interval)
         return f"silent for {limit:.2g} s" if self._silent > limit else ""
 
     def pause(self, path: PathState | None, interval: float) -> float:
         """Seconds from a check to the next: a heartbeat's, or less where the peer is lost then."""
         left = self.limit(path, interval) - self._silent
-        if path is not None and self._unacknowledged is not None:
-            waited = self._checked - self._unacknowledged
-            left = min(left, min(self._most, path_limit(path)) - waited)
+        if path is not None:
+            left = min(left, min(self._most, path_limit(path)) - self._waited)
         return min(interval, max(0.0, left) + LEAST_PAUSE)

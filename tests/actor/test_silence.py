@@ -19,6 +19,7 @@ from asyncspec.actor.silence import (
 
 MOST = 10.0
 LAN = PathState(False, 0.0, 40e-3, 15e-3, 0.2e-3)  # delayed acknowledgements: 40 ms
+LAN_TRIPS = LAN.srtt, LAN.rttvar, LAN.least_rtt
 WAN = PathState(False, 0.0, 120e-3, 20e-3, 100e-3)
 
 rtts = st.floats(0, 2)
@@ -117,6 +118,15 @@ def test_what_this_node_has_slept_is_no_silence(slept: float, interval: float) -
     """It has not read what waits for it."""
     watch = SilenceWatch(MOST, 0.0)
     assert watch.check(None, interval, slept) == ""
+
+
+@given(st.floats(0, 600))
+def test_what_this_node_has_slept_is_no_wait_for_an_acknowledgement(slept: float) -> None:
+    """A heartbeat that it was about to send goes out when it is awake again."""
+    watch = SilenceWatch(MOST, 0.0)
+    assert watch.check(LAN, 0.2, 0.2) == ""
+    just_sent = PathState(True, slept + 0.1, *LAN_TRIPS)
+    assert watch.check(just_sent, 0.2, 0.2 + slept) == ""
 
 
 @given(st.one_of(st.none(), paths), st.lists(st.floats(0, 30), max_size=30))
