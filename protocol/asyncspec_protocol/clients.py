@@ -90,6 +90,12 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
 BREAKS = "breaks"
 """In ``Finished.code``: the pipeline broke repeatedly while it read the request."""
 
+DRAINING = "draining"
+"""In ``Finished.code``: an operator has told the draft node to take no new requests."""
+
+NODE_FAILURES = ("busy", "internal", DRAINING)
+"""Codes of requests that were not computed and whose user need not change them."""
+
 
 class Finished(WireMessage, array_like=True, frozen=True, tag="finished"):
     """The end of a request: ``stop``, ``length``, ``cancelled`` or ``error``."""
@@ -216,4 +222,23 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
         require(len(self.pass_rows) == len(self.pass_seconds), "lists differ in length")
 
 
-ClientMessage = Submit | Output | Finished | Cancel | Collect | Events | Inspect | Status
+class Drain(WireMessage, array_like=True, frozen=True, tag="drain"):
+    """An operator tells a draft node to finish its requests and take no new ones."""
+
+    # Chosen by the requesting side, repeated in the answer.
+    question: Count
+    # False: it takes requests again.
+    on: bool = True
+
+
+class Drained(WireMessage, array_like=True, frozen=True, tag="drained"):
+    """The answer to ``Drain``: no request is left, or new ones are taken again."""
+
+    question: Count
+    # Why it is not so; empty where it is.
+    reason: str = ""
+
+
+ClientMessage = (
+    Submit | Output | Finished | Cancel | Collect | Events | Inspect | Status | Drain | Drained
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -10,14 +11,18 @@ from msgspec.structs import replace
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.core.machine import Cancelled, Emit, Finish, Stopped, Submitted
 from asyncspec.core.sampling import Sampling
+from asyncspec.trace.collector import OPERATORS_ONLY
+from asyncspec_nodes.console.log import make_logger
+from asyncspec_nodes.console.log_table import LogTable
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import Completion, CompletionRequest
 from asyncspec_nodes.http.streaming import error_of
+from asyncspec_nodes.node.host import NodeHost
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import SHORT, TextService
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
+from asyncspec_protocol.messages import Cancel, Drain, Drained, Finished, Output, Submit
 from asyncspec_protocol.sampling import Constraint
 from nodes.manual_thread import ManualThread
 
@@ -340,3 +345,67 @@ def test_an_answer_that_breaks_off_its_grammar_is_an_error() -> None:
         error = error_of(finished, _call())
         assert (error is None) == (reason == "stop")
         assert error is None or error.status == 400
+
+
+def test_a_drained_service_finishes_what_it_has_and_takes_nothing_new() -> None:
+    world, told = World(most=9), list[str]()
+    world.ask()
+    world.service.drain(told.append)
+    world.ask(replace(ASK, request=8))
+    assert world.inbox.got == [
+        Finished(8, "error", "the draft node drains: it takes no new requests", {}, "draining")
+    ]
+    (refused,) = world.inbox.got
+    assert isinstance(refused, Finished)
+    error = error_of(refused, _call())
+    assert error is not None
+    assert error.status == 503
+    # The rest of an answer that was begun elsewhere is no new request.
+    world.ask(replace(ASK, request=9, given=(100,), given_text=1))
+    assert [type(one) for one in world.fed] == [Submitted, Submitted]
+    assert told == []
+    for number in (1, 2):
+        world.service.finish(Finish(number, "length"))
+        assert told == [""] * (number == 2)
+    world.service.drain(told.append)
+    assert told == ["", ""]
+    world.service.resume()
+    world.ask(replace(ASK, request=8))
+    assert len(world.fed) == 3
+
+
+def test_a_drain_ends_with_a_cancelled_prompt_or_when_it_is_undone() -> None:
+    world, told = World(), list[str]()
+    world.service.client(world.inbox, replace(ASK, prompt="a" * (SHORT + 1)))
+    world.service.drain(told.append)
+    assert told == []
+    world.service.client(world.inbox, Cancel(ASK.request))
+    assert told == [""]
+    world.service.client(world.inbox, replace(ASK, given=(100,), given_text=1))
+    world.service.drain(told.append)
+    world.service.resume()
+    assert told == ["", "it takes requests again"]
+
+
+class Operator:
+    """A client's link, of an operator or of somebody else."""
+
+    def __init__(self, operator: bool) -> None:
+        self.operator = operator
+        self.got: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.got.append(message)
+
+
+@pytest.mark.parametrize(
+    ("operator", "answer"), [(True, Drained(3)), (False, Drained(3, OPERATORS_ONLY))]
+)
+def test_only_operators_drain(operator: bool, answer: Drained) -> None:
+    host, world, link = NodeHost(make_logger(LogTable())), World(), Operator(operator)
+    host.service = world.service
+    host.received(cast(Any, link), Drain(3), None)
+    assert link.got == [answer]
+    assert world.service.draining == operator
+    host.received(cast(Any, link), Drain(4, on=False), None)
+    assert not world.service.draining

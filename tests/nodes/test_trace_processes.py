@@ -96,6 +96,11 @@ def test_a_running_cluster_can_be_recorded(
         code, _, err = cluster.command(capsys, "record", "--last", "60", str(path))
         assert code == 0
         assert "asyncspec trace" in err
+        assert cluster.command(capsys, "drain")[0] == 0
+        code, _, err = cluster.ask(capsys, *argv)
+        assert (code, "it takes no new requests" in err) == (1, True)
+        assert cluster.command(capsys, "drain", "--undo")[0] == 0
+        assert cluster.ask(capsys, *argv)[0] == 0
     finally:
         cluster.close()
     lines = read_trace(path).lines

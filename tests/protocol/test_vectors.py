@@ -212,6 +212,8 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "finished": (m.Finished(1, "stop", "", {"rounds": 3.0}),),
     "cancel": (m.Cancel(1),),
     "clock": (m.Clock(1.5, 2.5),),
+    "drain": (m.Drain(3),),
+    "drained": (m.Drained(3, "it takes requests again"),),
     "collect-mask": (m.Collect(3, 10.0, True, False, False, "0123abcd"),),
     "collect": (m.Collect(3, 10.0, True, False),),
     "events": (m.Events(3, 2, False), TensorSpec("uint8", (3,)), memoryview(b"{}\n")),

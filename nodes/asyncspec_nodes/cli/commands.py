@@ -21,6 +21,7 @@ COMMANDS = {
     "policies": "list the policies",
     "check": "check a cluster file, and what it names on this machine",
     "completion": "print a shell's completion of these commands",
+    "drain": "let a running cluster finish its requests and take no new ones",
     "record": "record a running cluster",
     "trace": "show a recorded run",
 }

@@ -20,6 +20,7 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
+from asyncspec_protocol.clients import NODE_FAILURES
 from asyncspec_protocol.messages import Finished, Output, Submit
 from asyncspec_protocol.sampling import MAX_INT
 
@@ -96,7 +97,7 @@ def _end(event: Finished) -> End:
     if event.reason in ("stop", "length"):
         return End(event.reason, event.stats)
     # Without stats the request was refused; the user must change it, unless the node failed.
-    failed = bool(event.stats) or event.code in ("busy", "internal")
+    failed = bool(event.stats) or event.code in NODE_FAILURES
     text = event.detail or f"the answer was {event.reason}"
     raise ClusterError(text) if failed else UserError(text)
 

@@ -10,6 +10,7 @@ import os
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from itertools import count
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +28,8 @@ from asyncspec_protocol.links import HANDSHAKE, client_hello
 from asyncspec_protocol.messages import (
     Cancel,
     Collect,
+    Drain,
+    Drained,
     Events,
     Fault,
     Finished,
@@ -77,6 +80,7 @@ class Client:
         self._collections: dict[int, Sink] = {}
         self._status_queries: dict[int, StatusAnswers] = {}
         self._plan_queries: dict[int, asyncio.Future[PlanStatus]] = {}
+        self._drains: dict[int, asyncio.Future[str]] = {}
         self._numbers = count()
         self._connected = False
         # The node refused the handshake: a user's mistake.
@@ -185,6 +189,19 @@ class Client:
         finally:
             del self._plan_queries[number]
 
+    async def drain(self, *, on: bool) -> None:
+        """Let the draft node take no new requests, and wait until none is left; or let it take some
+        again. Raises ``ClusterError``."""
+        number = self._number()
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._drains[number] = answer
+        self.link.send(Drain(number, on))
+        try:
+            if reason := await answer:
+                raise ClusterError(f"the draft node at {self._where} is not drained: {reason}")
+        finally:
+            del self._drains[number]
+
     def collect(self, last: float, sink: Sink, *, tokens: bool) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: everything) until
         ``stop_collecting``, by calling ``sink``; with the ``tokens`` of all users or without.
@@ -229,6 +246,10 @@ class Client:
                         answer.set_exception(ClusterError(status.missing))
                     else:
                         answer.set_result(status)
+            case Drained(question, reason):
+                drained = self._drains.get(question)
+                if drained is not None and not drained.done():
+                    drained.set_result(reason)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
@@ -255,7 +276,8 @@ class Client:
             inbox.put(self._lost(reason))
         for statuses in self._status_queries.values():
             statuses.fail(self._lost(reason))
-        for answer in self._plan_queries.values():
+        waiting: list[asyncio.Future[Any]] = [*self._plan_queries.values(), *self._drains.values()]
+        for answer in waiting:
             if not answer.done():
                 answer.set_exception(self._lost(reason))
 

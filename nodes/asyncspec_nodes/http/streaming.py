@@ -16,7 +16,7 @@ from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
 from asyncspec_nodes.http.middleware import api_error, json_response
 from asyncspec_nodes.serving.requests import BAD_GRAMMAR
-from asyncspec_protocol.clients import BREAKS
+from asyncspec_protocol.clients import BREAKS, DRAINING
 from asyncspec_protocol.messages import Finished, Status, Submit
 
 MAX_WAITING = 64
@@ -44,6 +44,8 @@ def error_of(end: Finished, call: Completion) -> ApiError | None:
         return None
     if end.code == "busy":
         return ApiError(429, end.detail, code="too_many_requests", retry_after=1)
+    if end.code == DRAINING:
+        return unavailable(end.detail)
     if end.code == "internal":
         return ApiError(500, end.detail, code="internal")
     if end.code == BAD_GRAMMAR:

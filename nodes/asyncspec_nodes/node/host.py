@@ -14,10 +14,11 @@ from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import Host, Senders
 from asyncspec.core.machine import Emit, Finish
+from asyncspec.trace.collector import OPERATORS_ONLY
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Cancel, Finished, Output, Status, Submit
+from asyncspec_protocol.messages import Cancel, Drain, Drained, Finished, Output, Status, Submit
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 class NodeHost(Host):
     """Logs, and on a draft node passes on to the text service."""
 
-    senders: ClassVar[Senders] = {Submit: ("client",), Cancel: ("client",)}
+    senders: ClassVar[Senders] = dict.fromkeys((Submit, Cancel, Drain), ("client",))
 
     def __init__(self, log: Any) -> None:
         self._log = log
@@ -57,8 +58,25 @@ class NodeHost(Host):
                 self.record_text(effect.request, (), rest)
 
     def received(self, link: Link, message: Any, data: memoryview | None) -> None:
-        if self.service is not None:
+        if self.service is None:
+            return
+        if isinstance(message, Drain):
+            self._drain(self.service, link, message)
+        else:
             self.service.client(link, message)
+
+    def _drain(self, service: TextService, link: Link, message: Drain) -> None:
+        def done(reason: str) -> None:
+            link.send(Drained(message.question, reason))
+
+        if not link.operator:
+            done(OPERATORS_ONLY)
+        elif message.on:
+            self._log.info("draining")
+            service.drain(done)
+        else:
+            service.resume()
+            done("")
 
     def joined(self, link: Link) -> None:
         if link.rank >= 0:

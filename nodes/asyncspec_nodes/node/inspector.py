@@ -90,6 +90,8 @@ class Inspector(LinkService):
         self._model = model
         self._rules = rules
         self._draft = draft
+        # Why the process takes no requests, whatever the pipeline; empty where it does.
+        self.refuses: Callable[[], str] = lambda: ""
         self._device, self._device_memory = device, device_memory
         self._started = time.monotonic()
         self._numbers = count()
@@ -186,6 +188,7 @@ class Inspector(LinkService):
         if isinstance(state, DraftState):
             sessions, waiting, room = len(state.sessions), len(state.backlog), slots_used(state)
             reasons = [] if state.up else [missing_peers(state)]
+            reasons += filter(None, (self.refuses(),))
         elif isinstance(state, VerifyState):
             sessions, waiting, room = len(state.sessions), len(state.queue), state.config.slots
             slots = sum(session.slots.used for session in state.sessions.values())

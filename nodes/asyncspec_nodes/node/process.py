@@ -35,7 +35,7 @@ from asyncspec_nodes.node.renewal import renew
 from asyncspec_nodes.node.reports import ALIVE_SECONDS, ReadyReport, Reporter
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
-from asyncspec_nodes.serving.service import TextService
+from asyncspec_nodes.serving.service import DRAINS, TextService
 from asyncspec_nodes.serving.totals import Totals
 from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT
@@ -210,7 +210,9 @@ def assemble(
             most=config.limits.requests,
             totals=totals,
         )
-        engine = LocalEngine(host.service, inspector)
+        service = host.service
+        inspector.refuses = lambda: DRAINS if service.draining else ""
+        engine = LocalEngine(service, inspector)
     collector = NodeTraceCollector(
         runtime, partial(_recorder, config, loaded), always=config.trace.events > 0
     )

@@ -27,6 +27,7 @@ from asyncspec_nodes.serving.requests import (
 )
 from asyncspec_nodes.serving.text import Piece, answer_text
 from asyncspec_nodes.serving.totals import Totals
+from asyncspec_protocol.clients import DRAINING
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 
@@ -65,6 +66,8 @@ class PendingRequest(NamedTuple):
     client: ResponseSink
     submit: Submit
 
+
+DRAINS = "drains: it takes no new requests"
 
 UNKNOWN = -9999.0
 """The OpenAI API's log-probability of tokens too unlikely to have one."""
@@ -144,6 +147,9 @@ class TextService:
         # Requests at a time, waiting ones included.
         self._most = most
         self._secret = secrets.token_bytes(32)
+        # Who wants to know that no request is left; none is taken while ``draining``.
+        self._drained: list[Callable[[str], None]] = []
+        self.draining = False
         self._next = 0
         self._answers: dict[int, _Answer] = {}
 
@@ -155,6 +161,11 @@ class TextService:
                 self._cancel(running[message.request])
         elif message.request in running:
             raise RemoteProtocolError(f"request {message.request} is still running")
+        elif self.draining and not message.given:
+            self.totals.refused(0)
+            client.send(
+                Finished(message.request, "error", f"the draft node {DRAINS}", {}, DRAINING)
+            )
         elif len(self._answers) + len(self._pending) >= self._most:
             text = f"{self._most} requests are waiting already; try again later"
             self.totals.refused(0)
@@ -164,6 +175,23 @@ class TextService:
             self.totals.arrived(self._next)
             submit = replace(message, tenant=self._blinded(message.tenant))
             self._read(PendingRequest(self._next, client, submit))
+
+    def drain(self, done: Callable[[str], None]) -> None:
+        """Take no new requests; ``done("")`` is called when none is left, or with why not."""
+        self.draining = True
+        self._drained.append(done)
+        self._tell_drained()
+
+    def resume(self) -> None:
+        """Take requests again."""
+        self.draining = False
+        self._tell_drained("it takes requests again")
+
+    def _tell_drained(self, reason: str = "") -> None:
+        if self._drained and (reason or not (self._answers or self._pending)):
+            waiting, self._drained = self._drained, []
+            for done in waiting:
+                done(reason)
 
     def client_gone(self, client: ResponseSink) -> None:
         """Cancel the requests of a client that has disconnected."""
@@ -221,6 +249,7 @@ class TextService:
             # The stage's parser has met its limits, and only an end was left to draw.
             reason, detail, code = "error", UNFINISHED, BAD_GRAMMAR
         answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
+        self._tell_drained()
         return rest
 
     def _read(self, pending: PendingRequest) -> None:
@@ -245,6 +274,7 @@ class TextService:
         pending = self._pending.pop(number, None)
         if pending is not None and found is not None:
             self._tokenized(pending, found)
+        self._tell_drained()
 
     def _tokenized(self, pending: PendingRequest, found: Request | Refusal) -> None:
         number, client, submit = pending
@@ -289,6 +319,7 @@ class TextService:
         else:
             self.totals.finished(number, "cancelled", {})
             pending.client.send(Finished(pending.submit.request, "cancelled", "", {}))
+            self._tell_drained()
 
     def _blinded(self, tenant: str) -> str:
         """A tenant's name inside this process. Traces contain it, and no client can use it."""
