@@ -85,7 +85,7 @@ class SilenceWatch:
         # has not read what waits for it.
         self._silent = 0.0
         self._counted = self._checked = now
-        # Seconds that the oldest unacknowledged heartbeat has waited, as far as this node was awake.
+        # Since the oldest heartbeat without an acknowledgement was sent, seconds awake.
         self._waited = 0.0
 
     def heard(self, interval: float, now: float, *, beat: bool) -> None:
