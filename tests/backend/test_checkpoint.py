@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.files.hub import locate
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.backend.hf.tokenizer import check_vocab
@@ -67,9 +67,10 @@ def test_inspecting_needs_no_torch(mine: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from asyncspec.backend import draft_trie\n"
-        "from asyncspec.backend.hf import backend, checkpoint_files, process\n"
+        "from asyncspec.backend.hf import backend, process\n"
+        "from asyncspec.backend.hf.files import headers\n"
         f"backend.BACKEND.inspect({str(mine)!r})\n"
-        f"checkpoint_files.list_tensors(Path({str(mine)!r}))\n"
+        f"headers.list_tensors(Path({str(mine)!r}))\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

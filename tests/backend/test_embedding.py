@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint, read_tensor
-from asyncspec.backend.hf.checkpoint_files import EMBEDDING
+from asyncspec.backend.hf.files.headers import EMBEDDING
 from asyncspec.backend.hf.kernels.cpu import capabilities
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import load_shard

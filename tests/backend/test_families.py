@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.checkpoint_files import list_tensors
+from asyncspec.backend.hf.files.headers import list_tensors
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from asyncspec.backend.base import StageOptions
 from asyncspec.backend.hf.backend import BACKEND
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.checkpoint_files import SINGLE
+from asyncspec.backend.hf.files.headers import SINGLE
 from asyncspec.backend.hf.formats.settings import READABLE
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 from asyncspec.backend.base import DType, StageOptions
 from asyncspec.backend.hf.backend import BACKEND
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_rows, read_tensor
-from asyncspec.backend.hf.checkpoint_files import SINGLE
 from asyncspec.backend.hf.draft_model import load_draft
+from asyncspec.backend.hf.files.headers import SINGLE
 from asyncspec.backend.hf.formats.levels import read_packed
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.stage import load_stage

@@ -195,7 +195,7 @@ def test_mapped_weights_are_those_of_the_file(
 ) -> None:
     from safetensors.torch import save_file
 
-    from asyncspec.backend.hf.checkpoint_files import read_header
+    from asyncspec.backend.hf.files.headers import read_header
 
     path = tmp_path_factory.mktemp("mapped") / "model.safetensors"
     weight, bias = noise(height, width), noise(height, seed=1) if biased else None

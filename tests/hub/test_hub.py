@@ -18,7 +18,7 @@ import torch
 from huggingface_hub import close_session, constants
 
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, INDEX, SINGLE
+from asyncspec.backend.hf.files.headers import EMBEDDING, HEAD, INDEX, SINGLE
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.shard import load_shard
 from asyncspec.core.errors import CheckpointError

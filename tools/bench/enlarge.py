@@ -28,7 +28,7 @@ from msgspec import Struct
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from asyncspec.backend.hf.checkpoint_files import list_tensors, main_dtype
+from asyncspec.backend.hf.files.headers import list_tensors, main_dtype
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.console.bounds import COUNT

@@ -30,11 +30,11 @@ from asyncspec.backend.base import (
     in_target,
     twin_quantize,
 )
-from asyncspec.backend.hf.checkpoint_files import list_tensors
 from asyncspec.backend.hf.eagle.geometry import check_head
+from asyncspec.backend.hf.files.headers import list_tensors
+from asyncspec.backend.hf.files.hub import locate, open_files, short_name
 from asyncspec.backend.hf.formats.layouts import quantized_tensors
 from asyncspec.backend.hf.formats.settings import check_requantized
-from asyncspec.backend.hf.hub import locate, open_files, short_name
 from asyncspec.backend.hf.model_config import (
     inspect_checkpoint,
     read_config,
@@ -102,7 +102,7 @@ class HFBackend:
         return read_generation_config(open_files(name, tokenizer=False).directory)
 
     def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
-        from asyncspec.backend.hf.stage_files import stage_files
+        from asyncspec.backend.hf.files.stage import stage_files
 
         return stage_files(name, span)
 

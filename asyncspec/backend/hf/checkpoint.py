@@ -12,18 +12,19 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from asyncspec.backend.base import ModelInfo
-from asyncspec.backend.hf.checkpoint_files import (
+from asyncspec.backend.hf.experts import unstack_experts
+from asyncspec.backend.hf.files.headers import (
     EMBEDDING,
     HEAD,
     CheckpointFiles,
     TensorInfo,
     main_dtype,
 )
-from asyncspec.backend.hf.experts import unstack_experts
+from asyncspec.backend.hf.files.hub import open_files
+from asyncspec.backend.hf.files.stored import TORCH_DTYPES, read_stored, read_stored_rows
 from asyncspec.backend.hf.formats.dense import quantized_rows
 from asyncspec.backend.hf.formats.layouts import quantized_tensors
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
-from asyncspec.backend.hf.hub import open_files
 from asyncspec.backend.hf.model_config import (
     EXPERTS,
     TEXT_PARTS,
@@ -32,7 +33,6 @@ from asyncspec.backend.hf.model_config import (
     read_config,
     text_config,
 )
-from asyncspec.backend.hf.stored import TORCH_DTYPES, read_stored, read_stored_rows
 from asyncspec.core.errors import CheckpointError, UserError
 
 _CONVERTED = 16 << 20

@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.files.headers import TensorInfo
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 
 ROUTERS = ("mlp.gate.linear", "mlp.router.linear")

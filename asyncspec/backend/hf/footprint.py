@@ -19,7 +19,7 @@ from asyncspec.backend.hf.checkpoint import (
     resolve_dtype,
     text_part,
 )
-from asyncspec.backend.hf.checkpoint_files import (
+from asyncspec.backend.hf.files.headers import (
     HEAD,
     CheckpointFiles,
     TensorInfo,

@@ -23,9 +23,10 @@ from asyncspec.backend.hf.checkpoint import (
     read_tensor,
     stored_type,
 )
-from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, TensorInfo
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.experts import GATES, ROUTERS, expected_shapes, split_experts, split_name
+from asyncspec.backend.hf.files.headers import EMBEDDING, HEAD, TensorInfo
+from asyncspec.backend.hf.files.stored import TORCH_DTYPES
 from asyncspec.backend.hf.formats.linear import levels_linear
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.accelerator.linear import DenseDeviceLinear
@@ -37,7 +38,6 @@ from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
 from asyncspec.backend.hf.kernels.dispatch import device_linear, kept_dtype, read_to
 from asyncspec.backend.hf.model_config import EXPERTS
 from asyncspec.backend.hf.process import free_heap
-from asyncspec.backend.hf.stored import TORCH_DTYPES
 from asyncspec.core.errors import CheckpointError
 
 NORM_PREFIX = "model.norm."

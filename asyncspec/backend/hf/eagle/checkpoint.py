@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.hf.checkpoint import read_tensor
-from asyncspec.backend.hf.checkpoint_files import TensorInfo, list_tensors
 from asyncspec.backend.hf.eagle.description import HeadDescription
 from asyncspec.backend.hf.eagle.geometry import describe, pickled
-from asyncspec.backend.hf.hub import locate
-from asyncspec.backend.hf.stored import TORCH_DTYPES
+from asyncspec.backend.hf.files.headers import TensorInfo, list_tensors
+from asyncspec.backend.hf.files.hub import locate
+from asyncspec.backend.hf.files.stored import TORCH_DTYPES
 from asyncspec.core.errors import CheckpointError, first_line
 
 

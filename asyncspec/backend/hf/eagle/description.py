@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from asyncspec.backend.hf.checkpoint_files import HEAD
+from asyncspec.backend.hf.files.headers import HEAD
 from asyncspec.core.errors import CheckpointError
 from asyncspec_protocol.messages import FINAL
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from asyncspec.backend.base import ModelInfo
-from asyncspec.backend.hf.checkpoint_files import HEAD, INDEX, SINGLE, list_tensors
 from asyncspec.backend.hf.eagle.description import (
     BlockShape,
     FeatureNorm,
@@ -23,7 +22,8 @@ from asyncspec.backend.hf.eagle.description import (
     layer,
 )
 from asyncspec.backend.hf.eagle.layouts import Published, Settings, read_published, wrong
-from asyncspec.backend.hf.hub import locate
+from asyncspec.backend.hf.files.headers import HEAD, INDEX, SINGLE, list_tensors
+from asyncspec.backend.hf.files.hub import locate
 from asyncspec.backend.hf.model_config import scaling_kind
 from asyncspec.core.errors import CheckpointError
 

@@ -18,8 +18,6 @@ from asyncspec.backend.hf.checkpoint import (
     resolve_dtype,
     stored_type,
 )
-from asyncspec.backend.hf.checkpoint_files import EMBEDDING as TARGET_EMBEDDING
-from asyncspec.backend.hf.checkpoint_files import HEAD
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
@@ -32,6 +30,8 @@ from asyncspec.backend.hf.eagle.description import (
     HeadDescription,
     layer,
 )
+from asyncspec.backend.hf.files.headers import EMBEDDING as TARGET_EMBEDDING
+from asyncspec.backend.hf.files.headers import HEAD
 from asyncspec.backend.hf.footprint import pass_scores, stored_half
 from asyncspec.backend.hf.kernels.cpu.dense import weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows

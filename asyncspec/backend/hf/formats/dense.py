@@ -9,9 +9,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from asyncspec.backend.hf.files.stored import read_stored, read_stored_rows
 from asyncspec.backend.hf.formats.levels import Levels
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
-from asyncspec.backend.hf.stored import read_stored, read_stored_rows
 from asyncspec.core.errors import CheckpointError
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.checkpoint_files import TensorInfo, main_dtype
+from asyncspec.backend.hf.files.headers import TensorInfo, main_dtype
 from asyncspec.backend.hf.formats.settings import Config, Layout, require_quantization
 from asyncspec.backend.hf.formats.tensors import DTYPES, FLOATS, Parts, QuantizedTensor
 from asyncspec.core.errors import CheckpointError

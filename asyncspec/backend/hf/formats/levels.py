@@ -8,6 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asyncspec.backend.hf.files.stored import (
+    read_stored,
+    read_stored_columns,
+    read_stored_rows,
+)
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.packed import (
     BLOCKS,
@@ -15,11 +20,6 @@ from asyncspec.backend.hf.kernels.packed import (
     pack_levels,
     row_slices,
     unpack_levels,
-)
-from asyncspec.backend.hf.stored import (
-    read_stored,
-    read_stored_columns,
-    read_stored_rows,
 )
 from asyncspec.core.errors import CheckpointError
 

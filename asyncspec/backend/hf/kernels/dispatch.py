@@ -10,8 +10,8 @@ from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import read_rows, read_tensor, row_spans
-from asyncspec.backend.hf.checkpoint_files import TensorInfo
 from asyncspec.backend.hf.device import Device
+from asyncspec.backend.hf.files.headers import TensorInfo
 from asyncspec.backend.hf.formats.levels import read_packed
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.accelerator.linear import FAST_BUCKETS, DenseDeviceLinear

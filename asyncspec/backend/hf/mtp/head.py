@@ -25,18 +25,18 @@ from asyncspec.backend.hf.checkpoint import (
     row_spans,
     stored_type,
 )
-from asyncspec.backend.hf.checkpoint_files import (
-    EMBEDDING,
-    HEAD,
-    CheckpointFiles,
-    TensorInfo,
-)
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import finite
 from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import target_matrix
 from asyncspec.backend.hf.eagle.source import EagleSource
+from asyncspec.backend.hf.files.headers import (
+    EMBEDDING,
+    HEAD,
+    CheckpointFiles,
+    TensorInfo,
+)
 from asyncspec.backend.hf.footprint import (
     footprint,
     level_bytes,

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from asyncspec.backend.base import ModelInfo
-from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.files.headers import TensorInfo
 from asyncspec.backend.hf.model_config import text_config
 from asyncspec.core.errors import CheckpointError
 

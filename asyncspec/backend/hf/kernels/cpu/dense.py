@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.hf.checkpoint import stored_type
-from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.files.headers import TensorInfo
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, product_type, reads_half
 from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear, UpcastLinear, max_abs
 from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear

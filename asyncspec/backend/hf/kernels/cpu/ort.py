@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.backend.hf.checkpoint import read_tensor
-from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.files.headers import TensorInfo
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.cpu.capabilities import is_intel
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from asyncspec.backend.hf.checkpoint_files import TensorInfo
+from asyncspec.backend.hf.files.headers import TensorInfo
 from asyncspec.core.errors import CheckpointError
 
 TORCH_DTYPES = {

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.hf.checkpoint_files import (
+from asyncspec.backend.hf.files.headers import (
     INDEX,
     SINGLE,
     CheckpointFiles,

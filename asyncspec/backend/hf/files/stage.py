@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncspec.backend.base import FilePart, sampled_parts, whole_file
 from asyncspec.backend.hf.checkpoint import LAYERS, open_checkpoint
-from asyncspec.backend.hf.checkpoint_files import EMBEDDING, HEAD, INDEX, read_entries
+from asyncspec.backend.hf.files.headers import EMBEDDING, HEAD, INDEX, read_entries
 from asyncspec.backend.hf.model_config import GENERATION_CONFIG
 from asyncspec.backend.hf.weights import NORM_PREFIX, layer_of
 

@@ -1,0 +1,1 @@
+"""Files of checkpoints: what their headers say, the Hub, and the bytes that a stage reads."""
