@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("asyncspec", "protocol", "nodes", "tools")
 
 WALL_CLOCK = {
+    # When a log says that something happened.
+    "tools/bench/faults/machines.py",
     # Names and labels for people; certificates' dates; ids that a stage's ``Ready`` corrects.
     "asyncspec/backend/llama/tokenizer.py",
     "asyncspec/trace/file.py",

@@ -1,0 +1,119 @@
+"""Nodes whose disk is full and whose files are few."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncspec_nodes.cluster.config import (
+    ClusterTable,
+    Config,
+    DraftTable,
+    NodeTable,
+    TargetTable,
+)
+from asyncspec_nodes.cluster.file import to_toml
+from asyncspec_nodes.node import listen
+
+FILES = 256
+"""A node's limit, the least it runs with."""
+
+FLOOD = 2 * FILES
+READY_SECONDS = 60.0
+
+
+def few_files() -> None:
+    """In a child, before it is the node."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+
+
+@pytest.fixture
+def ports(tmp_path: Path) -> Iterator[list[int]]:
+    """Of a draft node, of its HTTP, and of a stage; their logs go to a full disk."""
+    sockets = [listen.loopback() for _ in range(3)]
+    found = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    draft, web, stage = found
+    config = Config(
+        TargetTable("toy:"),
+        (NodeTable(0, "127.0.0.1", draft), NodeTable(1, "127.0.0.1", stage)),
+        cluster=ClusterTable(name="scarce", stages=1),
+        draft=DraftTable("ngram"),
+    )
+    file = tmp_path / "cluster.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    command = (sys.executable, "-P", "-m", "asyncspec_nodes.node.cli", "--config", str(file))
+    roles = [("draft", "0", "--http", str(web)), ("verify", "1")]
+    with open("/dev/full", "w") as full:
+        nodes = [
+            subprocess.Popen(
+                [*command, "--role", role, "--rank", *rest], stderr=full, preexec_fn=few_files
+            )
+            for role, *rest in roles
+        ]
+    try:
+        yield found
+        assert [node.poll() for node in nodes] == [None, None]
+    finally:
+        for node in nodes:
+            node.terminate()
+        for node in nodes:
+            node.wait(30)
+
+
+def ask(connection: http.client.HTTPConnection) -> str:
+    body = {"model": "toy:", "prompt": "Once", "max_tokens": 8, "temperature": 0}
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
+    answer = connection.getresponse()
+    text: str = json.loads(answer.read())["choices"][0]["text"]
+    return text
+
+
+def ready(port: int) -> http.client.HTTPConnection:
+    """A connection to a service that is ready."""
+    until = time.monotonic() + READY_SECONDS
+    while time.monotonic() < until:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        with contextlib.suppress(OSError):
+            connection.request("GET", "/ready")
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == 200:
+                return connection
+        connection.close()
+        time.sleep(0.1)
+    raise AssertionError("it is not ready")
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_floods_of_connections_and_a_full_disk_stop_no_answer(ports: list[int]) -> None:
+    """Of those beyond the limit of open files each is closed; who was there before goes on."""
+    with contextlib.closing(ready(ports[1])) as kept:
+        first = ask(kept)
+        for port in ports:
+            flood(port, kept, first)
+            with contextlib.closing(ready(ports[1])) as new:
+                assert ask(new) == first
+
+
+def flood(port: int, kept: http.client.HTTPConnection, expected: str) -> None:
+    """More connections than a node may have, and an answer meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(FLOOD):
+            sock = stack.enter_context(socket.socket())
+            sock.settimeout(5)
+            sock.connect(("127.0.0.1", port))
+        assert ask(kept) == expected
