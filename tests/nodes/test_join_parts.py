@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -113,6 +114,24 @@ async def test_a_copy_goes_on_where_the_connection_broke(
     assert copy.read_bytes()[100:5100] == content[100:5100]
     assert copy.stat().st_size == len(content)
     assert asked == ["bytes=100-5099", "bytes=1100-5099", "bytes=2100-5099"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """With room for 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.asyncio
+async def test_a_full_disk_is_said_at_once(small_disk: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be kept in .*No space left on device.*make room"):
+        await fetched(BUNDLED_TARGET, (0, 1), small_disk)
 
 
 @pytest.mark.asyncio

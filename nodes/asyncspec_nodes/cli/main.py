@@ -5,17 +5,13 @@ Its imports are few, so that SIGINT is handled from process start and ``--help``
 
 from __future__ import annotations
 
-import errno
 import sys
 from collections.abc import Sequence
 
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.console.interrupt import INTERRUPTED, exit_on_interrupt
-from asyncspec_nodes.console.output import Unwritten, lenient_stderr, strict_stdout
+from asyncspec_nodes.console.output import FULL, Unwritten, lenient_stderr, strict_stdout
 from asyncspec_protocol.errors import printable
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The disk or the user's quota is exhausted."""
 
 MAX_LINE = 20_000
 """Characters of an error: all mistakes of a cluster file fit."""

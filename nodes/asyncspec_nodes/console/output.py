@@ -4,11 +4,15 @@ error, one to stderr is ignored. Imported at process start, so it imports only l
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The disk or the user's quota is exhausted."""
 
 
 class Unwritten(Exception):

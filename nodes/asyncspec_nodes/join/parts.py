@@ -22,6 +22,7 @@ from msgspec import Struct
 from asyncspec.backend.base import FilePart
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec_nodes.console.output import FULL
 
 _PIECE = 1 << 20
 _READ_SECONDS = 60.0
@@ -122,7 +123,13 @@ class PartsSource:
             raise ClusterError(f"the target cannot be fetched: {error}") from None
         progress = _Progress(sum(part.length for part in answer.parts), say)
         for part in answer.parts:
-            await self._fetch(part, folder / Path(part.file).name, progress)
+            file = folder / Path(part.file).name
+            try:
+                await self._fetch(part, file, progress)
+            except OSError as error:
+                raise UserError(
+                    f"the target cannot be kept in {folder} ({error.strerror}): make room there"
+                ) from None
         return folder / answer.single if answer.single else folder
 
     async def _ask(self, layers: tuple[int, int]) -> _Answer:
@@ -149,11 +156,14 @@ class PartsSource:
                 try:
                     async for piece in self._read(part, done):
                         stream.write(piece)
+                        stream.flush()  # while it can be told from a broken connection
                         done += len(piece)
                         progress.add(len(piece))
                     if done == before:
                         raise ClusterError(f"{part.file} has become shorter")
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                    if getattr(error, "errno", None) in FULL:
+                        raise
                     failures = 1 if done > before else failures + 1
                     if failures > _ATTEMPTS:
                         raise ClusterError(f"the target cannot be fetched: {error}") from None
