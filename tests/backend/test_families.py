@@ -21,7 +21,7 @@ from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError
 from backend.probe import cut, same_bits
-from backend.tiny import FAMILIES, LAYERS, PLAIN, VOCAB, generated
+from backend.tiny import FAMILIES, LATENT, LAYERS, PLAIN, VOCAB, generated
 from effort import NIGHTLY
 
 pytestmark = pytest.mark.torch
@@ -103,6 +103,22 @@ def test_layers_that_need_tokens_or_each_other_run_in_one_stage(tiny: Callable[.
             refused()
     said = footprint(path, checkpoint.info, (0, LAYERS), "auto", "exact")
     assert said.slot == one[0].shard.cache_shape("exact").slot_bytes()
+
+
+def test_latent_attention_keeps_latents(tiny: Callable[..., Path]) -> None:
+    """More heads than masks are repeated for."""
+    heads = {"num_attention_heads": 20, "num_key_value_heads": 20, "num_hidden_layers": 3}
+    path = tiny("youtu", **heads)
+    checkpoint, prompt = open_checkpoint(path), [5, 17, 99, 3, 64] * 8
+    want = generated(path, prompt, NEW // 2)
+    fast, exact = cut(checkpoint, 2, mode="fast"), cut(checkpoint, 2)
+    assert decode(fast, prompt, NEW // 2) == decode(exact, prompt, NEW // 2) == want
+    same_bits(exact, "youtu")
+    latent, rotated = LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"]
+    assert fast[0].cache_bytes(1) == (2 * latent + rotated) * 4
+    for mode, stage in (("fast", fast[1]), ("exact", exact[1])):
+        said = footprint(path, checkpoint.info, (1, 3), "auto", mode)
+        assert (said.slot, said.weights) == (stage.cache_bytes(1), stage.shard.weight_bytes)
 
 
 def test_language_model_of_a_multimodal_checkpoint(

@@ -18,6 +18,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncspec.backend.hf.cache import ONES, KVCache
+from asyncspec.backend.hf.device import Device
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 from asyncspec.backend.hf.recurrent import Inputs, StateShape
@@ -57,6 +58,9 @@ class RecurrentLayer(Protocol):
 class TreeMask:
     """Which slots the rows of a pass attend to. Subclasses compute it."""
 
+    tiles = RowTiles(1)
+    """Of products whose rows' bits must not depend on their number; masks are padded to them."""
+
     def __init__(self, count: int) -> None:
         # Rows of the pass. Models may be given more: repeats of the last one (``pad_rows``).
         self.count = count
@@ -93,11 +97,39 @@ class TreeMask:
         raise NotImplementedError
 
 
+_MASKED_GROUPS = 16
+"""Query heads of a key head for each of which a mask is repeated: that of latent attention's, of
+which there are more, would be as large as all scores."""
+
+
+def add_mask(scores: Tensor, mask: Tensor) -> None:
+    """Add ``mask`` [rows, slots] to scores [Hkv, G*n, slots] in place; its rows are theirs, or
+    those of one query head."""
+    heads, _, slots = scores.shape
+    scores.view(heads, -1, len(mask), slots).add_(mask)
+
+
+def tiled_scores(device: Device, tiles: RowTiles, query: Tensor, keys: Tensor) -> Tensor:
+    """``Device.scores`` of whole tiles of rows."""
+    rows = query.shape[1]
+    if tiles.one_product(rows):
+        return device.scores(query, keys)
+    parts = [query.narrow(1, *part) for part in tiles.parts(rows)]
+    return torch.cat([device.scores(part, keys) for part in parts], 1)
+
+
+def row_products(device: Device, tiles: RowTiles, left: Tensor, right: Tensor) -> Tensor:
+    """left [H, n, K] times right [H, m, K]: [H, n, m], a row's bits whatever n is."""
+    count = left.shape[1]
+    if device.is_accelerator:
+        return torch.bmm(left, right.transpose(1, 2))
+    padding = tiles.padded(count) - count
+    left = torch.nn.functional.pad(left, (0, 0, 0, padding)) if padding else left
+    return tiled_scores(device, tiles, left, right)[:, :count]
+
+
 class TreeAttention(TreeMask):
     """A segment's rows over the cache of its session. Subclasses are the kernels."""
-
-    tiles = RowTiles(1)
-    """Masks are padded to whole tiles of rows."""
 
     mask_start = 0
     """The first slot that a mask without window covers."""
@@ -141,7 +173,8 @@ class TreeAttention(TreeMask):
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         """query [Hkv, G*n, K] -> [Hkv, G*n, V]. ``mask`` [rows, end - start] is added to the
-        scores of slots from ``start`` on; slots before are visible to every row."""
+        scores of slots from ``start`` on (``add_mask``); slots before are visible to every
+        row."""
         raise NotImplementedError
 
     def sink_scores(self, params: AttentionParams, kv_heads: int, rows: int) -> Tensor | None:
@@ -172,6 +205,8 @@ class TreeAttention(TreeMask):
                 seen &= age < window
             rows = groups * len(self.rows)
             padded, device = self.tiles.padded(rows), self.cache.device
+            if groups > _MASKED_GROUPS and rows == padded:
+                groups, padded = 1, len(self.rows)
             self._masks[key] = (start, device.mask(seen, groups, padded, self.mask_type))
         return self._masks[key]
 
@@ -190,7 +225,7 @@ class FastAttention(TreeAttention):
         kind = device.product_type(query.dtype)
         values = values.to(kind)
         sinks = self.sink_scores(params, *query.shape[:2])
-        if params.softcap is None and sinks is None:
+        if params.softcap is None and sinks is None and len(mask) == query.shape[1]:
             out = torch.nn.functional.scaled_dot_product_attention(
                 query.to(kind)[None],
                 keys.to(kind)[None],
@@ -202,7 +237,7 @@ class FastAttention(TreeAttention):
             scores = device.scores(query, keys).mul_(params.scaling)
             if params.softcap is not None:
                 scores.div_(params.softcap).tanh_().mul_(params.softcap)
-            scores += mask
+            add_mask(scores, mask)
             if sinks is not None:
                 scores = torch.cat([scores, sinks], -1)
             weights = scores.softmax(-1)[..., : self.end]
@@ -235,15 +270,16 @@ class ExactAttention(TreeAttention):
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         count = query.shape[1]
-        padding = mask.shape[0] - count
+        # A mask of fewer rows is that of whole tiles.
+        padding = max(0, len(mask) - count)
         if padding:
             query = torch.nn.functional.pad(query, (0, 0, 0, padding))
         keys = self.cache.keys[params.layer].narrow(1, 0, self.end)
         values = self.cache.values[params.layer].narrow(1, 0, self.end)
-        scores = self._scores(query, keys).mul_(params.scaling)
+        scores = tiled_scores(self.cache.device, self.tiles, query, keys).mul_(params.scaling)
         if params.softcap is not None:
             scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
-        scores.narrow(2, start, self.end - start).add_(mask)
+        add_mask(scores.narrow(2, start, self.end - start), mask)
         highest = scores.amax(-1, keepdim=True)
         sinks = self.sink_scores(params, *scores.shape[:2])
         if sinks is not None:
@@ -267,13 +303,6 @@ class ExactAttention(TreeAttention):
             total = total.narrow(1, 0, count)
         out = total.narrow(2, 0, width) / total.narrow(2, width, 1)
         return out if out.dtype == query.dtype else out.to(query.dtype)
-
-    def _scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        rows = query.shape[1]
-        if self.tiles.one_product(rows):
-            return self.cache.device.scores(query, keys)
-        parts = [query.narrow(1, *part) for part in self.tiles.parts(rows)]
-        return torch.cat([self.cache.device.scores(part, keys) for part in parts], 1)
 
     def _add(self, total: Tensor, weights: Tensor, values: Tensor) -> None:
         """Add the product [.., rows, slots] x [.., slots, columns] to [.., rows, columns]."""
@@ -338,6 +367,7 @@ class BatchedAttention(TreeMask):
         *_, count = ends = [*accumulate(part.count for part in parts)]
         super().__init__(count)
         self.parts = parts
+        self.tiles = parts[0].tiles
         # The rows of each session.
         self.slices = [*map(slice, [0, *ends], ends)]
         device = parts[0].cache.device

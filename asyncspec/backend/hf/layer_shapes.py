@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncspec.backend.hf.cache import LayerShape
 from asyncspec.backend.hf.delta_net import state_shape
+from asyncspec.backend.hf.latent import latent_shape
 from asyncspec.backend.hf.recurrent import StateShape
 from asyncspec.core.errors import CheckpointError
 
@@ -24,11 +25,10 @@ def _layer_shape(layer: Any) -> LayerShape | StateShape:
     if (family := getattr(layer, "linear_attn", None)) is not None:
         return state_shape(family)
     attention = layer.self_attn
+    if hasattr(attention, "kv_b_proj"):
+        return latent_shape(attention)
     config = attention.config
     heads = config.num_attention_heads
-    if hasattr(attention, "kv_b_proj"):
-        # Latent attention, expanded: every head has its own keys and values.
-        return LayerShape(heads, attention.qk_head_dim, attention.v_head_dim)
     width = getattr(attention, "head_dim", None) or config.hidden_size // heads
     if (projection := getattr(attention, "k_proj", None)) is not None:
         kv_heads = projection.out_features // width

@@ -38,7 +38,7 @@ RECURRENT = frozenset({"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5Moe
 """Families with gated delta net layers (``delta_net.py``)."""
 
 LATENT = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"})
-"""Families with latent attention; keys and values of every head are kept."""
+"""Families with latent attention (``latent.py``)."""
 
 _OTHERS = (
     *("Apertus", "Arcee", "BitNet", "Cohere", "Cohere2", "Cwm", "Ernie4_5"),

@@ -25,6 +25,7 @@ from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.elementwise import pad_elementwise
 from asyncspec.backend.hf.kernels.cpu.linear import AND, RowwiseLinear, pad_rows
 from asyncspec.backend.hf.kernels.cpu.ort import pack_waiting
+from asyncspec.backend.hf.latent import install_latent_attention
 from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.optimized.captured import Graphs, capture_layers
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
@@ -194,6 +195,7 @@ def load_shard(
     load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied, device))
     device.place(model)
     install_delta_nets(model, device)
+    install_latent_attention(model, device)
     if mode == "exact" and device.torch.type == "cpu":
         pad_elementwise(model)
     if first:

@@ -36,6 +36,7 @@ from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.nbits import quantized_linear
 from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
 from asyncspec.backend.hf.kernels.dispatch import device_linear, kept_dtype, read_to
+from asyncspec.backend.hf.latent import keep_expansions
 from asyncspec.backend.hf.model_config import EXPERTS
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.core.errors import CheckpointError
@@ -90,13 +91,15 @@ def sub_config(config: Any, first: int, last: int) -> Any:
 
 
 def cut_ends(model: Any, *, embedding: bool, head: bool) -> None:
-    """Remove what is not part of a shard, in place, and split the experts of ``EXPERTS``."""
+    """Remove what is not part of a shard, in place, and make the modules whose weights are loaded
+    otherwise than transformers has them."""
     if not embedding:
         # A tied head reads the matrix for itself.
         model.model.embed_tokens = nn.Identity()
     if not head:
         model.model.norm = nn.Identity()
         model.lm_head = nn.Identity()
+    keep_expansions(model)
     if type(model).__name__ in EXPERTS:
         split_experts(model)
 

@@ -98,7 +98,7 @@ class RecordingAttention(TreeMask):
         self.params.append(params)
         self.layers.append(params.layer)
         self.inputs += (query, key, value)
-        # As wide as values, which latent attention makes narrower than keys.
+        # As wide as values, which are narrower than keys in latent attention.
         missing = value.shape[-1] - query.shape[-1]
         return torch.nn.functional.pad(query, (0, missing)).transpose(0, 1)
 
