@@ -256,6 +256,17 @@ def test_repacking_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_stage(plain, 0, 2).weights == "F16, llama.cpp on the CPU"
 
 
+def test_a_trial_leaves_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried in a child is tried on the CPU."""
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho "cuda:$CUDA_VISIBLE_DEVICES." >&2\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(CheckpointError, match=r"^cuda:\.$"):
+        trial.check_loads(tmp_path, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("key", "content", "says"),
     [

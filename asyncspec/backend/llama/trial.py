@@ -12,6 +12,7 @@ import msgspec
 
 from asyncspec.backend.base import EngineOptions, Mode
 from asyncspec.backend.llama.cut import cut
+from asyncspec.backend.llama.devices import find
 from asyncspec.backend.llama.target import OpenTarget
 from asyncspec.core.errors import CheckpointError, UserError
 
@@ -38,8 +39,8 @@ _repacked: dict[object, bool] = {}
 
 def repacks(target: OpenTarget, span: tuple[int, int], mode: Mode, options: EngineOptions) -> bool:
     """Whether a child can compute with the last of the layers ``span`` repacked, in exact mode with
-    equal bits."""
-    if options.repack == "off":
+    equal bits; not where a GPU computes."""
+    if options.repack == "off" or find(options.device) is not None:
         return False
     last = (span[1] - 1, span[1])
     try:
@@ -65,8 +66,11 @@ def _child(*arguments: str) -> tuple[int, str]:
             capture_output=True,
             text=True,
             timeout=_SECONDS,
-            # No debugger for the stack.
-            env=os.environ | {"GGML_NO_BACKTRACE": "1"},
+            # No debugger for the stack, and no GPU for what is tried on the CPU: builds for CUDA
+            # ended a child that only read metadata.
+            env=os.environ
+            | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+            | {"GGML_NO_BACKTRACE": "1"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, str(error)
