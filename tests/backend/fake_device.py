@@ -40,7 +40,7 @@ class FakeGpu(Accelerator):
         assert all(x.device == self.torch for x in tensors)
         return super().fetch(tensors)
 
-    def capture(self, function: Any, inputs: Any) -> None:
+    def capture(self, function: Any, inputs: Any, pool: Any) -> None:
         """Runs operation by operation; the operations are the captured ones."""
 
 

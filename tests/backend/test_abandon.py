@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asyncspec.backend.draft_trie import Trie
-from asyncspec.backend.hf.attention import AttentionParams, TreeAttention
+from asyncspec.backend.hf.attention import AttentionParams, TreeMask
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.draft_model import load_draft
 from asyncspec.backend.hf.stage import HFStage
@@ -51,9 +51,9 @@ def test_a_pass_ends_between_two_layers(
 def _abandon_in_layer(stage: HFStage, last: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The next pass becomes useless while layer ``last`` runs; the layers that ran."""
     layers: list[int] = []
-    attend = TreeAttention.attend
+    attend = TreeMask.attend
 
-    def watched(self: TreeAttention, params: AttentionParams, *rest: torch.Tensor) -> torch.Tensor:
+    def watched(self: TreeMask, params: AttentionParams, *rest: torch.Tensor) -> torch.Tensor:
         out = attend(self, params, *rest)  # type: ignore[arg-type]
         layers.append(params.layer)
         if params.layer == last:
@@ -62,7 +62,7 @@ def _abandon_in_layer(stage: HFStage, last: int, monkeypatch: pytest.MonkeyPatch
             assert not stop()
         return out
 
-    monkeypatch.setattr(TreeAttention, "attend", watched)
+    monkeypatch.setattr(TreeMask, "attend", watched)
     return layers
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +20,7 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.device import CPU, find
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.head import load_head
-from asyncspec.backend.hf.kernels.accelerator import quantized
+from asyncspec.backend.hf.kernels.accelerator import paths, quantized
 from asyncspec.backend.hf.kernels.accelerator.graphs import capture_emulated
 from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, padded
 from asyncspec.backend.hf.kernels.packed import quantize
@@ -41,6 +42,10 @@ EMULATED = find("emulated")
 
 DEVICE = find(os.environ.get("ASYNCSPEC_TEST_DEVICE", "emulated"))
 """``python tools/check_device`` names those of a machine."""
+
+DEVICES = [EMULATED, find("emulated-paths")] if DEVICE is EMULATED else [DEVICE]
+"""Without and with a kernel for attention over paths."""
+
 SESSION = SessionId(3)
 
 
@@ -96,6 +101,33 @@ def test_parts_of_passes(counts: list[int], most: int) -> None:
         assert sampled == [*whole.sampled_rows]
 
 
+@given(st.integers(0, 1200), st.lists(st.integers(1, 70), min_size=1, max_size=6))
+def test_tables_of_paths(committed: int, lengths: list[int]) -> None:
+    """Few shapes, which hold every path; rows that pad a pass look nowhere."""
+    rows = [
+        Row(committed + n, committed + n - 1, (*range(committed + 1, committed + n + 1),))
+        for n in lengths
+    ]
+    addresses = np.arange(6)
+    sessions = [paths.Session(rows, committed, 4096, addresses)] * 2
+    shape = paths.table_shape(sessions)
+    assert shape.path >= max(64, *lengths)
+    assert (shape.spans.bit_length() - 1) % 2 == 0
+    assert shape.spans * paths.SPAN >= committed + max(lengths)
+    table = paths.path_table(sessions, 2 * len(rows) + 3, shape)
+    assert (table[2 * len(rows) :, paths.POSITION] == paths.NO_ROW).all()
+    for line, row in zip(table, [*rows, *rows], strict=False):
+        assert line[:4].tolist() == [row.position, committed, row.slot, 4096]
+        assert line[4:10].tolist() == addresses.tolist()
+        assert line[10 : 10 + len(row.visible)].tolist() == [*row.visible]
+
+
+def test_a_kernel_that_computes_otherwise_is_not_taken() -> None:
+    here = torch.device("cpu")
+    assert paths.agrees(paths.attend_row_by_row, here)
+    assert not paths.agrees(lambda *given: paths.attend_row_by_row(*given) + 1e-3, here)
+
+
 @pytest.mark.parametrize("buckets", [*EXACT_BUCKETS, ()])
 def test_buckets(buckets: tuple[int, ...]) -> None:
     for rows in range(1, 600):
@@ -115,6 +147,7 @@ def emulated(tiny: Callable[..., Path], family: str, stages: int = 2) -> list[HF
     return cut(open_checkpoint(tiny(family)), stages, device=EMULATED)
 
 
+@pytest.mark.parametrize("where", DEVICES, ids=lambda device: device.name)
 @pytest.mark.parametrize(
     "family",
     [
@@ -125,19 +158,24 @@ def emulated(tiny: Callable[..., Path], family: str, stages: int = 2) -> list[HF
         ),
     ],
 )
-def test_an_accelerator_is_exact(tiny: Callable[..., Path], family: str) -> None:
+def test_an_accelerator_is_exact(
+    tiny: Callable[..., Path], family: str, where: device.Device
+) -> None:
     """Padded, cut and captured passes with masks made on the device, bit by bit."""
-    stages = cut(open_checkpoint(tiny(family)), 2, device=DEVICE)
+    stages = cut(open_checkpoint(tiny(family)), 2, device=where)
     exact_or_skip(stages)
-    assert f"on {DEVICE.description}" in stages[0].weights
+    assert f"on {where.description}" in stages[0].weights
     same_bits(stages, family)
 
 
+@pytest.mark.parametrize("where", DEVICES, ids=lambda device: device.name)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
-def test_conformance_of_an_accelerator(tiny: Callable[..., Path], dtype: str) -> None:
+def test_conformance_of_an_accelerator(
+    tiny: Callable[..., Path], dtype: str, where: device.Device
+) -> None:
     """Passes of several sessions, captured."""
     checkpoint = open_checkpoint(tiny("llama"))
-    made = {count: cut(checkpoint, count, dtype, device=DEVICE) for count in (1, 2)}
+    made = {count: cut(checkpoint, count, dtype, device=where) for count in (1, 2)}
     exact_or_skip(made[2])
     conformance.check_batches_equal_sequential(
         made.__getitem__, 150, 1, (Sampling(), Sampling(temperature=0.8, seed=4)), length=15
@@ -145,8 +183,11 @@ def test_conformance_of_an_accelerator(tiny: Callable[..., Path], dtype: str) ->
     conformance.check_begins_like_another(made.__getitem__, 150, 0)
     conformance.check_wire(made.__getitem__)
     conformance.check_release(made.__getitem__)
-    layers = made[2][0].shard.model.model.layers
-    assert all(isinstance(layer, CapturedLayer) and layer._after for layer in layers)
+    graphs, layers = made[2][0].shard.graphs, made[2][0].shard.model.model.layers
+    assert graphs is not None
+    assert not graphs.failure
+    assert all(isinstance(layer, CapturedLayer) for layer in layers)
+    assert graphs._stacks if where.path_kernel else all(layer._after for layer in layers)
 
 
 def test_long_passes_run_in_parts(
@@ -180,7 +221,7 @@ def test_fast_mode_and_float16(tiny: Callable[..., Path]) -> None:
     checkpoint = open_checkpoint(tiny("llama"))
     rows = tuple(Row(i, i, (*range(i + 1),)) for i in range(20))
     found = []
-    for dtype, where in (("float32", CPU), ("float32", DEVICE), ("float16", DEVICE)):
+    for dtype, where in (("float32", CPU), ("float32", DEVICES[-1]), ("float16", DEVICE)):
         stage = load_stage(checkpoint, 0, 4, dtype=dtype, mode="fast", device=where)
         stage.run(Admit(SESSION, 32, Sampling()))
         hidden = stage.run(Forward(SESSION, SegmentId(0), 0, rows, tokens=tuple(range(20))))

@@ -15,6 +15,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from asyncspec.backend.hf.device import CPU, Device
+from asyncspec.backend.hf.kernels.accelerator.paths import PathKernel, kernel_fits
 from asyncspec.backend.hf.process import free_heap
 from asyncspec.backend.hf.recurrent import StateCache, StateShape
 from asyncspec.core.kv_slots import whole_blocks
@@ -76,6 +77,13 @@ class CacheShape(Struct, frozen=True):
         return self.slot_bytes() * 3 // 2
 
 
+def path_kernel(layers: Sequence[LayerShape | StateShape], device: Device) -> PathKernel | None:
+    """A device's kernel for attention over paths, where it takes all layers."""
+    own = [one for one in layers if isinstance(one, LayerShape)]
+    fits = all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in own)
+    return device.path_kernel if fits else None
+
+
 def uniform_shape(
     layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, exact: bool
 ) -> CacheShape:
@@ -93,6 +101,7 @@ class KVCache:
 
     def __init__(self, shape: CacheShape, capacity: int, device: Device = CPU) -> None:
         self.shape, self.device = shape, device
+        self.path_kernel = path_kernel(shape.layers, device)
         self._limit = whole_blocks(capacity)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
@@ -107,6 +116,7 @@ class KVCache:
                 (self.values, columns, shape.value_dtype),
             ):
                 stored[i] = torch.zeros(one.kv_heads, 0, width, dtype=kind, device=device.torch)
+        self._addresses: npt.NDArray[np.int64] | None = None
         # Position of the node in each slot; unused slots keep an old one.
         self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -114,6 +124,16 @@ class KVCache:
     def slots(self) -> int:
         """Allocated slots, a multiple of ``BLOCK``."""
         return len(self.positions)
+
+    def addresses(self) -> npt.NDArray[np.int64]:
+        """Where each layer's keys and values are now, [2 * layers]; zeros for layers without."""
+        if self._addresses is None:
+            found = np.zeros((len(self.shape.layers), 2), np.int64)
+            for number, stored in enumerate((self.keys, self.values)):
+                for layer, x in stored.items():
+                    found[layer, number] = x.data_ptr()
+            self._addresses = found.ravel()
+        return self._addresses
 
     @property
     def bytes_held(self) -> int:
@@ -153,6 +173,7 @@ class KVCache:
 
     def _resize(self, slots: int, kept: int) -> None:
         """Allocate as many slots; the first ``kept`` ones keep their contents."""
+        self._addresses = None
         for stored in (self.keys, self.values):
             for layer, old in stored.items():
                 # Zeros: masked slots are multiplied by zero, and zero times garbage may be NaN.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,14 @@ from asyncspec.backend.hf.kernels.accelerator.graphs import (
     capture_cuda,
     capture_emulated,
 )
+from asyncspec.backend.hf.kernels.accelerator.paths import PathKernel, agrees, attend_row_by_row
 from asyncspec.backend.hf.kernels.cpu import capabilities, half_precision
 from asyncspec.core.errors import UserError
 from asyncspec.core.kv_slots import BLOCK
 
-EMULATED = "emulated"
-"""Name of the device that computes on the CPU as an accelerator does, for tests."""
+EMULATED, EMULATED_PATHS = "emulated", "emulated-paths"
+"""Names of devices that compute on the CPU as an accelerator does, without and with a kernel for
+attention over paths, for tests."""
 
 KINDS = ("cuda", "xpu", "mps")
 """In the order in which "auto" takes them."""
@@ -78,6 +80,16 @@ class Device:
 
     # --- Attention.
 
+    @property
+    def path_kernel(self) -> PathKernel | None:
+        """Attention over the path of every row; None where the device has no such kernel."""
+        return None
+
+    @property
+    def has_triton(self) -> bool:
+        """Whether kernels in Triton run on the device."""
+        return False
+
     def product_type(self, dtype: torch.dtype) -> torch.dtype:
         """The type in which numbers of ``dtype`` are multiplied."""
         return capabilities.product_type(dtype)
@@ -99,11 +111,16 @@ class Device:
     # --- Graphs.
 
     def capture(
-        self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+        self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], pool: Any
     ) -> Captured | None:
         """``function`` of tensors with the shapes of ``inputs``, whose memory it takes over, as one
         launch; None where the device has no such thing. Results are overwritten by the next
-        call."""
+        call. ``pool``: of the memory that it shares with others (``graph_pool``)."""
+        return None
+
+    def graph_pool(self) -> Any:
+        """Memory of graphs that are replayed one after the other, which lives as long as any of
+        them."""
         return None
 
 
@@ -116,7 +133,6 @@ class Accelerator(Device):
         super().__init__(name)
         self.torch = device
         self._module: Any = torch.get_device_module(device)
-        self._pool: Any = None
         # Memory of the host that the device copies from and to by itself.
         self._pins = device.type in ("cuda", "xpu")
         if device.type == "cuda":
@@ -164,6 +180,22 @@ class Accelerator(Device):
         # And what torch keeps for its next tensors.
         return DeviceMemory(free + self._module.memory_reserved(self.torch) - held, held)
 
+    @cached_property
+    def path_kernel(self) -> PathKernel | None:
+        if self.torch.type not in ("cuda", "xpu"):
+            return None
+        try:
+            # Comes with torch's builds for these devices; needs a C compiler when it first runs.
+            from asyncspec.backend.hf.kernels.accelerator.triton_paths import attend
+
+            return attend if agrees(attend, self.torch) else None
+        except Exception:  # a compiler that is not there fails in many ways
+            return None
+
+    @property
+    def has_triton(self) -> bool:
+        return self.path_kernel is not None
+
     def product_type(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
@@ -184,21 +216,28 @@ class Accelerator(Device):
         return mask
 
     def capture(
-        self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+        self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], pool: Any
     ) -> Captured | None:
-        if self.torch.type != "cuda":
-            return None
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        return capture_cuda(function, inputs, self._pool)
+        return None if pool is None else capture_cuda(function, inputs, pool)
+
+    def graph_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle() if self.torch.type == "cuda" else None
 
 
 class EmulatedAccelerator(Accelerator):
     """The CPU with an accelerator's padding, splitting, masks and graphs, whose memory is
     overwritten at the same times: what can be tested without a GPU."""
 
-    def __init__(self) -> None:
-        super().__init__(EMULATED, torch.device("cpu"))
+    def __init__(self, name: str) -> None:
+        super().__init__(name, torch.device("cpu"))
+
+    @property
+    def path_kernel(self) -> PathKernel | None:
+        return attend_row_by_row if self.name == EMULATED_PATHS else None
+
+    @property
+    def has_triton(self) -> bool:
+        return False
 
     @property
     def description(self) -> str:
@@ -214,7 +253,7 @@ class EmulatedAccelerator(Accelerator):
         return capabilities.product_type(dtype)
 
     def capture(
-        self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
+        self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], pool: Any
     ) -> Captured | None:
         return capture_emulated(function, inputs)
 
@@ -246,8 +285,8 @@ def find(wanted: str) -> Device:
     there = names()
     if name == "auto":
         return _accelerator(there[0]) if there else CPU
-    if name == EMULATED:
-        return _accelerator(EMULATED)
+    if name in (EMULATED, EMULATED_PATHS):
+        return _accelerator(name)
     for one in there:
         if name in (one, one.partition(":")[0]):
             return _accelerator(one)
@@ -264,6 +303,6 @@ def on_accelerator(wanted: str) -> bool:
 
 @cache
 def _accelerator(name: str) -> Device:
-    if name == EMULATED:
-        return EmulatedAccelerator()
+    if name in (EMULATED, EMULATED_PATHS):
+        return EmulatedAccelerator(name)
     return Accelerator(name, torch.device(name))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
-from asyncspec.backend.hf.attention import BatchedAttention, FastAttention, TreeMask
+from asyncspec.backend.hf.attention import TreeMask, attention_of
 from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.device import CPU, Device
@@ -39,10 +39,9 @@ class BatchedDraftPass:
     """The rows of all ``parts``, one part after the other."""
 
     def __init__(self, parts: Sequence[DraftPass[S]]) -> None:
-        trees = [FastAttention(part.session.cache, part.committed, part.rows) for part in parts]
-        batch = BatchedAttention(trees)
+        batch = attention_of([(part.session.cache, part.committed, part.rows) for part in parts])
         self.count, self.positions = batch.count, batch.positions
-        self.tree: TreeMask = trees[0] if len(trees) == 1 else batch
+        self.tree: TreeMask = batch
         # The rows whose successors are wanted.
         self.wanted: list[int] = []
         for part, own in zip(parts, batch.slices, strict=True):
@@ -104,4 +103,5 @@ def load_draft(
         )
         free_heap(shard.weight_bytes)
         tune_min_rows(shard.linears)
+        shard.warm_up()
     return DraftModel(shard, vocab)

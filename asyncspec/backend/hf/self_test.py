@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
-from asyncspec.backend.hf.attention import ExactAttention
+from asyncspec.backend.hf.attention import attention_of
 from asyncspec.backend.hf.cache import ONES, KVCache, LayerShape
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, DeviceLinear
@@ -76,7 +76,9 @@ def _choose_buckets(shard: Shard) -> KernelSettings:
         tiles = RowTiles(rows, rows)
         if not all(_invariant_in(linear, buckets) for linear in _by_shape(linears)):
             continue
-        longest = (max_masked_k(layer, tiles, device) for layer in layers)
+        # A kernel for paths has neither masks nor tiles.
+        tried = layers if shard.path_kernel is None else ()
+        longest = (max_masked_k(layer, tiles, device) for layer in tried)
         settings = KernelSettings(min(longest, default=MAX_K), tiles, 1, buckets=buckets)
         if confirm(shard, settings) == "bitwise":
             return settings
@@ -285,8 +287,8 @@ def _rows_output(
 ) -> Tensor:
     """Of some rows of a pass. Copied: the next ones overwrite it on an accelerator."""
     rows, device = one.rows[own], shard.device
-    tree = ExactAttention(cache, one.committed, rows, settings)
-    given = (inputs[own], device.integers([row.position for row in rows]), tree)
+    tree = attention_of([(cache, one.committed, rows)], settings)
+    given = (inputs[own], tree.positions, tree)
     sampled = device.integers(range(len(rows)))
     return (shard.logits(*given, sampled) if shard.has_head else shard.hidden(*given)).clone()
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.backend.base import Mode, Quantize
-from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, register
-from asyncspec.backend.hf.cache import CacheShape
+from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, attention_of, register
+from asyncspec.backend.hf.cache import CacheShape, KVCache, path_kernel
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.delta_net import install_delta_nets
 from asyncspec.backend.hf.device import CPU, Device
@@ -41,6 +41,7 @@ from asyncspec.backend.hf.weights import (
     sub_config,
 )
 from asyncspec.core.errors import CheckpointError, UserError, first_line
+from asyncspec.core.jobs import Row
 
 _PROBE_POSITIONS = (3, 4, 4, 5, 9, 12)
 """An even number: a fused layer may not take others."""
@@ -67,6 +68,7 @@ class Shard:
         self.graphs: Graphs | None = None
         self.layers = range(first, last)
         self.layer_shapes = layer_shapes(model)
+        self.path_kernel = path_kernel(self.layer_shapes, device)
         self.has_embedding = first == 0
         self.has_head = last == checkpoint.info.layers
         self.info = checkpoint.info
@@ -160,9 +162,21 @@ class Shard:
         if self.graphs is not None:
             self.graphs.buckets = buckets
 
+    def warm_up(self) -> None:
+        """Compile kernels and capture the graphs of all numbers of rows, which takes longer than
+        many passes."""
+        if self.graphs is None or self.path_kernel is None:
+            return
+        for count in self.graphs.buckets:
+            cache = KVCache(self.cache_shape("fast"), count, self.device)
+            rows = [Row(slot, 0, (slot,)) for slot in range(count)]
+            tree = attention_of([(cache, 0, rows)])
+            self.hidden(self.probe_inputs(count), tree.positions, tree)
+
     def cache_shape(self, mode: Mode) -> CacheShape:
         """What a slot of this shard's cache holds."""
-        return CacheShape(self.layer_shapes, self.dtype, mode == "exact")
+        exact = mode == "exact" and self.path_kernel is None
+        return CacheShape(self.layer_shapes, self.dtype, exact)
 
 
 def load_shard(

@@ -11,12 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from asyncspec.backend.base import DeviceMemory, Guarantee, Mode, Quantize, WireTensor
-from asyncspec.backend.hf.attention import (
-    BatchedAttention,
-    ExactAttention,
-    FastAttention,
-    TreeAttention,
-)
+from asyncspec.backend.hf.attention import attention_of
 from asyncspec.backend.hf.cache import POSITION_BYTES, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.device import CPU, Device
@@ -103,20 +98,21 @@ class HFStage(TreeStage[KVCache]):
         """Rows that are computed at once."""
         device = self.shard.device
         inputs = [self._inputs(one) for one in passes]
-        trees = [self._attention(s.cache, one) for s, one in zip(sessions, passes, strict=True)]
-        batch = BatchedAttention(trees)
-        tree = trees[0] if len(trees) == 1 else batch
+        tree = attention_of(
+            [(s.cache, one.committed, one.rows) for s, one in zip(sessions, passes, strict=True)],
+            self.settings if self.mode == "exact" else None,
+        )
         tree.stop = lambda: self._abandoned is job
         depths = {depth for session in sessions for depth in session.depths}
         # ``cat`` copies: layers get the same strides with and without captured hidden states.
         hidden = torch.cat([rows[:, 0] if rows.dim() == 3 else rows for rows in inputs])
         sampled = [
             own.start + row
-            for one, own in zip(passes, batch.slices, strict=True)
+            for one, own in zip(passes, tree.slices, strict=True)
             for row in one.sampled_rows
         ]
         with capture_hidden_states(self.shard, depths) as captured:
-            given = (device.put(hidden), batch.positions, tree)
+            given = (device.put(hidden), tree.positions, tree)
             if sampled:
                 output = self.shard.logits(*given, device.integers(sampled))
             else:
@@ -133,7 +129,7 @@ class HFStage(TreeStage[KVCache]):
                 ),
             )
             for i, (session, rows, own) in enumerate(
-                zip(sessions, inputs, batch.slices, strict=True)
+                zip(sessions, inputs, tree.slices, strict=True)
             )
         ]
 
@@ -144,11 +140,6 @@ class HFStage(TreeStage[KVCache]):
             return torch.stack([output, *states], 1) if states else output
         features = torch.cat(states, 1) if session.admit.features else None
         return session.sample(job, output.float().numpy(), features)
-
-    def _attention(self, cache: KVCache, job: Forward) -> TreeAttention:
-        if self.mode == "exact":
-            return ExactAttention(cache, job.committed, job.rows, self.settings)
-        return FastAttention(cache, job.committed, job.rows)
 
     def _inputs(self, job: Forward) -> Tensor:
         """Tokens [n], hidden states [n, H] or, with captured ones, [n, 1 + captured, H]."""
@@ -224,8 +215,11 @@ def load_stage(
         free_heap(shard.weight_bytes)
         if mode == "fast":
             tune_min_rows(shard.linears)
+            shard.warm_up()
             return HFStage(shard, mode, initial, "tolerance")
         if settings is None:
             settings = choose_settings(shard)
             tune_min_rows(shard.linears)
-        return HFStage(shard, mode, settings, confirm(shard, settings))
+        guarantee = confirm(shard, settings)
+        shard.warm_up()
+        return HFStage(shard, mode, settings, guarantee)

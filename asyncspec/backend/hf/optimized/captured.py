@@ -1,5 +1,6 @@
-"""Optimized layers on an accelerator: two graphs each, before and after attention, for each bucket
-of rows (``kernels/accelerator/graphs.py``)."""
+"""Optimized layers on an accelerator as captured graphs, for each bucket of rows
+(``kernels/accelerator/graphs.py``): one for all layers where the device has a kernel for attention
+over paths, else two for each layer, before and after attention."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from asyncspec.backend.hf.attention import TreeMask
+from asyncspec.backend.hf.attention import PathAttention, PathTable, TreeMask
 from asyncspec.backend.hf.device import Device
 from asyncspec.backend.hf.kernels.accelerator.graphs import Captured
+from asyncspec.backend.hf.kernels.accelerator.paths import LEAST_PATH, PathKernel, TableShape
 from asyncspec.backend.hf.optimized.layers import CosSin, OptimizedLayer, OptimizedMLP
-from asyncspec.backend.hf.optimized.model import OptimizedModel
+from asyncspec.backend.hf.optimized.model import OptimizedModel, run_in_turn
+from asyncspec.backend.tree_stage import Abandoned
 
 
 class Graphs:
@@ -24,6 +27,9 @@ class Graphs:
         # Why a capture failed, after which there are none; "" where none did.
         self.failure = ""
         self._shared: dict[tuple[object, int], CosSin] = {}
+        # Of all layers: by their number and what else graphs depend on.
+        self._stacks: dict[object, Captured] = {}
+        self._pool = device.graph_pool()
 
     def wanted(self, rows: int) -> bool:
         """Whether a pass of so many rows is captured."""
@@ -45,10 +51,39 @@ class Graphs:
     ) -> Captured:
         """A graph, or ``function`` itself where there is none."""
         try:
-            return self._device.capture(function, inputs) or function
+            return self._device.capture(function, inputs, self._pool) or function
         except RuntimeError as error:
             self.failure = str(error).partition("\n")[0]
             return function
+
+    def run_layers(
+        self, layers: Sequence[tuple[nn.Module, CosSin]], hidden: Tensor, tree: TreeMask
+    ) -> Tensor:
+        """As ``run_in_turn``, in one graph."""
+        own = [(layer, cos_sin) for layer, cos_sin in layers if isinstance(layer, CapturedLayer)]
+        rows = hidden.shape[1]
+        if (
+            not isinstance(tree, PathAttention)
+            or not self.wanted(rows)
+            or len(own) < len(layers)
+            # A prompt's, in which launches do not count.
+            or tree.shape.path > LEAST_PATH
+        ):
+            return run_in_turn(layers, hidden, tree)
+        if tree.stop():
+            raise Abandoned
+        shared = {id(cos_sin): cos_sin for _, cos_sin in own}
+        inputs = (hidden, tree.table(rows), *(x for each in shared.values() for x in each))
+        key = (len(own), rows, tree.shape)
+        if key not in self._stacks:
+            order = [[*shared].index(id(cos_sin)) for _, cos_sin in own]
+            stack = _stack([layer.layer for layer, _ in own], order, tree.kernel, tree.shape)
+            self._stacks[key] = self.capture(stack, inputs)
+        # Each layer hands out its part, which is where hidden states are taken (``eagle``).
+        for (layer, cos_sin), out in zip(own, self._stacks[key](*inputs), strict=True):
+            layer.replayed = out
+            hidden = layer(hidden, cos_sin, tree)
+        return hidden
 
 
 class CapturedLayer(nn.Module):
@@ -58,13 +93,18 @@ class CapturedLayer(nn.Module):
         super().__init__()
         self.layer = layer
         self._graphs = graphs
+        # What the graph of all layers has computed for this one.
+        self.replayed: Tensor | None = None
         self._before: dict[int, Captured] = {}
         self._after: dict[int, Captured] = {}
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H], overwritten by the next pass of n rows."""
+        if self.replayed is not None:
+            replayed, self.replayed = self.replayed, None
+            return replayed
         layer, rows = self.layer, hidden.shape[1]
-        if not self._graphs.wanted(rows):
+        if isinstance(tree, PathAttention) or not self._graphs.wanted(rows):
             return layer.forward(hidden, cos_sin, tree)
         inputs = (hidden, *cos_sin)
         if rows not in self._before:
@@ -85,11 +125,27 @@ def _after(layer: OptimizedLayer) -> Callable[..., Sequence[Tensor]]:
     return lambda attended, hidden: (layer.after(attended, hidden),)
 
 
+def _stack(
+    layers: Sequence[OptimizedLayer], order: Sequence[int], kernel: PathKernel, shape: TableShape
+) -> Callable[..., Sequence[Tensor]]:
+    """``order``: which cos and sin a layer takes."""
+
+    def run(hidden: Tensor, table: Tensor, *cos_sins: Tensor) -> Sequence[Tensor]:
+        shared = [CosSin(cos_sins[i : i + 2]) for i in range(0, len(cos_sins), 2)]
+        tree, found = PathTable(kernel, table, shape), []
+        for layer, number in zip(layers, order, strict=True):
+            hidden = layer.forward(hidden, shared[number], tree)
+            found.append(hidden)
+        return found
+
+    return run
+
+
 def capture_layers(body: OptimizedModel, device: Device) -> Graphs:
     """Have the layers of ``body`` captured, but those with experts, whose numbers of rows are found
     on the way."""
     graphs = Graphs(device)
-    body.share = graphs.share
+    body.share, body.run_layers = graphs.share, graphs.run_layers
     for i, layer in enumerate(body.layers):
         if isinstance(layer, OptimizedLayer) and isinstance(layer.mlp, OptimizedMLP):
             body.layers[i] = CapturedLayer(layer, graphs)

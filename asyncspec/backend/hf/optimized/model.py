@@ -47,8 +47,9 @@ class OptimizedModel(nn.Module):
         types = [layer.self_attn.layer_type if typed else None for layer in original.layers]
         self._layer_types: list[str | None] = types
         self._rotary = {kind: CachedRotary(original.rotary_emb, kind) for kind in types}
-        # Where layers read cos and sin of a type (``captured.py``).
+        # Where layers read cos and sin of a type, and how they run (``captured.py``).
         self.share: Callable[[object, CosSin], CosSin] = lambda _, cos_sin: cos_sin
+        self.run_layers = run_in_turn
 
     def forward(
         self,
@@ -64,8 +65,8 @@ class OptimizedModel(nn.Module):
         if self._scale != 1:
             hidden = hidden * self._scale
         # A truncated shard has fewer layers than types.
-        for cos_sin, layer in zip(self.cos_sin(hidden, position_ids), self.layers, strict=False):
-            hidden = layer(hidden, cos_sin, tree)
+        layers = [*zip(self.layers, self.cos_sin(hidden, position_ids), strict=False)]
+        hidden = self.run_layers(layers, hidden, tree)
         return SimpleNamespace(**self._fields | {"last_hidden_state": self.norm(hidden)})
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> list[CosSin]:
@@ -75,6 +76,15 @@ class OptimizedModel(nn.Module):
             for kind, each in self._rotary.items()
         }
         return [by_type[kind] for kind in self._layer_types]
+
+
+def run_in_turn(
+    layers: Sequence[tuple[nn.Module, CosSin]], hidden: Tensor, tree: TreeMask
+) -> Tensor:
+    """Hidden states [1, n, H] through layers, each with its cos and sin."""
+    for layer, cos_sin in layers:
+        hidden = layer(hidden, cos_sin, tree)
+    return hidden
 
 
 class RecordingAttention(TreeMask):

@@ -13,7 +13,7 @@ from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 FAST_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Rows of passes in ``fast`` mode and of draft models; a prompt comes in chunks of 256."""
 
-EXACT_BUCKETS = ((16, 64, 256), (16, 64), (64,))
+EXACT_BUCKETS = ((16, 64, 256), (16, 64), (64, 256), (64,))
 """Tried one after the other in exact mode: a row must have the same bits in all of a set."""
 
 

@@ -1,8 +1,8 @@
-"""Quantised weights on an accelerator: by torch's products for the device where it has them, else
-as dense weights of the rounded values.
+"""Quantised weights on an accelerator: by products for the device where there are any, else as
+dense weights of the rounded values.
 
-Those products are private operators, which differ between torch's releases and devices, so each is
-tried on a small matrix before it is used.
+torch's are private operators, which differ between its releases and devices, so each is tried on a
+small matrix before it is used.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _TOLERANCE = 0.02
 """Of a product in bfloat16, relative to its largest number."""
 
 _INT4_BLOCKS = (32, 64, 128, 256)
+_LEAST_BLOCK = 32
+"""Of products in Triton, for which half a block of int4 is the inner width."""
+
 _INNER_TILES = 2
 """Of torch's int4 layout: inner widths are multiples of 16 times this."""
 
@@ -44,7 +47,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class QuantizedDeviceLinear(DeviceLinear):
-    """Weights [N, K] multiplied by one of torch's products."""
+    """Weights [N, K] multiplied by a product of the device."""
 
     def __init__(
         self,
@@ -117,9 +120,8 @@ def packed_linear(
 ) -> DeviceLinear:
     """A quantised matrix of the host."""
     kind, shape = f"int{matrix.bits} in blocks of {matrix.block}", matrix.shape
-    if _fits_int4(matrix) and has_product("int4", device):
-        multiply = _int4_product(matrix, device)
-        held = (kind, _int4_bytes(*shape, matrix.block))
+    if (multiply := _packed_product(matrix, device)) is not None:
+        held = (kind, matrix.bytes_held)
         return QuantizedDeviceLinear(shape, multiply, held, dtype, bias, device)
     dense = torch.empty(shape, dtype=dtype, device=device.torch)
     for first, end in row_slices(shape):
@@ -142,7 +144,7 @@ def _has_product(kind: Quantize, device: Device) -> bool:
         else:
             levels, scales = _int8(dense)
             rounded = levels.float() * scales.float()[:, None]
-            multiply = _int8_product(device.put(levels), device.put(scales))
+            multiply = _int8_product(device.put(levels), device.put(scales), device)
         got = multiply(device.put(x).to(torch.bfloat16)).float().cpu()
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
@@ -158,6 +160,21 @@ def _fits_int4(matrix: PackedMatrix) -> bool:
     rows, columns = matrix.shape
     fits = rows % 8 == 0 and columns % (16 * _INNER_TILES) == 0 and columns % matrix.block == 0
     return matrix.bits == 4 and matrix.block in _INT4_BLOCKS and fits
+
+
+def _packed_product(matrix: PackedMatrix, device: Device) -> Product | None:
+    """torch's own where it takes the matrix: half as long as ours for int4."""
+    if _fits_int4(matrix) and has_product("int4", device):
+        return _int4_product(matrix, device)
+    if not device.has_triton or matrix.block < _LEAST_BLOCK:
+        return None
+    from asyncspec.backend.hf.kernels.accelerator.triton_quantized import multiply_packed
+
+    zero, scales = matrix.zero_points, matrix.scales.float()
+    if zero is None:
+        zero = torch.full(scales.shape, 2 ** (matrix.bits - 1), dtype=torch.uint8)
+    values, scales, zero = map(device.put, (matrix.values, scales, zero))
+    return lambda x: multiply_packed(x, values, scales, zero, matrix.bits, matrix.block)
 
 
 def _int4_product(matrix: PackedMatrix, device: Device) -> Product:
@@ -187,8 +204,8 @@ def _block_of(width: int) -> int:
 
 
 def _int4_bytes(height: int, width: int, block: int) -> int:
-    """With a scale and an offset for each block."""
-    return height * (width // 2 + width // block * 2 * torch.bfloat16.itemsize)
+    """With a float32 scale and a zero point for each block."""
+    return height * (width // 2 + width // block * (torch.float32.itemsize + 1))
 
 
 # --- int8: symmetric, a scale for each row.
@@ -216,7 +233,7 @@ def _int8_linear(
         return RoundedLinear(kept, bias, "int8")
     held = ("int8", quantized_bytes("int8", height, width))
     return QuantizedDeviceLinear(
-        (height, width), _int8_product(kept, scales), held, dtype, bias, device
+        (height, width), _int8_product(kept, scales, device), held, dtype, bias, device
     )
 
 
@@ -229,5 +246,9 @@ def _int8(dense: Tensor) -> tuple[Tensor, Tensor]:
     return levels.to(torch.int8), scales
 
 
-def _int8_product(levels: Tensor, scales: Tensor) -> Product:
+def _int8_product(levels: Tensor, scales: Tensor, device: Device) -> Product:
+    if device.has_triton:
+        from asyncspec.backend.hf.kernels.accelerator.triton_quantized import multiply_int8
+
+        return lambda x: multiply_int8(x, levels, scales)
     return lambda x: torch._weight_int8pack_mm(x, levels, scales)

@@ -43,7 +43,7 @@ def rounded_rows(rows: int) -> int:
 def pad_rows(x: Tensor, rows: int) -> Tensor:
     """x [n, ...] with its last row repeated: [rows, ...]."""
     missing = rows - len(x)
-    return torch.cat([x, *[x[-1:]] * missing]) if missing else x
+    return torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]) if missing else x
 
 
 class RowwiseLinear(nn.Module):
