@@ -39,7 +39,7 @@ import structlog
 from asyncspec_nodes.node.supervisor import Supervisor
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 crashes, last = int(sys.argv[1]), sys.argv[2]
-supervisor = Supervisor(2, structlog.get_logger(), [])
+supervisor = Supervisor(2, structlog.get_logger(), [], stopped_seconds=0.2)
 
 def node():
     if last == "early":
@@ -55,7 +55,7 @@ def node():
     if os.path.getsize(sys.argv[3]) < crashes:
         with open(sys.argv[3], "a") as file:
             file.write("x")
-        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signal.SIGSTOP if last == "3" else signal.SIGSEGV)
     return int(last)
 
 sys.exit(supervisor.run(node))
@@ -92,6 +92,30 @@ def test_a_crash_is_mended_some_times(
     assert log.count("the node is started again") == starts - 1
     assert ("after 2 new starts" in log) == (crashes > 2)
     assert ("killed by SIGSEGV" in log) == (crashes > 0)
+
+
+@linux
+def test_a_stopped_node_is_killed_and_started_again(tmp_path: os.PathLike[str]) -> None:
+    file = os.path.join(tmp_path, "stops")
+    open(file, "w").close()
+    with supervised(1, "3", file) as process:
+        out, log = process.communicate(timeout=60)
+    assert (process.returncode, len(out.splitlines())) == (1, 3)
+    assert "the node has been stopped" in log
+    assert "killed by SIGKILL" in log
+
+
+@linux
+def test_a_node_that_goes_on_is_kept(tmp_path: os.PathLike[str]) -> None:
+    with supervised(0, "wait", "/dev/null") as process:
+        assert process.stdout is not None
+        node = int(process.stdout.readline().split()[1])
+        for signum in (signal.SIGSTOP, signal.SIGCONT):
+            os.kill(node, signum)
+        process.terminate()
+        out, log = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "told\n")
+    assert "killed" not in log
 
 
 @linux

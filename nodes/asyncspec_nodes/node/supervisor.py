@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -33,6 +34,9 @@ PERIOD_SECONDS = 600.0
 
 PAUSE_SECONDS = 0.1
 """Before the second new start within the period; doubled with each."""
+
+STOPPED_SECONDS = 15.0
+"""A node that is stopped (SIGSTOP) for so long is killed, and started again."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -56,8 +60,16 @@ class RestartBudget(Struct):
 class Supervisor:
     """Forks the node, and waits for its end."""
 
-    def __init__(self, restarts: int, log: Any, closing: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        restarts: int,
+        log: Any,
+        closing: Sequence[Callable[[], None]],
+        *,
+        stopped_seconds: float = STOPPED_SECONDS,
+    ) -> None:
         """``closing``: close the listening sockets, of which the node has copies of its own."""
+        self._stopped_seconds = stopped_seconds
         self._budget = RestartBudget(restarts)
         self._log = log
         self._closing = closing
@@ -106,12 +118,25 @@ class Supervisor:
     def _wait(self) -> int:
         """The exit code of the node. A wait for the process alone would miss a signal that comes
         between Python's last look for one and the system call."""
-        ends = os.pidfd_open(self._node)
-        while not select.select([ends, self._woken], [], [])[0].count(ends):
-            os.read(self._woken, 4096)
+        ends, step, stopped = os.pidfd_open(self._node), self._stopped_seconds / 5, 0.0
+        while ends not in (ready := select.select([ends, self._woken], [], [], step)[0]):
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                continue
+            # Counted by looks, as this process may be stopped as well.
+            stopped = stopped + step if self._is_stopped() else 0.0
+            if stopped > self._stopped_seconds:
+                self._log.warning("the node has been stopped", seconds=self._stopped_seconds)
+                os.kill(self._node, signal.SIGKILL)
+                stopped = 0.0
         os.close(ends)
         node, self._node = self._node, 0
         return os.waitstatus_to_exitcode(os.waitpid(node, 0)[1])
+
+    def _is_stopped(self) -> bool:
+        """Whether the node's process is stopped by a signal."""
+        stat = Path(f"/proc/{self._node}/stat").read_text(encoding="utf-8")
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     def _last(self, code: int) -> int:
         if code < 0:
