@@ -27,7 +27,7 @@ async def asked(port: int, seconds: list[float]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        told, _ = await child.communicate()
+        told, _ = await child.communicate(b"")  # ends its stdin
         seconds.extend(json.loads(told))
 
 
