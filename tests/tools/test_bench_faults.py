@@ -13,6 +13,7 @@ from asyncspec_nodes.local.cluster import RESTART_ALL, LocalCluster, local_confi
 from asyncspec_protocol.messages import Submit
 from nodes.background import no_process_left
 from nodes.test_processes import TOY
+from tools.bench.faults.health import asked
 from tools.bench.faults.relay import RelayedLauncher
 from tools.bench.faults.runs import Bed, Case, Outcome, wait_after
 
@@ -64,3 +65,25 @@ def test_the_wait_ends_with_the_token_behind_the_longest_gap(
     if after:
         assert fault + wait == pytest.approx(min(after, key=lambda at: abs(at - fault - wait)))
         assert wait >= after[0] - fault - 1e-9
+
+
+def test_health_is_asked_until_the_load_is_over() -> None:
+    async def main() -> list[float]:
+        asks = asyncio.Queue[None]()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                asks.put_nowait(None)
+
+        server = await asyncio.start_server(answer, "127.0.0.1")
+        seconds: list[float] = []
+        async with asyncio.timeout(60), asked(server.sockets[0].getsockname()[1], seconds):
+            for _ in range(3):
+                await asks.get()
+        server.close()
+        return seconds
+
+    seconds = asyncio.run(main())
+    assert len(seconds) >= 2
+    assert all(one > 0 for one in seconds)
