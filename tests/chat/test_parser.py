@@ -21,7 +21,7 @@ from asyncspec_nodes.chat.calls import (
     read_calls,
 )
 from asyncspec_nodes.chat.parser import AnswerParser, Part, WholeCalls
-from asyncspec_nodes.serving.templates import ChatFacts, facts_of
+from asyncspec_nodes.serving.templates import ChatFacts, answer_markers, facts_of
 
 TOOLS = (
     Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}}),
@@ -42,6 +42,15 @@ SPELLINGS = [
         '<minimax:tool_call>\n<invoke name="add">\n<parameter name="a">1</parameter>\n</invoke>\n'
         "</minimax:tool_call>",
     ),
+    (
+        "kimi-k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    ),
+    # As some models forget the first tag or both.
+    ("qwen3-coder", "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+    ("qwen3-coder", "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"),
+    ("minimax", '<invoke name="add"><parameter name="a">1</parameter></invoke>'),
     ("llama3", '{"name": "add", "parameters": {"a": 1}}'),
     ("llama3", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
     ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]'),
@@ -136,7 +145,7 @@ pieces = st.lists(
 @given(
     pieces,
     st.lists(st.integers(0, 200), max_size=6),
-    st.sampled_from(["hermes", "llama3", "mistral", "glm", "gemma4", "json"]),
+    st.sampled_from(["hermes", "llama3", "mistral", "glm", "gemma4", "json", "qwen3-coder"]),
     st.sampled_from(["", "tags", "open"]),
     st.sampled_from([(), TOOLS]),
 )
@@ -270,4 +279,20 @@ def test_what_templates_say() -> None:
     gemma = "{{ tools }}<|tool_call>call:{{ enable_thinking }}<|channel>thought"
     assert facts_of(gemma) == ChatFacts("gemma4", True, "tags", ("enable_thinking",))
     assert facts_of("<tool_call>{{ tools }}<arg_key>").syntax == "glm"
+    kimi = "{{ tools }}<|tool_calls_section_begin|><|tool_call_begin|>"
+    assert facts_of(kimi).syntax == "kimi-k2"
+    assert "<|tool_call_argument_begin|>" in answer_markers(kimi)
     assert facts_of("{{ messages }}") == ChatFacts()
+
+
+@pytest.mark.parametrize("behind", ["", "\n</tool_call>", "\n</tool_call>\nDone."])
+def test_text_around_a_call_without_its_first_tag(behind: str) -> None:
+    call = "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"
+    found = taken(ChatFacts("qwen3-coder"), f"I add.\n{call}\n{call}{behind}", [12, 40])
+    assert found == (
+        f"I add.{behind.removeprefix(chr(10) + '</tool_call>')}",
+        "",
+        [Call("add", '{"a":1}'), Call("add", '{"a":1}')],
+    )
+    other = "I show <function=none> and go on."
+    assert taken(ChatFacts("qwen3-coder"), other, [9, 20]) == (other, "", [])

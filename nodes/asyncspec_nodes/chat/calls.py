@@ -20,19 +20,7 @@ from asyncspec_nodes.chat.arguments import (
     JsonArguments,
     TaggedArguments,
 )
-
-BEGIN, END = "<tool_call>", "</tool_call>"
-"""Around a call, of Hermes, Qwen, GLM and many others."""
-
-MARKERS: Mapping[str, tuple[str, str]] = {
-    "deepseek": (
-        "<\uff5ctool\u2581calls\u2581begin\uff5c>",
-        "<\uff5ctool\u2581calls\u2581end\uff5c>",
-    ),
-    "gemma4": ("<|tool_call>", "<tool_call|>"),
-    "minimax": ("<minimax:tool_call>", "</minimax:tool_call>"),
-}
-"""Around calls, of others."""
+from asyncspec_nodes.serving.templates import SYNTAXES
 
 
 class Tool(Struct, frozen=True):
@@ -130,12 +118,19 @@ _DEEPSEEK = (
 )
 """DeepSeek's, as V3 and R1 write them (``function``, a name, a block of code) and V3.1."""
 
+_KIMI = (
+    r"(?:\s|<\|tool_call_end\|>)*<\|tool_call_begin\|>\s*(?:functions\.)?(NAMES)(?::\d+)?"
+    r"\s*<\|tool_call_argument_begin\|>\s*(?=\{)"
+)
+"""Kimi K2's: ``functions.NAME:NUMBER``, and the arguments behind a mark."""
+
 _Reader = Callable[[Mapping[str, Any]], Arguments]
 
 _FORMS: tuple[tuple[str, _Reader], ...] = (
     (_JSON, lambda _: JsonArguments()),
     (_NAMED, lambda _: JsonArguments()),
     (_DEEPSEEK, lambda _: JsonArguments()),
+    (_KIMI, lambda _: JsonArguments()),
     (r"\s*<function=(NAMES)>", partial(TaggedArguments, QWEN)),
     (r"\s*(NAMES)\s*(?=<arg_key>|</tool_call>)", partial(TaggedArguments, GLM)),
     (r'\s*<invoke name="(NAMES)">', partial(TaggedArguments, MINIMAX)),
@@ -143,7 +138,9 @@ _FORMS: tuple[tuple[str, _Reader], ...] = (
 )
 """How a call begins, and what reads its arguments by the tool's properties."""
 
-_NO_TEXT = re.compile(rf"{_BETWEEN}(?:[\s\]]|```|{re.escape(_END)})*")
+_NO_TEXT = re.compile(
+    rf"{_BETWEEN}(?:[\s\]]|```|{re.escape(_END)}|<\|tool_calls?(?:_section)?_end\|>)*"
+)
 
 
 def is_text(rest: str) -> bool:
@@ -203,8 +200,8 @@ def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
     whole = {**one, **{key: value for key, value in definitions.items() if value}}
     if syntax in ("hermes", "qwen3-coder", "glm"):
         more = r' ("\n" call)*' if parallel else ""
-        json = text.of_json(whole)
-        return f'start: call{more}\ncall: "{BEGIN}\\n" json "\\n{END}"\njson: {json}'
+        (begin, end), json = SYNTAXES[syntax].around, text.of_json(whole)
+        return f'start: call{more}\ncall: "{begin}\\n" json "\\n{end}"\njson: {json}'
     listed = {key: value for key, value in whole.items() if key != "anyOf"}
     most = {} if parallel else {"maxItems": 1}
     return text.of_schema({"type": "array", "items": one, "minItems": 1, **most, **listed})

@@ -9,9 +9,6 @@ from msgspec import Struct
 
 from asyncspec_nodes.chat.arguments import Arguments
 from asyncspec_nodes.chat.calls import (
-    BEGIN,
-    END,
-    MARKERS,
     Call,
     CallArguments,
     CallBegin,
@@ -22,14 +19,8 @@ from asyncspec_nodes.chat.calls import (
     is_text,
     read_calls,
 )
-from asyncspec_nodes.serving.templates import ChatFacts
+from asyncspec_nodes.serving.templates import SYNTAXES, ChatFacts
 from asyncspec_nodes.serving.text import partial_stop_length
-
-THINK, THOUGHT = "<think>", "</think>"
-"""Around reasoning, of most models."""
-
-REASONING = {"gemma4": ("<|channel>thought", "<channel|>")}
-"""Around reasoning, of others, by the syntax of their calls."""
 
 
 class Part(Struct, frozen=True):
@@ -152,9 +143,12 @@ class AnswerParser(StepwiseParser):
         self._reasons = bool(facts.reasoning)
         # The next text is the first of its kind: line breaks before it are none of it.
         self._fresh = opened
-        begin, end = MARKERS.get(facts.syntax, (BEGIN, END))
-        self._markers = {begin: end} if tools else {}
-        self._think, self._thought = REASONING.get(facts.syntax, (THINK, THOUGHT))
+        syntax = SYNTAXES[facts.syntax]
+        begin, end = syntax.around
+        # A call that begins without a marker: it ends like others, or with the answer.
+        self._bare_call = syntax.bare
+        self._markers = {mark: end for mark in (begin, syntax.bare) if mark} if tools else {}
+        self._think, self._thought = syntax.reasoning
 
     def _rest(self, text: str) -> Sequence[AnswerPart]:
         match self._state:
@@ -208,9 +202,11 @@ class AnswerParser(StepwiseParser):
         found = [(i, mark) for mark in self._markers if (i := self._text.find(mark)) >= 0]
         if found:
             place, mark = min(found)
+            self._state, self._ends = "call", self._markers[mark]
+            if mark == self._bare_call:
+                mark = ""  # a part of the call
             text, self._text = self._text[:place], self._text[place + len(mark) :]
             said = text.rstrip()
-            self._state, self._ends = "call", self._markers[mark]
             self._begun = text[len(said) :] + mark
             return _parts("content", said)
         keep = partial_stop_length(self._text, tuple(self._markers))
