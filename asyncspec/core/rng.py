@@ -28,13 +28,6 @@ def uniform(seed: int, position: int, token: int = 0) -> float:
     return _inside(mix((stream(seed, position) + GOLDEN * (token + 1)) & MASK))
 
 
-def uniforms(seed: int, position: int, tokens: int) -> list[float]:
-    """``uniform`` of the tokens below ``tokens``, of which it hashes what they share only once."""
-    key = stream(seed, position)
-    hashes = (mix((key + GOLDEN * token) & MASK) for token in range(1, tokens + 1))
-    return [_inside(x) for x in hashes]
-
-
 def _inside(x: int) -> float:
     """Middle of one of 2^53 equal parts of (0, 1), by a hash's upper bits; never rounds to 1."""
     return min((x >> 11) + 0.5, LARGEST) * 2.0**-53

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
+
+from asyncspec.backend import sampling
 from asyncspec.backend.base import WireTensor
 from asyncspec.backend.toy.model import ToyModel, ToyState, feature, pack, unpack
 from asyncspec.core.jobs import Feed, TensorRows
-from asyncspec.core.rng import uniform, uniforms
+from asyncspec.core.rng import uniform
 from asyncspec.source.base import StateSource
 from asyncspec.source.expand import Coroutine, Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
@@ -20,7 +23,8 @@ from asyncspec_protocol.messages import Expand
 @lru_cache(1 << 16)
 def _shuffled(key: int, vocab: int) -> tuple[int, ...]:
     """All tokens in an order that ``key`` draws. Trees grow from the same nodes again and again."""
-    return tuple(sorted(range(vocab), key=uniforms(key, 2, vocab).__getitem__))
+    keys = sampling.uniforms(key, 2, np.arange(vocab))
+    return tuple(np.argsort(keys, kind="stable").tolist())
 
 
 class ToySource(StateSource[ToyState]):
