@@ -71,10 +71,9 @@ def test_a_cluster_writes_what_one_quantised_device_writes(
     draft = load_draft(open_checkpoint(predictable_models.save_draft(tmp_path / "draft", target)))
     loaded = Loaded(open_checkpoint(target), dtype, kind)
     matrix = Matrix(loaded, {"draft": LoadedSource(draft)})
-    for policy in ("flowspec", "pipedec", "chain"):
-        for draws in DRAWS:
-            for stages in STAGES:
-                matrix.run(Cell(policy, "draft", draws, stages))
+    for i, policy in enumerate(("flowspec", "pipedec", "chain")):
+        for j, stages in enumerate(STAGES):
+            matrix.run(Cell(policy, "draft", [*DRAWS][(i + j) % len(DRAWS)], stages))
     assert matrix.happened["draft", "hits"] > 0
     assert matrix.happened["draft", "misses"] > 0
 

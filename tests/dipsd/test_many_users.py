@@ -22,6 +22,7 @@ from asyncspec.dipsd.optimizer.lengths import best_lengths
 from asyncspec.dipsd.optimizer.planner import plan_best
 from asyncspec.dipsd.optimizer.search import BatchChange, BatchFit
 from dipsd.deployments import deployments
+from effort import nightly
 
 MAX_CALLS = 8_000_000
 """Calls and returns of functions: about a second, counted so that a busy machine is no slower."""
@@ -77,7 +78,9 @@ def calls(deployment: Deployment) -> int:
     return count
 
 
-@pytest.mark.parametrize(("users", "stages"), [(16, 6), (40, 6), (64, 6), (64, 1), (12, 2)])
+@pytest.mark.parametrize(
+    ("users", "stages"), [nightly(16, 6), nightly(40, 6), (64, 6), (64, 1), (12, 2)]
+)
 @pytest.mark.parametrize("kind", [different, extreme])
 def test_a_decision_takes_no_longer_whatever_users_are_like(
     kind: object, users: int, stages: int

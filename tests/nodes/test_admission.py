@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -16,6 +16,7 @@ from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Open, Ready
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 from laws import SMALL
 from nodes.machine_driver import Driven, draft, sent
 
@@ -116,6 +117,7 @@ def test_a_request_that_can_never_fit_the_source_is_refused() -> None:
     assert sent(driven.feed(Submitted(plain)), Open)
 
 
+@settings(max_examples=examples(100, quick=40))
 @given(
     st.lists(st.integers(1, 40), min_size=2, max_size=8),
     st.integers(1, 3),

@@ -16,10 +16,12 @@ SEEDS = (1, 2, 3)
 
 
 @lru_cache
-def run(policy: str, stages: int = 4, draft_level: float = 0.2) -> dict[str, float]:
+def run(
+    policy: str, stages: int = 4, draft_level: float = 0.2, seeds: tuple[int, ...] = SEEDS
+) -> dict[str, float]:
     """Sums over seeds, with a draft whose first guess is right at 65 % of the nodes."""
     sums: dict[str, float] = {}
-    for seed in SEEDS:
+    for seed in seeds:
         model = ToyModel(layers=4, vocab=64, seed=seed, attention="parent")
         cluster = Cluster(UnitCosts(draft_level), stages=stages, model=model, top=0.65)
         request = ask(policy=policy, max_new_tokens=TOKENS)
@@ -47,7 +49,7 @@ def test_tokens_per_turn_order_the_policies_as_in_the_paper() -> None:
 @pytest.mark.parametrize("policy", [*LOSSLESS, "pruned:coalesce=true", "specpipe:coalesce=true"])
 def test_the_turn_clock_is_the_virtual_clock(policy: str, draft_level: float) -> None:
     """Turns are counted at the draft node by logic alone; with equal stages they are the time."""
-    stats = run(policy, draft_level=draft_level)
+    stats = run(policy, draft_level=draft_level, seeds=SEEDS[:1])
     assert stats["turns"] == pytest.approx(stats["decode_seconds"], rel=0.03)
 
 

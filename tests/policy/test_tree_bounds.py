@@ -23,6 +23,7 @@ from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.limits import MAX_TREE_NODES
 from asyncspec_protocol.messages import Message, PruneIndices
 from cluster import Cluster, ask
+from effort import examples
 from laws import Shaken, check_after, clusters
 
 BOUND = 100_000.0
@@ -117,7 +118,7 @@ def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: boo
         check_after(cluster, asked)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400, quick=120))
 @given(st.data(), bounded_by_their_shape, requests(), st.booleans())
 def test_bounds_of_shapes_hold_without_a_limit(
     data: st.DataObject, policy: Policy, asked: list[Request], in_order: bool
@@ -128,7 +129,7 @@ def test_bounds_of_shapes_hold_without_a_limit(
     run(cluster, asked, policy, in_order=in_order)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=60))
 @given(st.data(), flows, requests(), st.booleans())
 def test_flowspec_keeps_to_its_tree_budget(
     data: st.DataObject, policy: FlowSpec, asked: list[Request], in_order: bool
@@ -138,7 +139,7 @@ def test_flowspec_keeps_to_its_tree_budget(
     run(cluster, asked, policy, in_order=in_order)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200, quick=60))
 @given(st.data(), st.one_of(flows, bounded_by_their_shape), st.integers(0, 5), requests())
 def test_a_tree_that_is_full_grows_no_more_and_all_goes_on(
     data: st.DataObject, policy: Policy, most: int, asked: list[Request]
