@@ -136,14 +136,14 @@ def test_the_default_draft_is_flowspecs() -> None:
 
 
 def speed(policy: str, cost: ClusterCost, stages: int) -> float:
-    setting = Setting(Synthetic(coverage=harmonic(0.78), fade=0.95), cost, stages, tokens=300)
+    setting = Setting(Synthetic(coverage=harmonic(0.78), fade=0.95), cost, stages, tokens=200)
     return simulate(setting, policy).stats[0]["tokens_per_second"]
 
 
 @pytest.mark.parametrize("policy", ["autoregressive", "chunked", "flowspec"])
 def test_longer_pipelines_of_equal_stages_are_slower(policy: str) -> None:
     """FlowSpec, limitations: a miss costs the whole pipeline."""
-    speeds = [speed(policy, PRESETS["turns"], stages) for stages in (2, 4, 8, 16)]
+    speeds = [speed(policy, PRESETS["turns"], stages) for stages in (2, 4, 16)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[0] > 2 * speeds[-1]
 
