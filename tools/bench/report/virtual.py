@@ -17,7 +17,7 @@ from asyncspec.sim.costs import CostModel
 from asyncspec.sim.world import Actor, World
 from asyncspec.source.suffix import SuffixSource
 from asyncspec_nodes.cluster.checkpoints import SUFFIX
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable, even_split
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_source
 from asyncspec_nodes.roles.draft.machine import DraftMachine
@@ -117,7 +117,13 @@ class VirtualEngine:
     ) -> Actor:
         last = rank == setting.stages
         features = self._read(text, source.features) if last and source.features else None
-        machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages))
+        # Heads read the outputs of layers: which stage has them decides what travels.
+        layers = max(self.target.info.layers, setting.stages)
+        first, end = even_split(layers, setting.stages)[rank - 1]
+        config = VerifyConfig(
+            rank=rank, stages=setting.stages, first_layer=first, end_layer=end, layers=layers
+        )
+        machine = VerifyMachine(config)
         device = TextStage(text, features, last=last)
         # Features travel as tensors; hidden states are nobody's and need no form.
         tensors = source.tensors if last else None
