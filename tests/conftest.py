@@ -26,8 +26,16 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
 
 
-LONGEST = ("backend/test_matrix.py", "sim/test_fault_schedules.py", "sim/test_multiple_drafts.py")
-"""Files of half a minute and more."""
+LONGEST = (
+    "backend/test_families.py",
+    "backend/test_matrix.py",
+    "backend/test_memory.py",
+    "policy/test_order.py",
+    "sim/test_distribution.py",
+    "sim/test_fault_schedules.py",
+    "sim/test_plans.py",
+)
+"""Files of some twenty seconds of processor time and more."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

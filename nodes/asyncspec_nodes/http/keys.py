@@ -77,7 +77,6 @@ class Caller:
         self.name = settings.name
         # As in ``Submit.tenant``.
         self.tenant = tenant
-        self._concurrent = settings.concurrent
         self._running = 0
         self._requests = _Bucket(settings.requests, clock)
         self._tokens = _Bucket(settings.tokens, clock)

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from asyncspec.core.errors import UserError
 
-VERSION = 1
 SECRET_BYTES = 16
 _PREFIX = "as1-"
 
