@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from asyncspec_nodes.join import messages, token
 from asyncspec_nodes.join.agent import Agent, AgentOptions
 from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits, relieved
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity, make_request
+from asyncspec_nodes.join.connection import Connector, NobodyThereError
 from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
 from asyncspec_nodes.join.kept import KeptFile, new_cluster
 from asyncspec_nodes.join.links import report_missing_links
@@ -304,6 +306,31 @@ async def test_the_first_machine_needs_no_way_back_through_nat() -> None:
         made = await cluster.token
         assert (made.hosts, made.port) == (("192.0.2.1",), 9)
         assert len(await text(await cluster.starting)) == 24
+
+
+@pytest.mark.asyncio
+async def test_a_machine_measures_itself_beside_the_event_loop_and_before_it_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy board that takes longer than a heartbeat may be late."""
+    order: list[Any] = []
+
+    def measure() -> float:
+        order.append(threading.current_thread() is threading.main_thread())
+        return 7.0
+
+    async def connect(self: Connector, session: aiohttp.ClientSession) -> None:
+        order.append("connects")
+        raise NobodyThereError("no cluster answers")
+
+    monkeypatch.setattr("asyncspec_nodes.join.agent.read_speed", measure)
+    monkeypatch.setattr(Connector, "connect", connect)
+    made = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
+    agent = Agent(made, AgentOptions("one"), [], tmp_path, lambda line: None)
+    with pytest.raises(UserError):
+        await agent.run()
+    assert order == [False, "connects"]
+    assert agent._offer().speed == 7.0
 
 
 @pytest.mark.asyncio

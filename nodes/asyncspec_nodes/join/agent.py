@@ -90,6 +90,7 @@ class Agent:
     ) -> None:
         self._connector = Connector(token, options.address)
         self._options = options
+        self._speed = options.speed
         self._sockets = sockets
         self._folder = folder
         self._say = say
@@ -111,6 +112,9 @@ class Agent:
     async def run(self) -> None:
         """Until cancelled, or the cluster ends. Raises ``UserError`` where it cannot take part,
         and ``ClusterError`` where the cluster is gone for ``RETRY_SECONDS``."""
+        if self._speed is None:
+            # Before it is connected: it does not answer heartbeats meanwhile.
+            self._speed = await asyncio.to_thread(read_speed)
         giving_up: asyncio.Task[None] | None = None
         lost: float | None = None
         try:
@@ -173,7 +177,7 @@ class Agent:
             memory=max(0, free_memory() - options.reserved)
             if options.memory is None
             else options.memory,
-            speed=read_speed() if options.speed is None else options.speed,
+            speed=self._speed or 1.0,
             host=options.advertise[0],
             ports=tuple(
                 options.advertise[1] + number if options.advertise[1] else sock.getsockname()[1]

@@ -156,7 +156,8 @@ class JoinServer:
             _check(offer)
             certificate = self._authority.issue(offer.request)  # for no rank yet
         except (AsyncSpecError, TimeoutError, TypeError) as error:
-            text = str(error) or "no offer came"
+            said = isinstance(error, AsyncSpecError)
+            text = str(error) if said else "it was lost before it said what it is"
             self._admission.say(f"a machine is refused: {text}")
             with contextlib.suppress(OSError, RuntimeError):  # it may be gone
                 await channel.send_str(messages.encode(Refused(text)))
