@@ -21,7 +21,7 @@ from asyncspec.core.placement.model import (
     evaluate,
 )
 from asyncspec.core.placement.rate import plain_rate, throughput_rate
-from asyncspec.core.placement.search import MAX_STATES, place
+from asyncspec.core.placement.search import MAX_STATES, _span_seconds, place
 
 
 def mixed_rate(slowest: float, whole: float) -> float:
@@ -42,6 +42,9 @@ targets = st.builds(
     scores=st.integers(0, 1),
     row_bytes=few,
     slots=st.integers(0, 2),
+    # Sums of these are rounded.
+    layer_seconds=st.sampled_from([0.0, 0.0003, 0.5]),
+    pass_seconds=st.sampled_from([0.0, 0.0002, 3.0]),
 )
 
 
@@ -167,3 +170,24 @@ def test_a_tied_matrix_is_held_once_by_a_single_stage() -> None:
     target = replace(uniform(2, head=500), whole=2100)
     assert place(target, [Device("d", 2100, 1.0)], Network(), plain_rate) is not None
     assert place(target, [Device("d", 2099, 1.0)], Network(), plain_rate) is None
+
+
+@given(target=targets, first=st.integers(0, 5), length=st.integers(1, 5))
+def test_the_search_and_the_costs_agree_to_the_bit(
+    target: TargetCost, first: int, length: int
+) -> None:
+    layers = len(target.layers)
+    span = (min(first, layers - 1), min(first + length, layers))
+    if span[0] < span[1]:
+        found = _span_seconds(target, Device("a", 1 << 40, 7.0))[span]
+        assert found == target.seconds(span, 7.0)
+
+
+def test_a_pass_is_reading_and_what_comes_besides() -> None:
+    target = TargetCost((LayerCost(10, 10),) * 4, layer_seconds=0.5, pass_seconds=0.25)
+    assert target.seconds((1, 3), 10.0) == 2.0 + 1.0 + 0.25
+    assert target.speed((1, 3), 3.25) == 10.0
+    # What was measured is shorter than what should come besides.
+    assert target.speed((1, 3), 1.0) == pytest.approx(200.0)
+    one = evaluate(target, Network(), [(Device("a", 99, 10.0), (0, 4))])
+    assert one.stages[0].seconds == one.slowest == 6.25

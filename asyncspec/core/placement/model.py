@@ -1,7 +1,8 @@
 """What a placement is decided on: a model's layers, devices, links; and what one is worth.
 
-A pass within the plateau takes as long as reading its weights: bytes over the device's speed. The
-embedding is looked up, not read; the head is read by the last stage.
+A pass within the plateau takes as long as reading its weights, bytes over the device's speed, and
+some time for each layer and for itself. The embedding is looked up, not read; the head is read by
+the last stage.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class TargetCost(Struct, frozen=True):
     row_bytes: int = 0
     # Slots of all caches: tokens of the sessions at a time, and their trees.
     slots: int = 0
+    # Seconds of a layer, and of a pass, that no reading of weights explains: starting products.
+    layer_seconds: float = 0.0
+    pass_seconds: float = 0.0
 
     def weights(self, span: Span) -> int:
         """Of layers [first, end), with embedding and head where they are part of these."""
@@ -66,6 +70,18 @@ class TargetCost(Struct, frozen=True):
     def work(self, span: Span) -> int:
         """Bytes that a pass reads."""
         return sum(layer.work for layer in self.layers[slice(*span)])
+
+    def overhead(self, span: Span) -> float:
+        """Seconds of a pass besides reading."""
+        return self.pass_seconds + self.layer_seconds * (span[1] - span[0])
+
+    def seconds(self, span: Span, speed: float) -> float:
+        """Of a pass on a device that reads so many bytes a second."""
+        return self.work(span) / speed + self.overhead(span)
+
+    def speed(self, span: Span, seconds: float) -> float:
+        """Of a device on which a pass takes so long; at least a tenth of that is reading."""
+        return self.work(span) / max(seconds - self.overhead(span), seconds / 10)
 
 
 class Device(Struct, frozen=True):
@@ -155,7 +171,7 @@ def evaluate(
 ) -> Placement:
     """What layers on devices, in the order of the pipeline, are worth."""
     stages = tuple(
-        PlacedStage(device, span, target.work(span) / device.speed, target.memory(span))
+        PlacedStage(device, span, target.seconds(span, device.speed), target.memory(span))
         for device, span in chosen
     )
     devices = [stage.device for stage in stages]

@@ -55,7 +55,7 @@ def place(
             best, most = found, value
         if rate(floor, found.whole) <= most:
             break
-        bound = found.slowest
+        bound = min(found.slowest, math.nextafter(bound, 0.0))
     return best
 
 
@@ -181,8 +181,11 @@ def _span_seconds(target: TargetCost, device: Device) -> Vector:
     held = [layer.weights + target.slots * layer.slot + layer.results for layer in costs]
     memory = _differences(held) + target.other((0, 0))
     memory[0, layers] = target.memory((0, layers))
-    seconds = _differences([layer.work for layer in costs]) / device.speed
-    later = np.arange(layers + 1)[:, None] < np.arange(layers + 1)
+    ends = np.arange(layers + 1)
+    # As ``TargetCost.seconds`` has it, to the bit: the search compares them.
+    overhead = target.pass_seconds + target.layer_seconds * (ends - ends[:, None])
+    seconds = _differences([layer.work for layer in costs]) / device.speed + overhead
+    later = ends[:, None] < ends
     fits: Vector = np.where(later & (memory <= device.memory), seconds, np.inf)
     return fits
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from asyncspec.backend.base import DType, ModelInfo, StageOptions
-from asyncspec.backend.registry import LLAMA, backend_name, backend_of
+from asyncspec.backend.registry import DEFAULT, LLAMA, backend_name, backend_of
 from asyncspec.core.errors import UserError
 from asyncspec.core.placement.model import (
     FREE,
@@ -31,6 +31,11 @@ MAX_CONTEXT = 8192
 DRAFT_SHARE = 1 / 30
 """A draft level takes this share of a pass over the whole target on a mean device."""
 
+OVERHEAD = {DEFAULT: (0.0003, 0.0002)}
+"""Seconds of a layer, and of a pass, besides reading weights, where they are known. Measured with
+the bundled target on a Zen 4 core, exact mode: .37 ms a layer, of which .06 read weights, and .19
+(docs/results/placement.md)."""
+
 WEIGHTLESS = 1 << 24
 """Work of a toy target's layers, in bytes: they have no weights, but take some time."""
 
@@ -49,6 +54,7 @@ def target_cost(name: str, options: StageOptions, slots: int | None = None) -> T
         LayerCost(one.weights, one.weights - one.embedding or WEIGHTLESS, one.slot, one.results)
         for one in single
     )
+    layer_seconds, pass_seconds = OVERHEAD.get(backend_name(name), (0.0, 0.0))
     return TargetCost(
         layers,
         whole=whole.weights,
@@ -56,6 +62,8 @@ def target_cost(name: str, options: StageOptions, slots: int | None = None) -> T
         scores=max(one.scores for one in single),
         row_bytes=info.hidden_size * _item_bytes(name, info, options.dtype),
         slots=min(info.context_length, MAX_CONTEXT) if slots is None else slots,
+        layer_seconds=layer_seconds,
+        pass_seconds=pass_seconds,
     )
 
 
@@ -69,7 +77,7 @@ def _item_bytes(name: str, info: ModelInfo, dtype: DType) -> int:
 def draft_level_seconds(target: TargetCost, devices: Sequence[Device]) -> float:
     """Default without measured or given seconds of a draft level."""
     mean = sum(device.speed for device in devices) / len(devices)
-    return DRAFT_SHARE * target.work((0, len(target.layers))) / mean
+    return DRAFT_SHARE * target.seconds((0, len(target.layers)), mean)
 
 
 def best_placement(

@@ -89,7 +89,7 @@ def slowest(target: TargetCost, devices: Mapping[str, Device], assignment: Assig
     """Seconds of the slowest machine's passes; stages of one machine share it."""
     seconds: Counter[str] = Counter()
     for one in assignment:
-        seconds[one.member] += target.work(one.layers) / devices[one.member].speed  # type: ignore[assignment]
+        seconds[one.member] += target.seconds(one.layers, devices[one.member].speed)  # type: ignore[assignment]
     return max(seconds.values())
 
 
@@ -116,7 +116,8 @@ def _with_replacements(
             there = [span for other, span in chosen if other == name] + [layers]
             if sum(map(target.memory, there)) > device.memory or len(there) > PORTS:
                 continue
-            options.append((used[name] > 0, sum(map(target.work, there)) / device.speed, name))
+            took = sum(target.seconds(span, device.speed) for span in there)
+            options.append((used[name] > 0, took, name))
         if not options:
             return None
         chosen[rank] = (min(options)[2], layers)

@@ -129,14 +129,14 @@ def _devices(file: DevicesFile, target: TargetCost) -> Devices:
     names = [device.name for device in file.machine]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two machines are called {twice}; give each a name of its own")
-    mean = target.work((0, len(target.layers))) / len(target.layers)
+    count = len(target.layers)
     devices = []
     for table in file.machine:
         if (table.gb_per_second is None) == (table.layer_ms is None):
             raise UserError(f"machine {table.name}: give gb_per_second or layer_ms, one of the two")
         speed = (table.gb_per_second or 0.0) * GB
         if table.layer_ms is not None:
-            speed = mean / (table.layer_ms / 1000)
+            speed = target.speed((0, count), count * table.layer_ms / 1000)
         link = (table.latency_ms / 1000, table.mbit * BYTES_PER_MEGABIT)
         devices.append(Device(table.name, int(table.memory_gib * GIB), speed, *link))
     pairs = {
@@ -190,7 +190,7 @@ def from_statuses(statuses: Sequence[Status], target: TargetCost) -> Devices:
             held, free = status.device_held_bytes, status.device_free_bytes
             sharing = on_device[status.host, status.device]
         memory = held + free // sharing
-        devices.append(Device(_name(status), memory, target.work(status.layers) / seconds))
+        devices.append(Device(_name(status), memory, target.speed(status.layers, seconds)))
     return Devices(tuple(devices), Network(_measured_links(statuses)))
 
 
