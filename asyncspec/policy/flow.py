@@ -103,12 +103,15 @@ class FlowMemory(Struct, frozen=True):
     def choosing(self, costs: RoundCosts) -> FlowMemory:
         """With the shape that brings most."""
         pause = min(max(self.committed, PARAMETERS.min_replan_tokens), PARAMETERS.max_replan_tokens)
-        # The first searches are thorough.
-        few = (STARTS[self.committed // pause % len(STARTS)], self.shape)
-        starts = few if pause == PARAMETERS.max_replan_tokens else STARTS
+        # The first search is thorough: no token waits for it, as the prompt is being read.
+        few = (STARTS[self.due // PARAMETERS.min_replan_tokens % len(STARTS)], self.shape)
+        starts = few if self.committed else STARTS
         plain_rate = round_rate(self.acceptance.profile, PLAIN, costs).tokens_per_second
         known = self.measured(costs, plain_rate)
-        one, several = (speed.likely(1.0) for speed in known.speculating)
+        # Where a round goes on with every hit, so many tokens come or fail together.
+        hit = min(PARAMETERS.max_level_hits, self.acceptance.profile[0])
+        one = known.speculating[0].likely(1.0, 1.0)
+        several = known.speculating[1].likely(1.0, 1.0 / (1.0 - hit))
         plain = known.plain.mean(plain_rate) / plain_rate
         # Where speculation is slower than expected, so may be what is expected without.
         plain *= 1.0 + known.plain.doubt * max(0.0, 1.0 - min(one, several))
@@ -294,6 +297,6 @@ def _better_later(
     if not leaves:
         return False
     rate = known.rate
-    delay = max(0.0, rate.spacing - known.draft_seconds)
+    delay = max(0.0, rate.period - known.draft_seconds)
     lost = rate.tokens_per_second * delay * worthwhile[leaves[0]]
     return sum([worthwhile[node] for node in chosen]) < lost

@@ -28,10 +28,12 @@ class MeasuredSpeed(Struct, frozen=True):
         """The share of what was expected in what is known: 1 where nothing was measured."""
         return PARAMETERS.speed_prior / (PARAMETERS.speed_prior + self.tokens)
 
-    def likely(self, expected: float) -> float:
-        """The mean, or what was expected where the difference may be luck."""
+    def likely(self, expected: float, together: float) -> float:
+        """The mean, or what was expected where the difference may be luck, as so many tokens come
+        ``together``."""
         mean = self.mean(expected)
-        luck = PARAMETERS.speed_deviation / math.sqrt(PARAMETERS.speed_prior + self.tokens)
+        rounds = (PARAMETERS.speed_prior + self.tokens) / together
+        luck = PARAMETERS.speed_deviation / math.sqrt(rounds)
         return max(mean, min(expected, mean * (1.0 + luck)))
 
     def observe(self, tokens: int, time: float, expected: float) -> MeasuredSpeed:
@@ -94,8 +96,14 @@ class Crowding(Struct, frozen=True):
             later = self.processors * (1.0 + PARAMETERS.other_speed_weight) ** tokens
             return Crowding(shorter_at_once(self.alone, measured), later)
         longer = measured / self.alone
-        enough = longer <= 1.0 + PARAMETERS.report_change
-        return replace(self, processors=max(self.processors, busy) if enough else busy / longer)
+        if longer <= 1.0 + PARAMETERS.report_change:
+            return replace(self, processors=max(self.processors, busy))
+        found = busy / longer
+        if math.isfinite(self.processors):
+            # Only the last passes are in what was measured.
+            weight = tokens / (PARAMETERS.processors_prior + tokens)
+            found = self.processors * (found / self.processors) ** weight
+        return replace(self, processors=found)
 
 
 ALONE = Crowding()

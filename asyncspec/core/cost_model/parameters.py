@@ -96,7 +96,9 @@ class CostModelParameters(Struct, frozen=True):
     speed_prior: float = 4.0
     # Nodes at work from which longer passes are put down to their number, not to other programs.
     min_busy: float = 1.5
-    # Relative standard deviation of a token's time with speculation: rounds differ.
+    # Tokens as which the number of processors known before counts beside what longer passes say.
+    processors_prior: float = 64.0
+    # Relative standard deviation of a round's time for a token.
     speed_deviation: float = 1.0
     # Nodes to be observed before the speed of speculation says more than how good the draft is.
     min_observed: int = 12
@@ -127,6 +129,9 @@ class CostModelParameters(Struct, frozen=True):
     max_skips: int = 2
     # Share of its own pass by which a joining segment may delay all that is in a pass, summed.
     join_delay: float = 0.25
+    # Segments of a session that wait at the first stage by the time of its next pass: its window,
+    # unless a cluster file names another.
+    waiting_segments: int = 2
     # The same for another session's segment where the pass has its fair share of rows without it:
     # there it waits once, and from then on with others.
     oversize_delay: float = 0.5

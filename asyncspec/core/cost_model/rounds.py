@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
@@ -55,6 +56,8 @@ class RoundRate(Struct, frozen=True):
     depth: int = 1
     # Seconds from one segment to the next.
     spacing: float = 0.0
+    # Seconds from one pass to the next, which takes the segments that wait by then.
+    period: float = 0.0
     # Mean number of nodes at work, and links.
     busy: float = 1.0
 
@@ -101,6 +104,14 @@ class RoundCosts(NamedTuple):
         """Sessions whose segments of so many rows share a pass, if each sends one every
         ``spacing`` seconds; at least 1."""
         return max(1.0, self.sessions * min(1.0, self.slowest(rows) / spacing))
+
+    def joined(self, rows: int, share: float) -> int:
+        """Segments of so many rows of a session that share a pass where they wait, if each is
+        shared by ``share`` sessions."""
+        most, shared = PARAMETERS.waiting_segments, math.ceil(share * rows)
+        longer = self.slowest(shared + (most - 1) * rows) - self.slowest(shared)
+        cheap = share * longer <= PARAMETERS.join_delay * self.slowest((most - 1) * rows)
+        return most if cheap else 1
 
 
 def best_shape(
@@ -155,14 +166,13 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     """The expected rate of a shape.
 
     A round is a renewal: it begins with a new root and ends with the verdict of the last node of
-    the committed path, which brings one token beside the hits. Segments sent before the first
-    verdict are laid out one by one; later levels are hit with the mean chance of these.
+    the committed path, which brings one token beside the hits. Segments that are chosen before the
+    first verdict are laid out one by one; later levels are hit with the mean chance of these.
     """
     if not shape.levels or not shape.rows:
         return _one_segment(tuple(profile), shape, costs)
-    alone = costs.slowest(shape.rows)
-    spacing = max(alone, shape.levels * costs.level)
-    share = costs.sharing(shape.rows, spacing)
+    drafting = shape.levels * costs.level
+    share = costs.sharing(shape.rows, max(drafting, costs.slowest(shape.rows)))
 
     def slowest(rows: int) -> float:
         return costs.slowest(math.ceil(share * rows))
@@ -170,23 +180,34 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     def whole(rows: int) -> float:
         return costs.whole(math.ceil(share * rows))
 
-    spacing *= slowest(shape.rows) / alone
-    count = 2 + int(whole(shape.rows) / spacing)
-    count = min(PARAMETERS.max_planned_segments, count)
-    tree = _mean_tree(tuple(profile), shape, count)
-    sent = [shape.first * costs.level]
-    for i, rows in enumerate(tree.rows[:-1], 1):
-        drafted = (shape.first + i * shape.levels) * costs.level
-        sent.append(max(drafted, sent[-1] + slowest(rows)))
-    back = [at + whole(max(1, rows)) for at, rows in zip(sent, tree.rows, strict=True)]
-    seconds = sum(
-        [end * back[segment] for end, segment in zip(tree.ends, tree.segments, strict=True)]
-    )
+    most = costs.joined(shape.rows, share)
+
+    def spacing(rows: int) -> float:
+        """From one segment of so many rows to the next, where many wait."""
+        passes = costs.sessions / share / most
+        return max(drafting, passes * slowest(most * max(1, rows)))
+
+    every = spacing(shape.rows)
+    count = min(PARAMETERS.max_planned_segments, 2 + int(whole(shape.rows) / every))
+    drafted = [(shape.first + i * shape.levels) * costs.level for i in range(count)]
+    rows = [1 + (shape.first > 0) * shape.rows] + [shape.rows] * (count - 1)
+    sent, back, _ = _laid_out(drafted, rows, most, slowest, whole)
+    until = tuple([bisect_left(sent, seconds) for seconds in back])
+    # A segment is chosen before it starts, so one more is chosen before the first verdict.
+    until = until[: until[0] + 1]
+    count = len(until)
+    tree = _mean_tree(tuple(profile), shape, until)
+    sent, back, passes = _laid_out(drafted, tree.rows, most, slowest, whole)
+    ends = [0.0] * count
+    for end, segment in zip(tree.ends, tree.segments, strict=True):
+        ends[segment] += end
+    seconds = sum([end * at for end, at in zip(ends, back, strict=True)])
+    work = _work(sent, back, ends)
     by_level = [0.0] * (1 + max(tree.levels))
     for chance, level in zip(tree.chances, tree.levels, strict=True):
         by_level[level] += chance
     tokens, deepest = sum(by_level), len(by_level) - 1
-    if deepest:
+    if deepest and count > 1:
         ratio = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
         hit = min(PARAMETERS.max_level_hits, ratio)
         more = by_level[-1] * hit / (1.0 - hit)
@@ -194,20 +215,57 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         full = tree.rows[-1] == shape.rows
         levels = _levels_a_segment(tree, by_level, count) if full else shape.levels
         tokens += more
-        seconds += more / levels * (sent[-1] - sent[0]) / (count - 1)
-    depth = shape.first + (count + 1) * shape.levels
-    # The pipeline fills while a round begins: with a segment at once, and one every ``spacing``.
-    way = whole(shape.rows)
-    filled = min(way, way * (1.0 - 0.5 * min(1.0, way / seconds)) + 0.5 * spacing)
-    busy = (costs.sessions / share * filled + shape.levels * costs.level) / spacing
+        seconds += more / levels * spacing(tree.rows[-1])
+        # The pipeline is full by then.
+        work += more / levels * (back[-1] - sent[-1]) * (passes - 1) / (count - 1)
+    depth = shape.first + (len(drafted) + 1) * shape.levels
+    busy = costs.sessions / share * work / seconds + drafting / every
     longer = costs.crowding.at(busy)
     rate = tokens / (seconds * longer)
-    return RoundRate(rate, min(tree.chances), depth, spacing * longer, busy)
+    period = most * every * longer
+    return RoundRate(rate, min(tree.chances), depth, every * longer, period, busy)
+
+
+def _laid_out(
+    drafted: Sequence[float],
+    rows: Sequence[int],
+    most: int,
+    slowest: PassSeconds,
+    whole: PassSeconds,
+) -> tuple[list[float], list[float], int]:
+    """When segments of so many ``rows`` that are ``drafted`` then start, their verdicts, and the
+    number of passes, each of which takes up to ``most`` that wait; the first one starts alone."""
+    sent: list[float] = []
+    back: list[float] = []
+    free, passes = 0.0, 0
+    while (start := len(sent)) < len(rows):
+        at, end = max(free, drafted[start]), start + 1
+        while start > 0 and end < min(len(rows), start + most) and drafted[end] < at:
+            end += 1
+        together = max(1, sum(rows[start:end]))
+        sent += [at] * (end - start)
+        back += [at + whole(together)] * (end - start)
+        free = at + slowest(together)
+        passes += 1
+    return sent, back, passes
+
+
+def _work(sent: Sequence[float], back: Sequence[float], ends: Sequence[float]) -> float:
+    """Expected seconds of passes in a round that ends so likely with each verdict."""
+    passes = dict(zip(sent, back, strict=True)).items()
+    return sum(
+        [
+            end * (min(over, at) - start)
+            for start, over in passes
+            for end, at in zip(ends, back, strict=True)
+            if at > start
+        ]
+    )
 
 
 def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCosts) -> RoundRate:
     """Every round is one segment, which is drafted when the verdicts of the last one are there."""
-    tree = _mean_tree(profile, shape, 1)
+    tree = _mean_tree(profile, shape, (1,))
     rows, drafting = tree.rows[0], shape.first * costs.level if shape.rows else 0.0
     alone = drafting + costs.whole(rows)
     shared = costs.sharing(rows, alone)
@@ -217,7 +275,7 @@ def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCost
     busy = (drafting + costs.sessions / shared * costs.whole(together)) / seconds
     seconds *= costs.crowding.at(busy)
     rate = sum(tree.chances) / seconds
-    return RoundRate(rate, min(tree.chances), shape.first, seconds, busy)
+    return RoundRate(rate, min(tree.chances), shape.first, seconds, seconds, busy)
 
 
 def _levels_a_segment(tree: MeanTree, by_level: Sequence[float], count: int) -> float:
@@ -234,15 +292,17 @@ def _levels_a_segment(tree: MeanTree, by_level: Sequence[float], count: int) -> 
 class MeanTree:
     """The nodes of a round's first segments where all nodes have children with the chances of a
     profile: by node its chance, level, segment and the chance that the committed path ends there,
-    the root first; ``rows`` by segment."""
+    the root first; ``rows`` by segment. ``until``: by segment, the first one that is sent when its
+    verdicts are there; they tell which child is right, and any that was not sent by then begins a
+    round."""
 
-    def __init__(self, profile: Sequence[float], shape: RoundShape, segments: int) -> None:
+    def __init__(self, profile: Sequence[float], shape: RoundShape, until: Sequence[int]) -> None:
         self.chances, self.levels, self.segments, self.ends = [1.0], [0], [0], [1.0]
         self.rows = [1]
         # Candidates, the likeliest first: (-chance, level, parent, rank); and those still too deep.
         heap = [(-profile[0], 1, 0, 0)]
         deep: list[tuple[float, int, int, int]] = []
-        for segment in range(segments):
+        for segment in range(len(until)):
             bottom = shape.first + segment * shape.levels
             for candidate in deep:
                 heapq.heappush(heap, candidate)
@@ -253,6 +313,8 @@ class MeanTree:
                 minus, level, parent, rank = candidate
                 if -minus < PARAMETERS.min_planned_chance:
                     break
+                if segment >= until[self.segments[parent]]:
+                    continue
                 if level > bottom:
                     deep.append(candidate)
                     continue
