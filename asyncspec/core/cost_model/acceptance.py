@@ -32,6 +32,12 @@ class StatedSums(Struct, frozen=True):
         keep = 1.0 - PARAMETERS.acceptance_weight
         return StatedSums(keep * self.hits + hit, keep * self.stated + chance)
 
+    @property
+    def factor(self) -> float:
+        """Times what is stated that comes true."""
+        prior = PARAMETERS.correction_prior
+        return (self.hits + prior) / (self.stated + prior)
+
     def corrected(self, chance: float, factor: float) -> float:
         """A stated chance as it came true, where ``factor`` is the correction of its whole rank."""
         prior = PARAMETERS.bin_prior * chance
@@ -63,7 +69,8 @@ class Acceptance(Struct, frozen=True):
         found: list[float] = []
         left = 1.0
         for rank, nodes in zip(self.ranks, self.nodes, strict=True):
-            found.append(min([rank.hits / nodes, left, *found[-1:]]))
+            mean = rank.factor * rank.stated / nodes
+            found.append(min([mean, left, *found[-1:]]))
             left -= found[-1]
         return tuple(found)
 
@@ -93,8 +100,7 @@ class Acceptance(Struct, frozen=True):
     def chances(self, tree: TokenTree, least: float = 0.0) -> dict[NodeId, float]:
         """The chances of nodes to be on the committed path, given that the root is, of all that
         have at least so high a one: parents come first and have a higher one."""
-        prior = PARAMETERS.correction_prior
-        factors = [(rank.hits + prior) / (rank.stated + prior) for rank in self.ranks]
+        factors = [rank.factor for rank in self.ranks]
         chances, below = {tree.root: 1.0}, _children(tree)
         for node, children in below.items():
             if node not in chances:

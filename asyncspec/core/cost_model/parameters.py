@@ -79,14 +79,14 @@ class CostModelParameters(Struct, frozen=True):
     # Mean chances of a node's children before anything was observed, by rank, and the number of
     # nodes they count as: a middling draft.
     prior_acceptance: tuple[float, ...] = (0.6, 0.12, 0.06, 0.03, 0.02, 0.015, 0.01, 0.008)
-    acceptance_prior: float = 4.0
+    acceptance_prior: float = 1.0
     # Upper bounds of stated chances between which hits are counted apart. A quantised twin states
     # far less than comes true, and not by one factor for all.
     stated_bins: tuple[float, ...] = (0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
     # Nodes with which the rank's own correction counts in a bin, and hits as stated with which no
     # correction counts in a rank.
     bin_prior: float = 16.0
-    correction_prior: float = 2.0
+    correction_prior: float = 4.0
     # Weight of a token in the sums that say how far measured speeds are from expected ones, the
     # same of tokens of the other kind (with and without speculation), and the tokens with which the
     # expectation itself counts. Some thousand tokens after speculation was given up for being slow
