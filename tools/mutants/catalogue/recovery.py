@@ -342,6 +342,30 @@ RECOVERY: tuple[Mutant, ...] = (
         "test_what_this_node_has_slept_is_no_silence",
     ),
     Mutant(
+        "acknowledgement-awaited-asleep",
+        "self._waited += min(passed, interval)",
+        "self._waited += passed",
+        "test_what_this_node_has_slept_is_no_wait_for_an_acknowledgement",
+    ),
+    Mutant(
+        "drained-node-takes-requests",
+        "elif self.draining and not message.given:",
+        "elif self.draining and message.given:",
+        "test_a_drained_service_finishes_what_it_has_and_takes_nothing_new",
+    ),
+    Mutant(
+        "drained-by-anybody",
+        "if not link.operator:\n            done(OPERATORS_ONLY)",
+        "if False:\n            done(OPERATORS_ONLY)",
+        "test_only_operators_drain",
+    ),
+    Mutant(
+        "recording-shows-prompts",
+        "prompt=_hidden(request.prompt),",
+        "prompt=request.prompt,",
+        "test_a_recording_without_tokens_is_analysed_like_one_with_them",
+    ),
+    Mutant(
         "silence-ignores-lateness",
         "max(LEAST_SILENCE_SECONDS, slow, lost)",
         "max(LEAST_SILENCE_SECONDS, lost)",
