@@ -269,7 +269,7 @@ class Keeper:
             count = len(members.by_id)
             settled = time.monotonic() - self._joined_at > options.settle_seconds
             if count >= options.machines if options.machines else settled and count:
-                assignment = await asyncio.to_thread(members.form)
+                assignment = await asyncio.to_thread(members.form())
                 if assignment is not None:
                     if all(one.member in members.by_id for one in assignment):
                         break
@@ -317,7 +317,7 @@ class Keeper:
             async with asyncio.timeout(LOAD_SECONDS):
                 while not (draft.ready and self.members.ready) and not self._over.done():
                     await self._change(0.5)
-                    self._repair()
+                    await self._repair()
         except TimeoutError:
             raise ClusterError(f"{self.pending()} did not load in {LOAD_SECONDS:g} s") from None
         if self._over.done():
@@ -338,31 +338,31 @@ class Keeper:
         while True:
             was = self.members.ready
             await self._change(1.0)
-            self._repair()
+            await self._repair()
             if self.members.ready and not was:
                 self.say("all stages serve")
 
-    def _repair(self) -> None:
+    async def _repair(self) -> None:
         """Give the stages of those who have left for good to others."""
         self._forget_lost()
         members = self.members
-        if not members.incomplete:
-            if (better := members.relieved()) is not None:
-                self._assign(better)
+        incomplete = members.incomplete
+        search = members.repaired() if incomplete else members.relieved()
+        if search is None:
+            return
+        assignment = await asyncio.to_thread(search)
+        if assignment is not None:
+            # Meanwhile somebody may have left: then it is searched again.
+            if all(one.member in members.by_id for one in assignment):
+                self._said_at = None
+                self._assign(assignment)
                 self._write()
-            return
-        assignment = members.repaired()
-        if assignment is None:
-            if self._joined_at != self._said_at:
-                self._said_at = self._joined_at
-                self.say(
-                    f"{why_not(self._target, members.devices, FREE)}; join another "
-                    f"machine: requests wait for {self._config.limits.rejoin_seconds:g} s"
-                )
-            return
-        self._said_at = None
-        self._assign(assignment)
-        self._write()
+        elif incomplete and self._joined_at != self._said_at:
+            self._said_at = self._joined_at
+            self.say(
+                f"{why_not(self._target, members.devices, FREE)}; join another "
+                f"machine: requests wait for {self._config.limits.rejoin_seconds:g} s"
+            )
 
     def _forget_lost(self) -> None:
         """Those who were without a connection for too long have left: they stop by themselves."""

@@ -4,6 +4,7 @@ which stage, and which stages serve."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,8 @@ from asyncspec_nodes.join.assignment import (
     relieved,
 )
 from asyncspec_nodes.join.messages import Offer, Orders, ToMember
+
+Search = Callable[[], Assignment | None]
 
 
 class Member(Struct):
@@ -79,20 +82,22 @@ class Members:
         busy = {one.member for one in self.assignment}
         return [member for name, member in self.by_id.items() if name not in busy]
 
-    def form(self) -> Assignment | None:
+    # Searches, which may take seconds: to be called beside the event loop.
+
+    def form(self) -> Search:
         """The best assignment to those who are here; None where the target does not fit."""
-        return first_assignment(self._target, self.devices, self._sessions, self._stages)
+        return partial(first_assignment, self._target, self.devices, self._sessions, self._stages)
 
-    def repaired(self) -> Assignment | None:
+    def repaired(self) -> Search:
         """An assignment without those who have left; None where the target does not fit."""
-        return after_loss(self._target, self.devices, self.assignment, self._sessions)
+        return partial(after_loss, self._target, self.devices, self.assignment, self._sessions)
 
-    def relieved(self) -> Assignment | None:
+    def relieved(self) -> Search | None:
         """An assignment in which a machine with several stages gives one to a spare; None where
-        that is not worth it."""
+        that is not worth it, or cannot be."""
         if not self.ready or not self.spares:
             return None
-        return relieved(self._target, self.devices, self.assignment)
+        return partial(relieved, self._target, self.devices, self.assignment)
 
     def assign(self, assignment: Assignment) -> None:
         """From now on it is so: everyone is told."""
