@@ -115,10 +115,11 @@ class ToyModel(Struct, frozen=True):
         settings: Sampling,
         prompt_length: int = 0,
         allowed: sampling.Tokens | None = None,
+        state: ToyState | None = None,
     ) -> int:
         """The sequential reference: what comes after ``tokens``, which begin with the prompt, of
-        the tokens ``allowed``."""
-        logits = self.logits([self.read(tokens).hidden])
+        the tokens ``allowed``. ``state``: after all of them, where that is known."""
+        logits = self.logits([(state or self.read(tokens)).hidden])
         own = [seen(tokens, prompt_length)]
         return sampling.draw(logits, [len(tokens)], settings, own=own, allowed=[allowed])[0]
 
