@@ -12,17 +12,13 @@ from asyncspec.backend.hf.attention import RecurrentLayer, TreeMask
 from asyncspec.backend.hf.device import Device
 from asyncspec.backend.hf.kernels.cpu.elementwise import PaddedActivation
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
-from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.probing import PROBE_ROWS, noise, same_up_to_rounding
 from asyncspec.backend.hf.recurrent import Inputs, StateCache, StateShape
 from asyncspec.core.errors import CheckpointError
 from asyncspec.core.jobs import Row
 
 _EPSILON = 1e-6
 """Of the norm of queries and keys, in all families."""
-
-_PROBE_ROWS = 6
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Relative to the largest result."""
 
 _NORM_ROWS = 64
 """The gated norm's activation runs over whole vectors of elements (``elementwise.py``)."""
@@ -131,22 +127,21 @@ def install_delta_nets(model: Any, device: Device) -> None:
 def _agrees(ours: DeltaNet, family: Any, device: Device) -> bool:
     """Whether both give the same on a short sequence, up to rounding."""
     projection = family.out_proj
-    hidden = noise(1, _PROBE_ROWS, projection.out_features).to(projection.dtype)
+    hidden = noise(1, PROBE_ROWS, projection.out_features).to(projection.dtype)
     hidden = device.put(hidden)
     want, got = family(hidden), ours(hidden, _Sequence(device))
-    tolerance = _TOLERANCE[projection.dtype] * want.abs().max()
-    return bool((got - want).abs().max() <= tolerance)
+    return same_up_to_rounding(got, want)
 
 
 class _Sequence(TreeMask):
-    """One sequence of ``_PROBE_ROWS`` rows."""
+    """One sequence of ``PROBE_ROWS`` rows."""
 
     def __init__(self, device: Device) -> None:
-        super().__init__(_PROBE_ROWS)
+        super().__init__(PROBE_ROWS)
         self._device = device
 
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
-        rows = [Row(i, i, (*range(i + 1),)) for i in range(_PROBE_ROWS)]
+        rows = [Row(i, i, (*range(i + 1),)) for i in range(PROBE_ROWS)]
         states, (channels, *gates) = StateCache(layer.shape, self._device), inputs
         queries, given = layer.heads(states.windows(0, rows, channels), *gates)
         return states.read(0, rows, queries, given)

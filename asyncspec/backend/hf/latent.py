@@ -15,12 +15,8 @@ from torch import Tensor, nn
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask, row_products
 from asyncspec.backend.hf.cache import LayerShape
 from asyncspec.backend.hf.device import Device
-from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.hf.probing import PROBE_ROWS, noise, same_up_to_rounding
 from asyncspec.core.errors import CheckpointError
-
-_PROBE_ROWS = 6
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Relative to the largest result."""
 
 
 def latent_shape(attention: Any) -> LayerShape:
@@ -134,11 +130,11 @@ def install_latent_attention(model: Any, device: Device) -> None:
 def _agrees(ours: LatentAttention, family: Any, rotary: Any, device: Device) -> bool:
     """Whether both give the same on a short sequence, up to rounding."""
     compress = family.kv_a_proj_with_mqa
-    hidden = device.put(noise(1, _PROBE_ROWS, compress.in_features).to(family.kv_b_proj.weight))
-    turns = rotary(hidden, device.put(torch.arange(_PROBE_ROWS)).unsqueeze(0))
+    hidden = device.put(noise(1, PROBE_ROWS, compress.in_features).to(family.kv_b_proj.weight))
+    turns = rotary(hidden, device.put(torch.arange(PROBE_ROWS)).unsqueeze(0))
     given = {"position_embeddings": turns, "attention_mask": None}
-    want, got = (x(hidden, **given, tree=_Sequence(_PROBE_ROWS))[0] for x in (family, ours))
-    return bool((got - want).abs().max() <= _TOLERANCE[hidden.dtype] * want.abs().max())
+    want, got = (x(hidden, **given, tree=_Sequence(PROBE_ROWS))[0] for x in (family, ours))
+    return same_up_to_rounding(got, want)
 
 
 class _Sequence(TreeMask):

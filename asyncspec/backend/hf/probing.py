@@ -13,6 +13,18 @@ def noise(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
+PROBE_ROWS = 6
+"""Of a sequence on which a layer of ours is compared with the family's."""
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+"""Relative to the largest result."""
+
+
+def same_up_to_rounding(got: Tensor, want: Tensor) -> bool:
+    """Whether results of one computation in different orders are alike."""
+    return bool((got - want).abs().max() <= _TOLERANCE[want.dtype] * want.abs().max())
+
+
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
 _INDEX = "layer_idx"
 """The one setting in which all layers differ."""
