@@ -25,7 +25,7 @@ from asyncspec.backend.hf.kernels.accelerator.graphs import (
 )
 from asyncspec.backend.hf.kernels.accelerator.paths import PathKernel, agrees, attend_row_by_row
 from asyncspec.backend.hf.kernels.cpu import capabilities, half_precision
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, first_line
 from asyncspec.core.kv_slots import BLOCK
 
 EMULATED, EMULATED_PATHS = "emulated", "emulated-paths"
@@ -43,6 +43,9 @@ class Device:
     """The CPU, and what accelerators have in common with it."""
 
     is_accelerator = False
+
+    kernel_failure = ""
+    """Why kernels in Triton do not run on a device that has them."""
 
     def __init__(self, name: str = "cpu") -> None:
         self.name = name
@@ -188,9 +191,12 @@ class Accelerator(Device):
             # Comes with torch's builds for these devices; needs a C compiler when it first runs.
             from asyncspec.backend.hf.kernels.accelerator.triton_paths import attend
 
-            return attend if agrees(attend, self.torch) else None
-        except Exception:  # a compiler that is not there fails in many ways
-            return None
+            if agrees(attend, self.torch):
+                return attend
+            self.kernel_failure = "it computes something else"
+        except Exception as error:  # a compiler that is not there fails in many ways
+            self.kernel_failure = first_line(error)
+        return None
 
     @property
     def has_triton(self) -> bool:

@@ -152,6 +152,8 @@ class Shard:
             weights += f", head {head.description}"
         if self.device.is_accelerator:
             weights += f" on {self.device.description}"
+            if self.device.kernel_failure:
+                weights += f", without Triton ({self.device.kernel_failure})"
         return f"{weights}, layers by transformers' own code ({why})" if why else weights
 
     def pad_to(self, buckets: tuple[int, ...]) -> None:
