@@ -7,6 +7,7 @@ in float32 on one thread each; their tokens must be the same.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -81,7 +82,8 @@ async def measure(target: Path, mode: Mode, tick: Tick) -> PerToken:
                 for opening in OPENINGS:
                     seconds, tokens = await _pipeline(client, cluster.pids, opening)
                     pipeline.append(seconds)
-                    generate.append(whole.per_token(opening, tokens))
+                    # In a thread: a client that is silent for seconds is taken for lost.
+                    generate.append(await asyncio.to_thread(whole.per_token, opening, tokens))
                     tick()
             finally:
                 await client.close()
