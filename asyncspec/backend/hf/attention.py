@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,14 +19,6 @@ from torch import Tensor
 
 from asyncspec.backend.hf.cache import ONES, KVCache
 from asyncspec.backend.hf.device import Device
-from asyncspec.backend.hf.kernels.accelerator.paths import (
-    PathKernel,
-    Scoring,
-    Session,
-    TableShape,
-    path_table,
-    table_shape,
-)
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, RowTiles
 from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
 from asyncspec.backend.hf.recurrent import Inputs, StateShape
@@ -369,89 +360,6 @@ class ExactAttention(TreeAttention):
             self._add(own, by_row(gathered), right.view(heads * rows, BLOCK, -1))
         own = own.view(heads, rows, -1, total.shape[2])[:, :, :groups]
         return own.transpose(1, 2).reshape(heads, count, -1)
-
-
-class BatchedAttention(TreeMask):
-    """The rows of several sessions, one after the other, each with its own cache: linear layers see
-    all rows, attention each session's slots. Results are bitwise those of separate passes."""
-
-    def __init__(self, parts: Sequence[TreeAttention]) -> None:
-        *_, count = ends = [*accumulate(part.count for part in parts)]
-        super().__init__(count)
-        self.parts = parts
-        self.tiles = parts[0].tiles
-        # The rows of each session.
-        self.slices = [*map(slice, [0, *ends], ends)]
-        device = parts[0].cache.device
-        self.positions = device.integers([row.position for part in parts for row in part.rows])
-
-    def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if len(self.parts) == 1:
-            return self.parts[0].compute(params, query, key, value)
-        own = zip(self.parts, self.slices, strict=True)
-        rows = ((part, (x[:, its] for x in (query, key, value))) for part, its in own)
-        return torch.cat([part.compute(params, *heads) for part, heads in rows])
-
-    def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
-        if len(self.parts) == 1:
-            return self.parts[0].compute_states(layer, *inputs)
-        own = zip(self.parts, self.slices, strict=True)
-        rows = ((part, [x[its] for x in inputs]) for part, its in own)
-        return torch.cat([part.compute_states(layer, *given) for part, given in rows])
-
-
-class PathAttention(BatchedAttention):
-    """By a kernel of the device, for which all sessions' rows are one pass."""
-
-    def __init__(self, parts: Sequence[TreeAttention], kernel: PathKernel) -> None:
-        super().__init__(parts)
-        self.kernel = kernel
-        self._sessions = [
-            Session(part.rows, part.committed, part.cache.slots, part.cache.addresses())
-            for part in parts
-        ]
-        self.shape = table_shape(self._sessions)
-        self._tables: dict[int, Tensor] = {}
-
-    def table(self, rows: int) -> Tensor:
-        """Where ``rows`` rows look, on the device; those beyond ``count`` look nowhere."""
-        if rows not in self._tables:
-            device = self.parts[0].cache.device
-            made = path_table(self._sessions, rows, self.shape)
-            self._tables[rows] = device.array(made)
-        return self._tables[rows]
-
-    def attend(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if self.stop():
-            raise Abandoned
-        return PathTable(self.kernel, self.table(query.shape[1]), self.shape).attend(
-            params, query, key, value
-        )
-
-
-class PathTable(TreeMask):
-    """``PathAttention`` with nothing but tensors of fixed shapes, as captured graphs take it."""
-
-    def __init__(self, kernel: PathKernel, table: Tensor, shape: TableShape) -> None:
-        super().__init__(len(table))
-        self._kernel, self._table, self._shape = kernel, table, shape
-
-    def attend(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        how = Scoring(params.layer, params.scaling, params.window, params.softcap, params.sinks)
-        return self._kernel(query, key, value, self._table, self._shape, how)
-
-
-def attention_of(
-    parts: Sequence[tuple[KVCache, int, Sequence[Row]]], settings: KernelSettings | None = None
-) -> BatchedAttention:
-    """Of a pass over sessions, each with its cache, committed slots and rows: exact with
-    ``settings`` (of the device's kernels), else the fastest."""
-    kernel = parts[0][0].path_kernel
-    if kernel is not None:
-        return PathAttention([TreeAttention(*part) for part in parts], kernel)
-    if settings is None:
-        return BatchedAttention([FastAttention(*part) for part in parts])
-    return BatchedAttention([ExactAttention(*part, settings) for part in parts])
 
 
 _IGNORED = frozenset({"dropout", "is_causal", "position_embeddings", "position_ids"})

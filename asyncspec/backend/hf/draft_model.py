@@ -10,7 +10,8 @@ from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
-from asyncspec.backend.hf.attention import TreeMask, attention_of
+from asyncspec.backend.hf.attention import TreeMask
+from asyncspec.backend.hf.batched_attention import attention_of
 from asyncspec.backend.hf.cache import KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.device import CPU, Device

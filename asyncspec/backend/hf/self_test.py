@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
-from asyncspec.backend.hf.attention import attention_of
+from asyncspec.backend.hf.batched_attention import attention_of
 from asyncspec.backend.hf.cache import ONES, KVCache, LayerShape
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, DeviceLinear

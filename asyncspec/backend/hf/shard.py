@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.backend.base import Mode, Quantize
-from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, attention_of, register
+from asyncspec.backend.hf.attention import IMPLEMENTATION, TreeMask, register
+from asyncspec.backend.hf.batched_attention import attention_of
 from asyncspec.backend.hf.cache import CacheShape, KVCache, path_kernel
 from asyncspec.backend.hf.checkpoint import Checkpoint
 from asyncspec.backend.hf.delta_net import install_delta_nets

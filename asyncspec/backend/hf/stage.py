@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from asyncspec.backend.base import DeviceMemory, Guarantee, Mode, Quantize, WireTensor
-from asyncspec.backend.hf.attention import attention_of
+from asyncspec.backend.hf.batched_attention import attention_of
 from asyncspec.backend.hf.cache import POSITION_BYTES, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.device import CPU, Device

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from asyncspec.backend.hf.attention import PathAttention, PathTable, TreeMask
+from asyncspec.backend.hf.attention import TreeMask
+from asyncspec.backend.hf.batched_attention import PathAttention, PathTable
 from asyncspec.backend.hf.device import Device
 from asyncspec.backend.hf.kernels.accelerator.graphs import Captured
 from asyncspec.backend.hf.kernels.accelerator.paths import LEAST_PATH, PathKernel, TableShape
