@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 
@@ -25,7 +24,7 @@ from asyncspec_nodes.local.cluster import LocalCluster, RestartPolicy, local_con
 from asyncspec_protocol.messages import Submit
 from tools.bench.faults import load, machines
 from tools.bench.faults.relay import RelayedLauncher
-from tools.bench.faults.runs import KINDS, MOMENTS, Bed, Case, Outcome
+from tools.bench.faults.runs import KINDS, MOMENTS, Bed, Case, Outcome, spread
 from tools.bench.selection import chosen_parts
 
 STAGES = 3
@@ -102,9 +101,7 @@ async def _row(bed: Bed, case: Case, name: str, repeats: int) -> machines.Row:
         "during": case.moment,
         "runs": len(outcomes),
         "texts equal": sum(one.equal for one in outcomes),
-        "least s": round(min(seconds), 2),
-        "median s": round(statistics.median(seconds), 2),
-        "most s": round(max(seconds), 2),
+        **spread(seconds),
         "MiB before": round(before),
         "MiB after": round(bed.memory_mib()),
         "error": next((one.error for one in outcomes if one.error), ""),

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from asyncspec_nodes.cluster.config import (
 )
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_protocol.messages import Finished, Output, Submit
+from tools.bench.faults.runs import spread
 
 STAGES = 2
 PORT = 7100
@@ -264,8 +264,6 @@ def _row(case: Case, name: str, found: list[Noticed]) -> Row:
         "age of links s": case.age,
         "runs": len(found),
         "texts equal": sum(one.equal for one in found),
-        "least s": round(min(seconds), 2),
-        "median s": round(statistics.median(seconds), 2),
-        "most s": round(max(seconds), 2),
+        **spread(seconds),
         "error": next((one.error for one in found if one.error), ""),
     }

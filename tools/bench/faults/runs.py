@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -152,3 +153,12 @@ def wait_after(fault: float, times: Sequence[float]) -> float:
     after = [fault, *(at for at in times if at > fault)]
     waits = [(after[i] - after[i - 1], after[i]) for i in range(1, len(after))]
     return max(waits)[1] - fault if waits else 0.0
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Columns of a row."""
+    return {
+        "least s": round(min(seconds), 2),
+        "median s": round(statistics.median(seconds), 2),
+        "most s": round(max(seconds), 2),
+    }
