@@ -7,6 +7,7 @@ that does not read is given up.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -63,6 +64,9 @@ class LinkOptions(Struct, frozen=True):
     # is refused.
     most_strangers: int = 512
     most_clients: int = 1024
+    # Frames that have come together are handled for so long at a time: what else the event loop has
+    # to do comes in between, such as HTTP requests.
+    taking_seconds: float = 5e-3
     # Seconds a byte that packing rows here and unpacking them there take: they are packed where
     # the link saves more (``asyncspec.core.cost_model``).
     packing_seconds: float = NEVER_PACK
@@ -152,12 +156,11 @@ class Link(asyncio.BufferedProtocol):
         silent = self._heard - heard > SILENT_BEATS * self._options.heartbeat_seconds
         if silent and self.hook is not None:
             self.hook.silent(self.rank, heard, self._heard)
-        try:
-            self._reader.buffer_updated(nbytes)
-            while not self._reason and (frame := self._reader.next_frame()) is not None:
-                self._take(frame)
-        except RemoteProtocolError as error:
-            self.refuse(Fault(code="protocol", text=error.text))
+        self._reader.buffer_updated(nbytes)
+        if not self._take_frames(self._options.taking_seconds):
+            assert self._transport is not None
+            self._transport.pause_reading()
+            self._loop.call_soon(self._take_more)
 
     def eof_received(self) -> bool:
         return False
@@ -173,6 +176,7 @@ class Link(asyncio.BufferedProtocol):
         self._stalled = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._take_frames(math.inf)  # those of the last read
         for timer in (self._beat, self._deadline):
             if timer is not None:
                 timer.cancel()
@@ -311,6 +315,24 @@ class Link(asyncio.BufferedProtocol):
         echo = self._echo and min(MAX_SECONDS, self._echo + (now - self._came))
         self.send(Heartbeat(sent=now, echo=echo, byte_seconds=self.byte_seconds))
         self._echo = 0.0
+
+    def _take_frames(self, seconds: float) -> bool:
+        """Handle complete frames for so long; whether none is left."""
+        until = time.monotonic() + seconds
+        try:
+            while not self._reason and (frame := self._reader.next_frame()) is not None:
+                self._take(frame)
+                if time.monotonic() >= until:
+                    return bool(self._reason)
+        except RemoteProtocolError as error:
+            self.refuse(Fault(code="protocol", text=error.text))
+        return True
+
+    def _take_more(self) -> None:
+        if not self._take_frames(self._options.taking_seconds):
+            self._loop.call_soon(self._take_more)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _take(self, frame: Frame) -> None:
         """Handle a frame: heartbeats and clock probes here, all others by ``received``."""

@@ -179,7 +179,8 @@ class Flow(Policy, frozen=True):
         if known.level is None or not event.costs.times:
             return known
         sessions = max(1, event.sessions) if isinstance(event, Committed) else known.sessions
-        if known.committed < known.due and sessions == known.sessions:
+        change = abs(sessions - known.sessions) / max(sessions, known.sessions)
+        if known.committed < known.due and change < PARAMETERS.min_sessions_change:
             return known
         crowding = known.crowding or Crowding(processors=event.costs.processors)
         if known.tokens:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +18,7 @@ import uvloop
 from msgspec.structs import replace
 
 from actor.local_cluster import bound, hello
-from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec_protocol.base import TensorSpec
@@ -179,6 +181,53 @@ def test_messages_arrive_in_order_and_are_counted(run: Runner) -> None:
             assert [await near.message() for _ in range(50)] == [Credit(100 + i) for i in range(50)]
             for one, other in ((near, far), (far, near)):
                 assert one.link.bytes_sent == other.link.bytes_received > 0
+
+    run(main())
+
+
+def certified(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context and a client's that trusts it."""
+    command = "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -subj /CN=a"
+    files = [str(folder / name) for name in ("cert", "key")]
+    command += f" -addext subjectAltName=IP:127.0.0.1 -out {files[0]} -keyout {files[1]}"
+    subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(*files)
+    return server, ssl.create_default_context(cafile=files[0])
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_frames_of_one_read_do_not_hold_the_loop(run: Runner, tmp_path: Path, tls: bool) -> None:
+    """With no time for two of them, something else comes after each; none is lost at the end."""
+
+    class Logging(End):
+        def _received(self, link: Link, frame: Frame) -> None:
+            log.append(frame.message)
+            asyncio.get_running_loop().call_soon(self._else)
+
+        def _else(self) -> None:
+            log.append(None)
+            if len(log) == 2 * len(sent):
+                all_came.set()
+
+    log: list[Message | None] = []
+    sent, all_came = [Credit(i) for i in range(500)], asyncio.Event()
+    server, client = certified(tmp_path) if tls else (None, None)
+
+    async def main() -> None:
+        end = Logging(replace(CALM, taking_seconds=0.0))
+        data = b"".join(part for one in sent for part in write_frame(one))
+        async with listening(lambda: end, tls=server) as address:
+            _, writer = await asyncio.open_connection(*address, ssl=client)
+            writer.write(data)
+            await all_came.wait()
+            assert log == [one for frame in sent for one in (frame, None)]
+            log.clear()
+            writer.write(data)
+            writer.close()
+            assert await end.closed == CLOSED
+            await writer.wait_closed()
+        assert [one for one in log if one] == sent
 
     run(main())
 

@@ -350,11 +350,30 @@ def test_statistics_hold_the_learned_rates() -> None:
     assert not describe(run(0.9, SLOW_ROWS, "chain").stats[0])
 
 
+def two_stages() -> PipelineCosts:
+    stages = {Rank(r): PassTimes(Rank(r), (1.0, 16.0), (1.0, 1.2), 0.0, 0.0) for r in (1, 2)}
+    return PipelineCosts(times=stages)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "searched"), [(16, 16), (15, 16), (13, 16), (12, 12), (20, 20)]
+)
+def test_a_shape_is_searched_at_once_when_many_sessions_come_or_go(
+    sessions: int, searched: int
+) -> None:
+    costs, policy = two_stages(), Flow()
+    tree = new_tree(NodeId(0), 0, 0)
+    known = policy.learn(None, Drafted(0.1, costs))
+    for count in (16, sessions):
+        known = policy.learn(known, Committed(tree, (1,), costs, 0.1, sessions=count))
+    assert isinstance(known, FlowMemory)
+    assert known.sessions == searched
+
+
 def slower_than_expected(times: float) -> FlowMemory:
     """What is known after 64 tokens of a draft that is right at every second token, where
     speculating takes ``times`` as long as expected and plain decoding as long as expected."""
-    stages = {Rank(r): PassTimes(Rank(r), (1.0, 16.0), (1.0, 1.2), 0.0, 0.0) for r in (1, 2)}
-    pipeline, policy = PipelineCosts(times=stages), Flow()
+    pipeline, policy = two_stages(), Flow()
     tree = add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, math.log(0.5))
     known = policy.learn(None, Drafted(0.1, pipeline))
     for _ in range(32):

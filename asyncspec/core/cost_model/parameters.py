@@ -117,6 +117,9 @@ class CostModelParameters(Struct, frozen=True):
     # A search takes 1 to 70 ms.
     min_replan_tokens: int = 4
     max_replan_tokens: int = 32
+    # Share by which the number of sessions has to change for that to be sooner: where requests come
+    # and go all the time, searches would take more of the draft node's time than all else.
+    min_sessions_change: float = 0.2
     # Bounds of a planned round: later segments and less likely nodes change its rate by less than a
     # percent, and levels are not all hit for ever.
     max_planned_segments: int = 24

@@ -34,6 +34,7 @@ from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.resources import freeze_objects
 from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 
 SESSIONS = 4
@@ -176,6 +177,7 @@ async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> in
         draft = next(node for node in await engine.nodes() if node.role == "draft")
         model = http.model or draft.model
         service.serve(engine, model)
+        freeze_objects()
         if defaults := describe_defaults(draft.defaults):
             notify(
                 f"{defaults}: what the target recommends, for requests that do not say otherwise"

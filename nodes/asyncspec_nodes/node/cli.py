@@ -62,18 +62,15 @@ def preload(file: Path) -> None:
 
 def preload_model(model: str | None) -> None:
     """``preload``, with the threads that are set."""
-    import gc
-
     from asyncspec.actor import loop
     from asyncspec.backend import registry
-    from asyncspec_nodes.node import command, process
+    from asyncspec_nodes.node import command, process, resources
 
     del command, process
     loop.loop_factory()
     registry.backend_of(model or "").preload(model)
     # The garbage collector writes to the objects it visits, which would unshare their pages.
-    gc.collect()
-    gc.freeze()
+    resources.freeze_objects()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import socket
 import sys
@@ -33,6 +32,7 @@ from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.peers import PeerAddresses
 from asyncspec_nodes.node.renewal import renew
 from asyncspec_nodes.node.reports import ALIVE_SECONDS, ReadyReport, Reporter
+from asyncspec_nodes.node.resources import freeze_objects
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_nodes.serving.service import DRAINS, TextService
@@ -109,9 +109,7 @@ async def _load(config: Config, rank: int, reporter: Reporter, stop: asyncio.Eve
         os._exit(0)
     stopping.cancel()
     loaded = await loading
-    # What is loaded stays: visiting it in every garbage collection would take .3 s.
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     seconds = round(time.monotonic() - started, 2)
     me, weights = loaded.me, loaded.weights
     reporter.serving(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -33,6 +34,13 @@ def available_bytes() -> int:
     """Memory of this machine that is free, or can be freed at once."""
     available: int = psutil.virtual_memory().available
     return available
+
+
+def freeze_objects() -> None:
+    """Let the garbage collector visit none of today's objects again, which stay: each of its full
+    passes over what is loaded would hold a node for .3 s, and a service for 30 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 def raise_file_limit() -> None:
