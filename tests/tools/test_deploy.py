@@ -8,6 +8,9 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,11 @@ import yaml
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import parse
 from asyncspec_nodes.console.arguments import variable
+from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.node.command import build_parser
+from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import role_of
+from asyncspec_protocol.messages import Status
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 KUBERNETES = "1.34.0"
@@ -238,3 +244,30 @@ def test_pods_are_the_nodes_of_the_cluster_file(index: int) -> None:
         assert (asked["path"], asked["port"]) == (path, "http")
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_a_stage_that_is_told_to_stop_waits_for_its_sessions() -> None:
+    """The hook's command beside a stage's metrics: it asks until no session is left."""
+    left = [12, 1, 0]
+
+    class Stage(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/metrics"
+            status = Status(0, Rank(2), "verify", (4, 8), 9.0, 3.0, 2_000_000, left.pop(0), 2, 30)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(Metrics().text((status,), ""))
+
+        def log_message(self, *words: object) -> None:
+            """Quiet."""
+
+    worker = documents()["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    (container,) = worker["spec"]["containers"]
+    python, option, hook = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert python == "python"
+    with HTTPServer(("127.0.0.1", 0), Stage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hook = hook.replace(":8000/", f":{server.server_port}/")
+        subprocess.run([sys.executable, option, hook], check=True, timeout=60)
+        server.shutdown()
+    assert not left
