@@ -15,11 +15,12 @@ from tools.bench.__main__ import main
 def test_the_cells_are_those_of_the_regular_grid_and_of_a_wider_space() -> None:
     assert len(set(grid.core_cells())) == 108
     assert len(set(grid.shared_cells())) == 54
+    assert len(set(grid.user_cells())) == 54
     wide = list(grid.wide_cells(40))
     assert len(set(wide)) == 40
     assert wide == list(grid.wide_cells(41))[:40]
     for key in grid.Cell.__struct_fields__:
-        if key not in ("processors", "tokens"):
+        if key not in ("processors", "arrival_seconds", "tokens"):
             assert len({getattr(cell, key) for cell in wide}) > 1, key
 
 

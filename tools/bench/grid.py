@@ -55,6 +55,8 @@ class Cell(Struct, frozen=True, forbid_unknown_fields=True):
     last_slower: float = 1.0
     jitter: float = 0.0
     sessions: int = 1
+    # Seconds within which they come, at random times; 0: all at once.
+    arrival_seconds: float = 0.0
     # Processors that all nodes share; 0: every node has one of its own.
     processors: int = 0
     tokens: int = 120
@@ -90,6 +92,21 @@ def shared_cells() -> Iterator[Cell]:
             draft_seconds=0.15,
             latency=0.05,
             processors=processors,
+        )
+
+
+def user_cells() -> Iterator[Cell]:
+    """Users who come at random times: draft x stages x users x row price: 54 cells."""
+    for coverage, stages, users, row in product(COVERAGES, (1, 2, 4), (2, 4, 8), (0.0, 0.1)):
+        yield Cell(
+            stages=stages,
+            coverage=coverage,
+            plateau=1 if row else 16,
+            row_seconds=row,
+            draft_seconds=0.15,
+            latency=0.05,
+            sessions=users,
+            arrival_seconds=10.0 + 2.0 * stages,
         )
 
 
@@ -161,7 +178,14 @@ def setting(cell: Cell) -> Setting:
         tokens=cell.tokens,
         prompt_tokens=prompt,
         requests=cell.sessions,
+        arrivals=_arrivals(cell),
     )
+
+
+def _arrivals(cell: Cell) -> tuple[float, ...]:
+    if not cell.arrival_seconds:
+        return ()
+    return tuple(cell.arrival_seconds * uniform(user, 0) for user in range(cell.sessions))
 
 
 def _coverage(chances: tuple[float, ...]) -> Coverage:
@@ -187,9 +211,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cells",
         default="core",
-        metavar="core|shared|wide|FILE",
-        help="108 regular cells, 54 of nodes that share processors, cells of a wider space, or a "
-        "JSON list of cells (default: core)",
+        metavar="core|shared|users|wide|FILE",
+        help="108 regular cells, 54 of nodes that share processors, 54 of users who come at random "
+        "times, cells of a wider space, or a JSON list of cells (default: core)",
     )
     parser.add_argument("--count", type=int, default=60, help="cells of the wider space")
     parser.add_argument(
@@ -227,6 +251,8 @@ def _cells(name: str, count: int) -> list[Cell]:
         return list(core_cells())
     if name == "shared":
         return list(shared_cells())
+    if name == "users":
+        return list(user_cells())
     if name == "wide":
         return list(wide_cells(count))
     try:

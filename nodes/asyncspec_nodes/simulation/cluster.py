@@ -44,10 +44,12 @@ class Setting(Struct, frozen=True):
     language: Language
     cost: ClusterCost = ClusterCost()
     stages: int = 4
-    # New tokens of each request, all of which come at time 0, and tokens of each prompt.
+    # New tokens of each request, and tokens of each prompt.
     tokens: int = 256
     prompt_tokens: int = 64
     requests: int = 1
+    # When the first requests come; the others come at time 0.
+    arrivals: tuple[float, ...] = ()
     # Requests that are processed at a time; None: all of them.
     sessions: int | None = None
     # Passes whose segments may wait at a stage.
@@ -73,7 +75,7 @@ class Outcome(Struct, frozen=True):
     lossy: bool = False
     # Lines of a trace, if recorded.
     trace: tuple[Record, ...] = ()
-    # When the user got each token, by request: virtual time since the requests came.
+    # When the user got each token, by request, in virtual time.
     times: tuple[tuple[float, ...], ...] = ()
 
 
@@ -106,7 +108,9 @@ def simulate(
                 progress(sum(map(len, times.values())))
 
     world.watch = watch
-    for request in requests:
+    for request, at in zip(requests, setting.arrivals, strict=False):
+        world.at(at, world.feed, DRAFT, Submitted(request))
+    for request in requests[len(setting.arrivals) :]:
         world.feed(DRAFT, Submitted(request))
     try:
         world.run(most_steps=MAX_STEPS)
