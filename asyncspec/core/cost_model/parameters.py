@@ -138,6 +138,12 @@ class CostModelParameters(Struct, frozen=True):
     # The same for another session's segment where the pass has its fair share of rows without it:
     # there it waits once, and from then on with others.
     oversize_delay: float = 0.5
+    # Weight of a new sample in the mean time until a session's next segment, and mean deviations
+    # beyond it by which the segment is there.
+    return_weight: float = 0.25
+    return_deviations: float = 1.0
+    # Rounds for which sessions are expected to share passes once they do.
+    sharing_rounds: float = 4.0
 
     # --- prompts ---
 

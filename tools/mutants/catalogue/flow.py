@@ -174,6 +174,18 @@ FLOW: tuple[Mutant, ...] = (
         "test_a_stage_speaks_for_itself_alone",
     ),
     Mutant(
+        "pass-waits-longer-than-it-takes",
+        "if worth > best and one.latest - since < alone:",
+        "if worth > best:",
+        "test_a_wait_ends_with_a_return_within_a_pass",
+    ),
+    Mutant(
+        "pass-waits-on-after-an-early-timer",
+        "if waiting is not None and waiting.over:",
+        "if waiting is not None and waiting.until < start:",
+        "test_one_that_does_not_come_costs_one_bounded_wait",
+    ),
+    Mutant(
         "order-readiness-of-another-stage",
         "case Ready(rank) if peer == rank:",
         "case Ready(rank) if peer >= rank:",

@@ -4,7 +4,7 @@ One segment of each session goes first, in the order of arrival, decoding before
 waits for every token of an answer, and once for a prompt. A segment passed over too often goes
 before all others. Where rows cost, a pass has at most its fair share of them. Then more segments of
 its sessions join it where passes are measured to cost little more: on the plateau a segment gains
-nothing by a pass of its own.
+nothing by a pass of its own. For sessions that are about to come back it may wait (pass_sharing).
 
 The next pass is planned while another one runs, and anew whenever something changes, so that the
 device starts it without a round trip to the machine. A plan changes no other state until its pass
@@ -23,8 +23,9 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
-from asyncspec.core.machine import Compute, Effects, RunNext, Send
+from asyncspec.core.machine import Compute, Effects, RunNext, Send, SetTimer
 from asyncspec_nodes.roles.verify.flow_control import return_credit
+from asyncspec_nodes.roles.verify.pass_sharing import SHARE_DEADLINE, share_deadline, wait_until
 from asyncspec_nodes.roles.verify.planning import pass_started
 from asyncspec_nodes.roles.verify.session import (
     NextPass,
@@ -34,6 +35,7 @@ from asyncspec_nodes.roles.verify.session import (
     StageSession,
     VerifyState,
     applied,
+    is_prefill,
     plan_part,
     survivors,
 )
@@ -141,11 +143,6 @@ def _priority(segment: QueuedSegment, sessions: Mapping[SessionId, StageSession]
     return 2 if is_prefill(segment, sessions[segment.session]) else 1
 
 
-def is_prefill(segment: QueuedSegment, session: StageSession) -> bool:
-    """True for a prefill chunk, except one of the prompt's last token alone."""
-    return segment.ids[0] < session.liveness.prompt_length - 1
-
-
 def fair_share(state: VerifyState) -> FairShare | None:
     """The fair share of the first stage's next pass; later stages take what the first has made.
 
@@ -232,7 +229,7 @@ def schedule(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if state.running is None and (state.next_pass or (state.queue and not state.outbox)):
         state, started = _start(state, now)
         effects += started
-    state, following = _look_ahead(state)
+    state, following = _look_ahead(state, now)
     return state, effects + following
 
 
@@ -269,6 +266,9 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     following = state.next_pass or plan_next(state)
     if following is None:
         return state, ()
+    if state.next_pass is None and (until := share_deadline(state, following, now)) is not None:
+        return wait_until(state, until, now)
+    unset: Effects = () if state.waiting is None else (SetTimer(SHARE_DEADLINE, None),)
     parts, job = following.planned.parts, following.planned.job
     slots = following.slots.items()
     changed = {name: replace(state.sessions[name], slots=table) for name, table in slots}
@@ -277,6 +277,7 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
         queue=following.queue,
         running=replace(following.planned, started=now),
         next_pass=None,
+        waiting=None,
         sessions={**state.sessions, **changed},
         segments_per_pass=max(
             1, state.config.batch_rows // max([len(part.job.rows) for part in parts])
@@ -285,10 +286,10 @@ def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     started = [part.segment.session for part in parts]
     state, granted = return_credit(state, started)
     state, armed = pass_started(state, started, now) if state.schedule.batches else (state, ())
-    return state, (Compute(job), *granted, *armed)
+    return state, (Compute(job), *granted, *armed, *unset)
 
 
-def _look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
+def _look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """Tell the device which pass follows the running one, where that has changed."""
     running = state.running
     if running is None:
@@ -300,6 +301,10 @@ def _look_ahead(state: VerifyState) -> tuple[VerifyState, Effects]:
     if state.planned_from and all(map(is_, basis, state.planned_from)):
         return state, ()
     before, following = state.next_pass, plan_next(state)
+    if following is not None:
+        end = running.started + interpolate(*state.cost.averages())(running.job.row_count)
+        if share_deadline(state, following, max(now, end)) is not None:
+            following = None
     state = replace(state, next_pass=following, planned_from=basis)
     if following is None:
         return state, () if before is None else (RunNext(running.job, None),)

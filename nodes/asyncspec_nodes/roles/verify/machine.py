@@ -2,8 +2,9 @@
 
 Structure is decided on the draft node alone. A stage knows parents and what is alive, applies a
 prune the moment it comes (queued segments lose their dead rows, rows that die during a pass are
-dropped before they are sent on), and waits for nothing but the next stage's credit. Several draft
-nodes may share a stage: each may name its own sessions only.
+dropped before they are sent on), and waits for nothing but the next stage's credit, but for bounded
+times in which other sessions come back to share a pass. Several draft nodes may share a stage: each
+may name its own sessions only.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from asyncspec.core.machine import (
 from asyncspec_nodes.roles.verify import lifecycle, planning
 from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.batching import schedule, send_computed
+from asyncspec_nodes.roles.verify.pass_sharing import SHARE_DEADLINE, share_deadline_passed
 from asyncspec_nodes.roles.verify.segments import pass_done, receive_prune, receive_segment
 from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -67,6 +69,8 @@ class VerifyMachine:
                 state, effects = planning.plan_done(state, event, now)
             case TimerFired(timer) if timer == BATCH_DEADLINE:
                 state, effects = planning.deadline_passed(state, now)
+            case TimerFired(timer) if timer == SHARE_DEADLINE:
+                state, effects = share_deadline_passed(state), ()
             case _:
                 raise LocalProtocolError(f"a stage has no use for {type(event).__name__}")
         if state.schedule.members:

@@ -29,6 +29,7 @@ from asyncspec_nodes.roles.verify.session import (
     check_was_opened,
     drop_dead_rows,
     fault,
+    is_prefill,
     prune,
     survivors,
 )
@@ -90,6 +91,9 @@ def receive_segment(
             f"and was opened for {session.max_slots}",
             peer=peer,
         )
+    if first and not before:
+        session = replace(session, returns=session.returns.returned(now))
+        state = replace(state, sessions={**state.sessions, message.session: session})
     state = extend_credit(segment_arrived(state, message.session, now), peer, message)
     return grant(replace(state, queue=(*state.queue, live)), (peer,))
 
@@ -165,6 +169,7 @@ def pass_done(
     outbox: list[QueuedSegment] = []
     verdicts: list[Send] = []
     seen: set[SessionId] = set()
+    queued = {segment.session for segment in state.queue}
     for part, own_result in zip(running.parts, _results(running, computed.result), strict=True):
         segment, name, own_rows = part.segment, part.segment.session, len(part.segment.ids)
         mapping = closing if name in closing else sessions
@@ -180,6 +185,9 @@ def pass_done(
             dead_rows=session.dead_rows + own_rows - len(alive),
             compute_seconds=session.compute_seconds + computed.seconds * own_rows / rows,
         )
+        if state.config.rank == 1 and name not in queued and not is_prefill(segment, session):
+            more = own_rows if first else session.returns.rows + own_rows
+            session = replace(session, returns=session.returns.ended(now, more))
         mapping[name] = session
         seen.add(name)
         if mapping is closing or abandoned:

@@ -13,6 +13,7 @@ from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Send
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
+from asyncspec_nodes.roles.verify.return_time import ReturnTime, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version, is_draft, owner
 from asyncspec_protocol.limits import MAX_TREE_NODES
@@ -182,6 +183,8 @@ class StageSession(Struct, frozen=True):
     # Rows whose node was dead when their pass ended.
     dead_rows: int = 0
     compute_seconds: float = 0.0
+    # First stage only.
+    returns: ReturnTime = ReturnTime()
 
     @property
     def max_slots(self) -> int:
@@ -219,6 +222,8 @@ class VerifyState(Struct, frozen=True):
     # What the device starts after it, and what that was planned from.
     next_pass: NextPass | None = None
     planned_from: tuple[object, ...] = ()
+    # First stage only: the next pass waits for other sessions.
+    waiting: Waiting | None = None
     # Computed segments that wait for credit of the next stage; while there are any no pass starts.
     outbox: tuple[QueuedSegment, ...] = ()
     peers: frozenset[Rank] = frozenset()
@@ -261,6 +266,11 @@ def fault(peer: Rank, session: SessionId, error: str) -> Send:
     if is_draft(peer):
         raise RemoteProtocolError(error, peer=peer)
     return Send(owner(session), Fault("protocol", error))
+
+
+def is_prefill(segment: QueuedSegment, session: StageSession) -> bool:
+    """True for a prefill chunk, except one of the prompt's last token alone."""
+    return segment.ids[0] < session.liveness.prompt_length - 1
 
 
 def survivors(session: StageSession, ids: Sequence[NodeId]) -> Sequence[int]:
