@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import socket
-import tempfile
 from pathlib import Path
 
 from asyncspec.backend.registry import backend_of
@@ -14,11 +11,9 @@ from asyncspec.backend.threads import set_thread_count
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
 from asyncspec_nodes.console.hosts import address, is_host
-from asyncspec_nodes.console.signals import on_termination
-from asyncspec_nodes.join.agent import Agent, AgentOptions
-from asyncspec_nodes.join.messages import PORTS
+from asyncspec_nodes.join.agent import AgentOptions
+from asyncspec_nodes.join.own_machine import join_until_signal
 from asyncspec_nodes.join.token import read
-from asyncspec_nodes.node import listen
 
 MEMORY = bounds.Bounds(0.0, 1e6, above=True)
 SPEED = bounds.Bounds(0.0, 1e9, above=True)
@@ -101,28 +96,5 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.threads is not None:
         set_thread_count(arguments.threads)
-    host, port = read_listen(arguments.listen)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-")))
-        sockets = []
-        for number in range(PORTS):
-            sock = listen.bind(host, port and port + number, whose="--listen")
-            sockets.append(stack.enter_context(sock))
-
-        async def work() -> int:
-            stop = asyncio.Event()
-            on_termination(stop.set)
-            agent = Agent(token, options, sockets, folder, print_notice)
-            working = asyncio.create_task(agent.run())
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if stop.is_set():
-                await agent.leave()
-            stopping.cancel()
-            working.cancel()
-            await asyncio.gather(stopping, return_exceptions=True)
-            with contextlib.suppress(asyncio.CancelledError):
-                await working
-            return 0
-
-        return asyncio.run(work())
+    join_until_signal(token, options, read_listen(arguments.listen), print_notice)
+    return 0

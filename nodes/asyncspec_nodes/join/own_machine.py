@@ -1,15 +1,52 @@
-"""The machine that a cluster is started on, as one of its members."""
+"""This machine as a member: of a cluster that is started on it, or that another has started."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.join.agent import Agent, AgentOptions
 from asyncspec_nodes.join.discovery import near
 from asyncspec_nodes.join.messages import PORTS
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node import listen
+
+
+def join_until_signal(
+    token: Token, options: AgentOptions, address: tuple[str, int], say: Callable[[str], None]
+) -> None:
+    """Take part in the cluster of ``token`` until a termination signal, or its end. Stages listen
+    on ``address`` and the ports after it; port 0: any. ``say`` receives a line for each event.
+    Raises ``AsyncSpecError``."""
+    host, port = address
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-")))
+        sockets = []
+        for number in range(PORTS):
+            sock = listen.bind(host, port and port + number, whose="--listen")
+            sockets.append(stack.enter_context(sock))
+
+        async def work() -> None:
+            stop = asyncio.Event()
+            on_termination(stop.set)
+            agent = Agent(token, options, sockets, folder, say)
+            working = asyncio.create_task(agent.run())
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                await agent.leave()
+            stopping.cancel()
+            working.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await working
+
+        asyncio.run(work())
 
 
 class OwnMachine:

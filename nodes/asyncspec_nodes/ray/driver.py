@@ -27,11 +27,14 @@ class Machine:
         """Until the cluster ends. Why it cannot take part, and whether a user can change it."""
         import ray
 
-        from asyncspec_nodes.cli import commands
+        from asyncspec_nodes.console.arguments import print_notice
+        from asyncspec_nodes.join.agent import AgentOptions
+        from asyncspec_nodes.join.own_machine import join_until_signal
+        from asyncspec_nodes.join.token import read
 
-        words = ["join", token, "--name", name, "--advertise", ray.util.get_node_ip_address()]
+        options = AgentOptions(name, advertise=(ray.util.get_node_ip_address(), 0))
         try:
-            commands.run(words)
+            join_until_signal(read(token), options, ("0.0.0.0", 0), print_notice)
         except AsyncSpecError as error:
             return str(error), isinstance(error, UserError)
         return "it was told to stop", False
