@@ -23,20 +23,27 @@ REMEMBER = 32
 """Successors remembered per node, unless more are requested."""
 
 
-@dataclass(slots=True)
-class CachedSession(Generic[C]):
-    """The cache of a session, and what its slots hold."""
+@dataclass(slots=True, kw_only=True)
+class SourceSession:
+    """A session of a model that proposes."""
 
-    cache: C
-    trie: Trie = field(default_factory=Trie)
     # Committed tokens, also those beyond the model's context.
     length: int = 0
     # The last of them.
     tip_token: int = 0
+
+
+@dataclass(slots=True)
+class CachedSession(SourceSession, Generic[C]):
+    """The cache of a session, and what its slots hold."""
+
+    cache: C
+    trie: Trie = field(default_factory=Trie)
     # Successors remembered per node.
     remembered: int = REMEMBER
 
 
+A = TypeVar("A", bound=SourceSession)
 S = TypeVar("S", bound=CachedSession[Any])
 
 
@@ -71,38 +78,29 @@ def learn(passes: Sequence[DraftPass[S]], proposals: Iterable[Proposal]) -> None
         trie.learn(node, proposal)
 
 
-class CachedSource(TokenSource, Generic[S]):
-    """A model with a tree cache per session. One thread only."""
+class ModelSource(TokenSource, Generic[A]):
+    """A model that proposes, with a state per session. One thread only."""
 
-    def __init__(self, context: int, vocab: int) -> None:
-        """``context``: longest sequence in tokens. ``vocab``: most successors of a node."""
-        self.vocab = vocab
-        # Rows that went through the model, over all sessions.
-        self.rows_computed = 0
+    def __init__(self, context: int) -> None:
+        """``context``: longest sequence in tokens."""
         self._context = context
-        self._sessions: dict[SessionId, S] = {}
-        # The last abandoned tree of each session. Written by one thread while another reads: every
-        # step is a single operation on the dictionary.
-        self._abandoned: dict[SessionId, Expand] = {}
+        self._sessions: dict[SessionId, A] = {}
 
     @abstractmethod
-    def open_session(self) -> S:
+    def open_session(self) -> A:
         """Without a token."""
 
     @abstractmethod
-    def advance(self, session: S, job: Expand) -> Iterator[DraftPass[S]]:
-        """Commit the job's tokens. The tip's successors are known after."""
-
-    @abstractmethod
-    def compute(self, passes: Sequence[DraftPass[S]]) -> None:
-        """See ``TokenSource``: the successors are in the sessions' tries after (``learn``)."""
+    def advance(self, session: A, job: Expand) -> Iterator[Any]:
+        """Commit the job's tokens: passes. The tip's successors are known after, or computed with
+        the tree."""
 
     def known(self, session: SessionId) -> int:
         """Committed tokens the source knows of a session."""
         found = self._sessions.get(session)
         return 0 if found is None else found.length
 
-    def commit(self, job: Expand) -> Coroutine[DraftPass[S], int]:
+    def commit(self, job: Expand) -> Coroutine[Any, int]:
         if (known := self.known(job.session)) != job.base:
             raise ValueError(f"the source knows {known} tokens, not {job.base}")
         if job.session not in self._sessions:
@@ -111,6 +109,25 @@ class CachedSource(TokenSource, Generic[S]):
         yield from self.advance(session, job)
         session.length += len(job.committed)
         return session.length
+
+    def release(self, session: SessionId) -> None:
+        self._sessions.pop(session, None)
+
+
+class CachedSource(ModelSource[S]):
+    """A model with a tree cache per session."""
+
+    def __init__(self, context: int, vocab: int) -> None:
+        """``vocab``: most successors of a node."""
+        super().__init__(context)
+        self.vocab = vocab
+        # The last abandoned tree of each session. Written by one thread while another reads: every
+        # step is a single operation on the dictionary.
+        self._abandoned: dict[SessionId, Expand] = {}
+
+    @abstractmethod
+    def compute(self, passes: Sequence[DraftPass[S]]) -> None:
+        """See ``TokenSource``: the successors are in the sessions' tries after (``learn``)."""
 
     def grower(self, job: Expand) -> Grower:
         session = self._sessions[job.session]
@@ -129,8 +146,9 @@ class CachedSource(TokenSource, Generic[S]):
         return DraftPass(session, committed, rows, [token for _, token in wanted], ids)
 
     def release(self, session: SessionId) -> None:
-        if (known := self._sessions.pop(session, None)) is not None:
-            known.cache.close()
+        if session in self._sessions:
+            self._sessions[session].cache.close()
+        super().release(session)
         self._abandoned.pop(session, None)
 
     def abandon(self, job: FeatureJob) -> None:

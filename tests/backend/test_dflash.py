@@ -3,7 +3,7 @@ cluster against transformers' ``generate``, and what is said of heads that canno
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -15,6 +15,7 @@ import torch
 from asyncspec.backend.base import SourceSpec
 from asyncspec.backend.hf.backend import BACKEND
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
+from asyncspec.backend.hf.dflash.head import Context
 from asyncspec.backend.hf.dflash.source import DFlashSource
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.core.errors import CheckpointError
@@ -115,18 +116,27 @@ def test_the_tree_is_the_best_of_all_products(
         known = end
 
 
-def test_a_block_is_one_pass(target: Checkpoint, tmp_path: Path) -> None:
+def test_a_block_is_one_pass(
+    target: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, _ = both(CASES["speculators"], target, tmp_path / "head")
+    fill, filled = source.head.fill, []
+
+    def counted(contexts: Sequence[Context], tokens: Sequence[int]) -> Any:
+        filled.extend(tokens)
+        return fill(contexts, tokens)
+
+    monkeypatch.setattr(source.head, "fill", counted)
     features, tokens = text(40)
     extend(source, features[:30], tokens[:30])
     first = grow(source, 4, 4, 14)
-    assert source.rows_computed == block_heads.ROWS
+    assert len(filled) == 1
     assert grow(source, 4, 4, 14) == first
     # From nodes further down, and wider than what was remembered.
     tree = source.run(Expand(ONE, Version(0), 31, (), 1, 60, 60))
     assert isinstance(tree, Expanded)
     assert len(tree.tokens) == 60
-    assert source.rows_computed == block_heads.ROWS
+    assert len(filled) == 1
     assert max(map(len, paths(grow(source, 9, 1, 9)))) == block_heads.ROWS - 1
 
 

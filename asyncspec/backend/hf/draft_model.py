@@ -70,7 +70,6 @@ class DraftModel(CachedDraftModel[KVCache]):
         tokens = [token if token < known else 0 for one in passes for token in one.tokens]
         with torch.inference_mode():
             shared = BatchedDraftPass(passes)
-            self.rows_computed += shared.count
             device = self.shard.device
             where = (device.integers(tokens), shared.positions, shared.tree)
             if not shared.wanted:

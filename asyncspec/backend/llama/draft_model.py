@@ -40,7 +40,6 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
             rows += [(cache.branches, node) for node in nodes]
             unasked = len(nodes) - len(one.nodes)
             wanted += [False] * unasked + [True] * len(one.nodes)
-        self.rows_computed += len(rows)
         logits = self.engine.run(rows, wanted).logits[:, : self.vocab]
         if len(logits):
             most = max(one.session.remembered for one in passes)

@@ -10,32 +10,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from msgspec.structs import replace
 
-from asyncspec.backend.base import SharingModel, WireTensor
-from asyncspec.backend.draft_model import REMEMBER
+from asyncspec.backend.base import SharingModel
+from asyncspec.backend.draft_model import REMEMBER, SourceSession
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.dflash.head import Context, DFlashHead
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.head import Weights
-from asyncspec.backend.hf.eagle.source import FedFeatures, check_tokens
-from asyncspec.backend.hf.wire import from_wire, to_wire
+from asyncspec.backend.hf.eagle.source import FeatureSource, best_products, check_tokens
 from asyncspec.backend.reference import CHUNK
-from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.tree import TIP
-from asyncspec.source.base import TokenSource
 from asyncspec.source.expand import NO_PROPOSAL, Coroutine, Proposal
-from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
 
 @dataclass(slots=True)
-class _Session:
+class _Session(SourceSession):
+    """Of its committed tokens the last has no position in the context yet."""
+
     context: Context
-    # Committed tokens: one more than the context has positions.
-    length: int = 0
-    tip_token: int = 0
     # Of the block behind the tip [levels, H]; None: not computed yet.
     rows: torch.Tensor | None = None
     # By level, of a head that does not look at paths.
@@ -50,43 +44,24 @@ class _Pass:
     features: torch.Tensor | None = None
 
 
-class DFlashSource(TokenSource):
-    """A head with a context per session. One thread only; ``Tensors`` of its features."""
+class DFlashSource(FeatureSource[_Session]):
+    """A head with a context per session."""
 
     def __init__(self, head: DFlashHead, context: int) -> None:
+        super().__init__(context)
+        self.set_features(head.features, head.dtype)
         self.head = head
-        self.features = head.features
         self.token_bytes = head.token_bytes
-        # Rows of blocks that went through the head, over all sessions.
-        self.rows_computed = 0
-        self._context = context
-        self._sessions: dict[SessionId, _Session] = {}
-        self._fed = FedFeatures(head.features.width)
 
-    def known(self, session: SessionId) -> int:
-        """Committed tokens the source knows of a session."""
-        found = self._sessions.get(session)
-        return 0 if found is None else found.length
-
-    def feed(self, job: Feed) -> None:
-        self._fed.feed(job, self.known(job.session))
-
-    def release(self, session: SessionId) -> None:
-        self._sessions.pop(session, None)
-        self._fed.release(session)
+    def open_session(self) -> _Session:
+        return _Session(self.head.new_context())
 
     def draft(self, job: Expand) -> Coroutine[_Pass, Expanded]:
-        if not job.fixed_width:
-            # As many nodes of a level as the tree can have: the best products, at no cost.
-            job = replace(job, beam=max(job.beam, job.count))
-        return super().draft(job)
+        return super().draft(best_products(job))
 
-    def commit(self, job: Expand) -> Coroutine[_Pass, int]:
-        """See ``TokenSource``. Raises ``ValueError`` also where features are missing, or for a
-        token that is not in the vocabulary."""
-        if (known := self.known(job.session)) != job.base:
-            raise ValueError(f"the source knows {known} tokens, not {job.base}")
-        session = self._sessions.setdefault(job.session, _Session(self.head.new_context()))
+    def advance(self, session: _Session, job: Expand) -> Iterator[_Pass]:
+        """See ``ModelSource``. Raises ``ValueError`` where features are missing, or for a token
+        that is not in the vocabulary."""
         check_tokens(job.committed, self.head.vocab_size)
         # The tip's own feature is not known yet.
         features = self._fed.take(job.session, len(job.committed[0 if job.base else 1 :]))
@@ -95,8 +70,6 @@ class DFlashSource(TokenSource):
             session.tip_token = job.committed[-1]
         for chunk in torch.split(features, CHUNK) if len(features) else ():
             yield _Pass(session, chunk)
-        session.length += len(job.committed)
-        return session.length
 
     def grower(self, job: Expand) -> _BlockGrower:
         session = self._sessions[job.session]
@@ -124,19 +97,11 @@ class DFlashSource(TokenSource):
     def _fill(self, sessions: Sequence[_Session]) -> None:
         if not sessions:
             return
-        self.rows_computed += len(sessions) * self.head.block.rows
         tokens = [session.tip_token for session in sessions]
         filled = self.head.fill([session.context for session in sessions], tokens)
         for session, rows in zip(sessions, filled, strict=True):
             # A copy: a view would keep the rows of other sessions in memory.
             session.rows = rows.clone()
-
-    def pack(self, rows: TensorRows) -> WireTensor:
-        return to_wire(rows)
-
-    def unpack(self, tensor: WireTensor) -> object:
-        """See ``Tensors``: features [n, ``features.width``] in the type the target computes in."""
-        return from_wire(tensor, self.head.dtype, self.features.width)
 
     def check(self) -> None:
         """Raise ``AssertionError`` where a session's bookkeeping contradicts itself (tests)."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from msgspec.structs import replace
 
 from asyncspec.backend.base import SharingModel
 from asyncspec.backend.draft_model import DraftPass
@@ -17,7 +16,7 @@ from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.description import ParallelShape
 from asyncspec.backend.hf.eagle.head import Eagle3Head, load_head
-from asyncspec.backend.hf.eagle.source import EagleSession, EagleSource
+from asyncspec.backend.hf.eagle.source import EagleSession, EagleSource, best_products
 from asyncspec.core.tree import TIP
 from asyncspec.source.expand import NO_PROPOSAL, Coroutine, Grower, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
@@ -43,10 +42,7 @@ class ParallelEagleSource(EagleSource):
         return _Session(KVCache(self.head.cache_shape, self._context, self.head.device))
 
     def draft(self, job: Expand) -> Coroutine[DraftPass[EagleSession], Expanded]:
-        if not job.fixed_width:
-            # As many nodes of a level as the tree can have: the best products, at no cost.
-            job = replace(job, beam=max(job.beam, job.count))
-        return super().draft(job)
+        return super().draft(best_products(job))
 
     def grower(self, job: Expand) -> Grower:
         session = self._sessions[job.session]

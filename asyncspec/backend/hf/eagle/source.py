@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from msgspec.structs import replace as struct_replace
 
 from asyncspec.backend.base import SharingModel, WireTensor
 from asyncspec.backend.draft_model import (
+    A,
     CachedSession,
     CachedSource,
     DraftPass,
+    ModelSource,
     learn,
     prompt_passes,
 )
@@ -90,6 +93,37 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
         raise ValueError(f"a token that is not in the vocabulary of {vocab}")
 
 
+class FeatureSource(ModelSource[A]):
+    """A head that reads the target's features; ``Tensors`` of them. A head's own context is no
+    limit: beyond it, its predictions are worse."""
+
+    def set_features(self, features: Features, dtype: torch.dtype) -> None:
+        """What it reads, and what the target computes in."""
+        self.features = features
+        self._dtype = dtype
+        self._fed = FedFeatures(features.width)
+
+    def feed(self, job: Feed) -> None:
+        self._fed.feed(job, self.known(job.session))
+
+    def release(self, session: SessionId) -> None:
+        super().release(session)
+        self._fed.release(session)
+
+    def pack(self, rows: TensorRows) -> WireTensor:
+        return to_wire(rows)
+
+    def unpack(self, tensor: WireTensor) -> object:
+        """See ``Tensors``: features [n, ``features.width``] in the type the target computes in."""
+        return from_wire(tensor, self._dtype, self.features.width)
+
+
+def best_products(job: Expand) -> Expand:
+    """The job with as many nodes of a level as the tree can have: where all levels come of one
+    pass, the best products of their distributions cost nothing."""
+    return job if job.fixed_width else struct_replace(job, beam=max(job.beam, job.count))
+
+
 class FeatureHead(Protocol):
     """What proposes from the target's features: an EAGLE head, or a target's next-token layer.
 
@@ -121,26 +155,17 @@ class FeatureHead(Protocol):
         """The target's tokens that come next, by predictions [n, H]."""
 
 
-class EagleSource(CachedSource[EagleSession]):
-    """A head with a tree cache per session. One thread only; ``Tensors`` of its features."""
+class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
+    """A head with a tree cache per session. One thread only."""
 
     def __init__(self, head: FeatureHead, context: int) -> None:
-        # A head's own context is no limit: beyond it, its predictions are worse.
         super().__init__(context, head.draft_vocab_size)
+        self.set_features(head.features, head.dtype)
         self.head = head
-        self.features = head.features
         self.token_bytes = token_bytes(head.cache_shape, head.features)
-        self._fed = FedFeatures(head.features.width)
 
     def open_session(self) -> EagleSession:
         return EagleSession(KVCache(self.head.cache_shape, self._context, self.head.device))
-
-    def release(self, session: SessionId) -> None:
-        super().release(session)
-        self._fed.release(session)
-
-    def feed(self, job: Feed) -> None:
-        self._fed.feed(job, self.known(job.session))
 
     def advance(self, session: EagleSession, job: Expand) -> Iterator[DraftPass[EagleSession]]:
         """See ``CachedSource``. Raises ``ValueError`` where features are missing, or for a token
@@ -180,7 +205,6 @@ class EagleSource(CachedSource[EagleSession]):
     def compute(self, passes: Sequence[DraftPass[EagleSession]]) -> None:
         with torch.inference_mode():
             shared = BatchedDraftPass(passes)
-            self.rows_computed += shared.count
             features = torch.cat([one.features for one in passes])
             tokens = self.head.device.integers([x for one in passes for x in one.tokens])
             predicted = self.head.predict(features, tokens, shared.positions, shared.tree)
@@ -193,13 +217,6 @@ class EagleSource(CachedSource[EagleSession]):
         nodes = ((one.session, node) for one in passes for node in one.nodes)
         for (session, node), feature in zip(nodes, predicted, strict=True):
             session.predicted[node] = feature
-
-    def pack(self, rows: TensorRows) -> WireTensor:
-        return to_wire(rows)
-
-    def unpack(self, tensor: WireTensor) -> object:
-        """See ``Tensors``: features [n, ``features.width``] in the type the target computes in."""
-        return from_wire(tensor, self.head.dtype, self.features.width)
 
     def check(self) -> None:
         super().check()
