@@ -41,8 +41,8 @@ _SAMPLING = {
 """Our names of settings, and those of ``general.sampling.*``."""
 
 
-class LlamaBackend:
-    """See ``Backend``."""
+class LlamaBackend(Backend):
+    """Of GGUF files."""
 
     library = "llama.cpp"
 
@@ -50,27 +50,22 @@ class LlamaBackend:
     """Measured: 60 MiB for Python and the bindings, 20 to 50 for llama.cpp and its graphs."""
 
     def model_name(self, name: str) -> str:
-        """See ``Backend``."""
         return short_name(name)
 
     def locate(self, name: str) -> str:
-        """See ``Backend``."""
         path = str(locate(name).absolute())
         return path if backend_name(path) == LLAMA else f"{PREFIX}{path}"
 
     def inspect(self, name: str) -> ModelInfo:
-        """See ``Backend``."""
         return self.open(name).info
 
     def check_target(self, name: str) -> ModelInfo:
-        """See ``Backend``."""
         from asyncspec.backend.llama.library import bindings
 
         bindings()
         return self.inspect(name)
 
     def check_source(self, name: str, target: str) -> str:
-        """See ``Backend``."""
         if name.startswith(EAGLE):
             return backend(DEFAULT).check_source(name, target)
         _check_source(name)
@@ -79,30 +74,19 @@ class LlamaBackend:
         check_vocab(self.open(target), self.open(name))
         return self.locate(name)
 
-    def is_cached(self, source: str) -> bool:
-        """See ``Backend``."""
-        return False
-
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
-        """See ``Backend``."""
         model = self.open(name).model
         said = {ours: model.get(f"general.sampling.{key}") for ours, key in _SAMPLING.items()}
         return {name: value for name, value in said.items() if value is not None}
 
-    def weight_count(self, name: str) -> int:
-        """See ``Backend``."""
-        return 0
-
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
-        """See ``Backend``."""
         target = self.open(name)
         _check(target, options)
         return [footprint(target, span, options.engine.kv_type) for span in spans]
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
-        """See ``Backend``."""
         if name.startswith(EAGLE):
             return backend(DEFAULT).source_footprint(name, target, dtype)
         _check_source(name)
@@ -110,11 +94,9 @@ class LlamaBackend:
         return footprint(draft, (0, draft.info.layers))
 
     def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
-        """See ``Backend``."""
         return stage_files(self.open(name), span)
 
     def preload(self, name: str | None) -> None:
-        """See ``Backend``."""
         from asyncspec.backend.llama import draft_model, stage, tokenizer
         from asyncspec.backend.llama.library import import_bindings
 
@@ -123,24 +105,20 @@ class LlamaBackend:
         import_bindings()
 
     def threads(self) -> int:
-        """See ``Backend``."""
         from asyncspec.backend.llama.library import threads
 
         return threads()
 
     def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
-        """See ``Backend``."""
         from asyncspec.backend.llama.devices import find
 
         device = find(wanted)
         return (CPU if device is None else f"{device.name} ({device.description})"), None
 
     def open(self, name: str, *, tokenizer: bool = True) -> OpenTarget:
-        """See ``Backend``."""
         return open_target(locate(name))
 
     def load(self, spec: StageSpec) -> Any:
-        """See ``Backend``."""
         from asyncspec.backend.llama.stage import load_stage
 
         options = spec.options
@@ -149,7 +127,6 @@ class LlamaBackend:
         return load_stage(spec.model, *spec.layers, mode=options.mode, options=options.engine)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
-        """See ``Backend``."""
         from asyncspec.backend.llama.draft_model import load_draft
 
         if spec.name.startswith(EAGLE):
@@ -166,11 +143,9 @@ class LlamaBackend:
         return LoadedSource(loaded, loaded.token_bytes, device=device)
 
     def feature_tensors(self, model: OpenTarget, dtype: DType) -> Tensors:
-        """See ``Backend``."""
         raise CheckpointError("no EAGLE head drafts for GGUF targets; use another source")
 
     def load_tokenizer(self, model: OpenTarget, template: str | None = None) -> Any:
-        """See ``Backend``."""
         from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 
         check_loads(model.path, 0, 0)

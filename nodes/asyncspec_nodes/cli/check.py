@@ -19,10 +19,9 @@ from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster import checkpoints, file, security
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable, layout
 from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.bounds import GIB
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
-
-GIB = 2**30
 
 
 def add_arguments(parser: Parser) -> None:

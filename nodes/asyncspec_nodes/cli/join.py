@@ -17,7 +17,6 @@ from asyncspec_nodes.join.token import read
 
 MEMORY = bounds.Bounds(0.0, 1e6, above=True)
 SPEED = bounds.Bounds(0.0, 1e9, above=True)
-GIB, GB = 1 << 30, 1e9
 
 
 def add_arguments(parser: Parser) -> None:
@@ -67,13 +66,13 @@ def read_advertise(text: str) -> tuple[str, int]:
 def memory(arguments: argparse.Namespace) -> int | None:
     """Bytes of ``--memory-gib``."""
     given = arguments.memory_gib
-    return None if given is None else int(given * GIB)
+    return None if given is None else int(given * bounds.GIB)
 
 
 def speed(arguments: argparse.Namespace) -> float | None:
     """Bytes a second of ``--gb-per-second``."""
     given = arguments.gb_per_second
-    return None if given is None else given * GB
+    return None if given is None else given * bounds.GB
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,10 +22,8 @@ from asyncspec_nodes.cluster.automatic import choose
 from asyncspec_nodes.cluster.checkpoints import AUTO, SUFFIX, WITHOUT_MODEL, parts, spelled_out
 from asyncspec_nodes.cluster.config import DEFAULT_STAGES, TargetTable, check_stages, even_split
 from asyncspec_nodes.console.arguments import Parser, given
-from asyncspec_nodes.console.bounds import COUNT, NODES, POSITIONS
+from asyncspec_nodes.console.bounds import COUNT, GIB, NODES, POSITIONS
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
-
-GIB = 2**30
 
 
 def add_arguments(parser: Parser) -> None:

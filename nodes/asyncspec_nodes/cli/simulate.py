@@ -34,7 +34,6 @@ MEGABITS = bounds.Bounds(0.0, 1e9)
 MIN_MEGABITS = bounds.Bounds(1e-3, 1e9)
 """Unless it is 0, for no limit: next to 0, times are beyond all numbers."""
 
-BYTES_PER_MEGABIT = 125_000.0
 SYNTHETIC = "synthetic"
 # One synchronous tree of 80 nodes brings 4.86 tokens a round, as in FlowSpec's Table II.
 DEFAULT_TOP, DEFAULT_FADE = 0.78, 0.95
@@ -181,7 +180,7 @@ def _cost(arguments: argparse.Namespace) -> ClusterCost:
     wire = given(arguments, ("latency", "bandwidth"))
     if wire.get("bandwidth"):
         MIN_MEGABITS.check("--bandwidth", wire["bandwidth"])
-        wire["bandwidth"] *= BYTES_PER_MEGABIT
+        wire["bandwidth"] *= bounds.BYTES_PER_MEGABIT
     jitter = preset.jitter.share if arguments.jitter is None else arguments.jitter
     if not 0 <= jitter < 1:
         raise UserError(f"--jitter is {jitter:g}; it must be 0 or more and below 1")

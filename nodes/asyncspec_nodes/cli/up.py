@@ -178,7 +178,6 @@ def _draft_bytes(config: Config) -> int:
     weights = sum(
         backend_of_source(name, target).source_footprint(name, target, config.target.dtype).weights
         for name in models
-        if name != "none"
     )
     return weights + backend_of(target).runtime_bytes
 

@@ -20,10 +20,7 @@ from asyncspec.core.placement.model import (
 )
 from asyncspec.core.placement.rate import Rate, throughput_rate
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable
-
-GIB = 1 << 30
-GB = 1e9
-BYTES_PER_MEGABIT = 125_000.0
+from asyncspec_nodes.console.bounds import BYTES_PER_MEGABIT, GB, GIB
 
 MAX_CONTEXT = 8192
 """Tokens of a planned cache without --context."""

@@ -1,4 +1,4 @@
-"""Bounds of numbers that users give, and options for them."""
+"""Bounds and units of numbers that users give, and options for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import argparse
 from typing import Any, NamedTuple
 
 from asyncspec.core.errors import UserError
+
+GIB = 1 << 30
+GB = 1e9
+BYTES_PER_MEGABIT = 125_000.0
 
 
 class Bounds(NamedTuple):

@@ -18,6 +18,7 @@ from asyncspec.core.placement.model import FREE, Constraints, TargetCost
 from asyncspec_nodes.cluster.config import Config, SecurityTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.cluster.placement import why_not
+from asyncspec_nodes.console.bounds import GB, GIB
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.join.agent import AgentOptions
 from asyncspec_nodes.join.assignment import Assignment
@@ -43,9 +44,6 @@ from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.local.cluster import FILE
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.ids import DRAFT
-
-OFFER_SECONDS = 20.0
-"""For a member's first message: it measures itself before."""
 
 LOAD_SECONDS = 600.0
 """For all stages and the draft node to load."""
@@ -215,8 +213,8 @@ class Keeper:
             self._joined_at = time.monotonic()
             spare = " as a spare" if members.assignment and not members.incomplete else ""
             self.say(
-                f"{offer.name} has joined{spare}: {offer.memory / 2**30:.1f} GiB, "
-                f"{offer.speed / 1e9:.1f} GB/s"
+                f"{offer.name} has joined{spare}: {offer.memory / GIB:.1f} GiB, "
+                f"{offer.speed / GB:.1f} GB/s"
             )
         members.tell(offer.member)
         self._changed.set()

@@ -21,12 +21,11 @@ from asyncspec.dipsd.model import (
 )
 from asyncspec.dipsd.online.request import measured_deployment
 from asyncspec_nodes.cluster import toml_file
+from asyncspec_nodes.console.bounds import GB
 
 Positive = Annotated[float, Meta(gt=0, lt=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e12)]
 T = TypeVar("T")
-
-GB = 1e9
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,8 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.config import Above, Config, NotNegative, Port
 from asyncspec_nodes.cluster.file import parse
-from asyncspec_nodes.cluster.placement import BYTES_PER_MEGABIT, GB, GIB, devices_of, draft_of
+from asyncspec_nodes.cluster.placement import devices_of, draft_of
+from asyncspec_nodes.console.bounds import BYTES_PER_MEGABIT, GB, GIB
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Status
 

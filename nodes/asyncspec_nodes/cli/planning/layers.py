@@ -221,8 +221,8 @@ def table(plan: LayersPlan) -> str:
         there = stage.device.memory
         found.add_row(
             *(f"V{rank}", stage.device.name, f"{span[0]}-{span[1] - 1}"),
-            *(f"{size / placement.GIB:.2f}" for size in parts),
-            f"{there / placement.GIB:.2f}" if there < placement.ENOUGH else "",
+            *(f"{size / bounds.GIB:.2f}" for size in parts),
+            f"{there / bounds.GIB:.2f}" if there < placement.ENOUGH else "",
             f"{1000 * stage.seconds:.2f}",
         )
     text = StringIO()

@@ -17,6 +17,7 @@ from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.device import Device
 from asyncspec.backend.hf.kernels.accelerator.linear import DenseDeviceLinear, DeviceLinear
 from asyncspec.backend.hf.kernels.cpu.linear import type_name
+from asyncspec.backend.hf.kernels.cpu.quantized import quantize_int8
 from asyncspec.backend.hf.kernels.packed import (
     PackedMatrix,
     ReadRows,
@@ -142,7 +143,7 @@ def _has_product(kind: Quantize, device: Device) -> bool:
             matrix = quantize(lambda first, end: dense[first:end], _TRIED, 4, BLOCK)
             rounded, multiply = matrix.dequantized(), _int4_product(matrix, device)
         else:
-            levels, scales = _int8(dense)
+            levels, scales = quantize_int8(dense)
             rounded = levels.float() * scales.float()[:, None]
             multiply = _int8_product(device.put(levels), device.put(scales), device)
         got = multiply(device.put(x).to(torch.bfloat16)).float().cpu()
@@ -226,7 +227,7 @@ def _int8_linear(
     kept = torch.empty(height, width, dtype=torch.int8 if packs else dtype, device=device.torch)
     scales = torch.empty(height, dtype=torch.bfloat16, device=device.torch)
     for first, end in row_slices(shape):
-        levels, own = _int8(read(first, end).float())
+        levels, own = quantize_int8(read(first, end).float())
         kept[first:end] = levels if packs else levels.float() * own.float()[:, None]
         scales[first:end] = own
     if not packs:
@@ -235,15 +236,6 @@ def _int8_linear(
     return QuantizedDeviceLinear(
         (height, width), _int8_product(kept, scales, device), held, dtype, bias, device
     )
-
-
-def _int8(dense: Tensor) -> tuple[Tensor, Tensor]:
-    """dense [n, K] float32 -> levels int8 and scales [n] bfloat16, to be multiplied. Weights are
-    divided by the rounded scale, which therefore adds no error."""
-    largest = dense.abs().amax(1)
-    scales = torch.where(largest > 0, largest / 127, 1).bfloat16()
-    levels = (dense / scales.float()[:, None]).round_().clamp_(-127, 127)
-    return levels.to(torch.int8), scales
 
 
 def _int8_product(levels: Tensor, scales: Tensor, device: Device) -> Product:
