@@ -79,6 +79,15 @@ class SlotClock(Struct, frozen=True):
         return replace(self, drafted=max(self.drafted, start + min(1.0, share)))
 
 
+SUSPECT_BREAKS = 2
+"""Breaks of the pipeline in a row without a token between after which a request is tried alone: it
+may be their cause. Not the first: machines fail for other reasons too, and sessions that begin one
+after another begin slowly."""
+
+MAX_BREAKS = 3
+"""So many in a row, and a request counts as their cause and is not tried again (poison request)."""
+
+
 class Counters(Struct, frozen=True):
     """Sums over one request, over all of its sessions."""
 
@@ -110,6 +119,11 @@ class Counters(Struct, frozen=True):
     stage_seconds: float = 0.0
     bytes_sent: int = 0
     turns: float = 0.0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the request may be the cause of breaks."""
+        return self.breaks >= SUSPECT_BREAKS
 
     def plus(self, **amounts: Any) -> Counters:
         """With these amounts, or places, added."""

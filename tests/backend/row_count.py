@@ -10,7 +10,7 @@ from asyncspec.backend.draft_model import CachedSource
 
 def count_rows(source: CachedSource[Any]) -> Callable[[], int]:
     """Rows of all sessions that passes have computed since."""
-    compute, rows = source.compute, []
+    compute, rows = source.compute, list[int]()
 
     def counted(passes: Sequence[Any]) -> None:
         rows.extend(len(one.rows) for one in passes)

@@ -120,7 +120,7 @@ def test_a_block_is_one_pass(
     target: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = both(CASES["speculators"], target, tmp_path / "head")
-    fill, filled = source.head.fill, []
+    fill, filled = source.head.fill, list[int]()
 
     def counted(contexts: Sequence[Context], tokens: Sequence[int]) -> Any:
         filled.extend(tokens)

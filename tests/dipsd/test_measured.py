@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model.passes import fit_affine
+from asyncspec.core.cost_model.passes import AffineFit, fit_affine
 from asyncspec.core.rng import uniform
 from asyncspec.dipsd.evaluate import evaluate
 from asyncspec.dipsd.model import Plan, Tables, User
@@ -15,7 +15,6 @@ from asyncspec.dipsd.online.decide import MARGIN, decide
 from asyncspec.dipsd.online.measured import (
     PRIOR_ROUNDS,
     AcceptanceCounts,
-    AffineFit,
     DraftMeasurements,
 )
 from asyncspec.dipsd.online.request import clamp_ms, measured_deployment

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.local.children import ChildNode
-from asyncspec_nodes.local.cluster import RESTART_ALL, LocalCluster, LocalLauncher
+from asyncspec_nodes.local.cluster import LocalCluster, LocalLauncher
+from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes import hanging_node
@@ -59,7 +60,7 @@ def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
     whole = replace(whole, limits=replace(whole.limits, device_seconds=SECONDS))
     launch = HangingLauncher(victim, mark)
     cluster = LocalCluster(
-        whole, lambda report: None, launch=launch, restarts=RESTART_ALL, notify=said.append
+        whole, lambda report: None, launch=launch, restarts=RESTARTS, notify=said.append
     )
 
     async def main() -> Finished:

@@ -19,12 +19,11 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.children import FORKS
 from asyncspec_nodes.local.cluster import (
-    RESTART_ALL,
     LocalCluster,
     LocalLauncher,
-    RestartPolicy,
     local_config,
 )
+from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes.background import no_process_left
 from nodes.test_processes import generate
@@ -35,15 +34,6 @@ TOY = "toy:layers=4,vocab=64,context=8192"
 TOKENS = 160
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
-
-
-def test_restarts_are_counted_for_some_time() -> None:
-    policy, taken = RestartPolicy(("verify",), most=2, seconds=10.0), list[float]()
-    assert [policy.take(taken, now) for now in (0.0, 1.0, 5.0, 10.0)] == [True, True, False, False]
-    assert taken == [0.0, 1.0]
-    # The first is forgotten, then the second.
-    later = (10.5, 10.9, 11.5, 12.0)
-    assert [policy.take(taken, now) for now in later] == [True, False, True, False]
 
 
 def config(target: str = str(BUNDLED_TARGET), *, apart: bool = False) -> Config:
@@ -58,7 +48,7 @@ class KilledCluster:
     def __init__(
         self,
         victim: int,
-        restarts: RestartPolicy,
+        restarts: int,
         *,
         target: str = str(BUNDLED_TARGET),
         apart: bool = False,
@@ -100,7 +90,7 @@ class KilledCluster:
     ("victim", "name", "sessions"), [(2, "stage 2", 2), (0, "the draft node", 1)]
 )
 def test_the_text_goes_on(victim: int, name: str, sessions: int) -> None:
-    asked = KilledCluster(victim, RESTART_ALL)
+    asked = KilledCluster(victim, RESTARTS)
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -121,7 +111,7 @@ def test_the_text_goes_on(victim: int, name: str, sessions: int) -> None:
 def test_the_text_is_that_of_an_undisturbed_answer(
     victim: int, name: str, apart: bool, forks: bool
 ) -> None:
-    asked = KilledCluster(victim, RESTART_ALL, target=TOY, apart=apart, forks=forks)
+    asked = KilledCluster(victim, RESTARTS, target=TOY, apart=apart, forks=forks)
 
     async def main() -> tuple[Finished, list[int], Finished]:
         async with asked.cluster:
@@ -138,7 +128,7 @@ def test_the_text_is_that_of_an_undisturbed_answer(
 def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
     gguf_models: Any = pytest.importorskip("backend.gguf_models")
     target = gguf_models.convert(BUNDLED_TARGET, tmp_path / "target.gguf", "Q8_0")
-    asked = KilledCluster(2, RESTART_ALL, target=str(target))
+    asked = KilledCluster(2, RESTARTS, target=str(target))
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -153,7 +143,7 @@ def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
-    asked = KilledCluster(1, RestartPolicy(("verify",), most=1), target=TOY)
+    asked = KilledCluster(1, 1, target=TOY)
 
     async def main() -> ClusterError:
         async with asked.cluster:

@@ -15,8 +15,9 @@ from actor.local_cluster import QUICK, bound, hello
 from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Emit, Finish, Request, Stopped, Submitted
+from asyncspec.core.stats import MAX_BREAKS
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.engine import MAX_LOSSES, ReconnectingEngine
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.clients import BREAKS
@@ -247,7 +248,7 @@ async def test_a_request_that_ends_draft_nodes_is_not_asked_again() -> None:
     ):
         (end,) = [event async for event in engine.ask(PLAIN)]
     assert isinstance(end, Finished)
-    assert (end.code, len(asked)) == (BREAKS, MAX_LOSSES)
+    assert (end.code, len(asked)) == (BREAKS, MAX_BREAKS)
     assert "the draft node was lost 3 times in a row" in end.detail
 
 

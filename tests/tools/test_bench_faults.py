@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
-from asyncspec_nodes.local.cluster import RESTART_ALL, LocalCluster, local_config
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_protocol.messages import Submit
 from nodes.background import no_process_left
 from nodes.test_processes import TOY
@@ -38,7 +39,7 @@ def test_answers_go_on() -> None:
         2,
         stage_pace=pace,
     )
-    cluster = LocalCluster(config, lambda report: None, launch=launcher, restarts=RESTART_ALL)
+    cluster = LocalCluster(config, lambda report: None, launch=launcher, restarts=RESTARTS)
     submit = Submit(0, "1 2 3 " * 40, 40, 5, 0.8, 0, 0.95, ignore_eos=True)
 
     async def main() -> list[Outcome]:

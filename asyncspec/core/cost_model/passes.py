@@ -147,16 +147,48 @@ def interpolate(rows: Sequence[float], seconds: Sequence[float]) -> PassSeconds:
     return at
 
 
+class AffineFit(Struct, frozen=True):
+    """Least squares for ``y = fixed + slope * x``, recent points first: weighted sums."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def with_point(self, x: float, y: float) -> AffineFit:
+        """One more, and the others count a little less."""
+        keep = 1 - PARAMETERS.error_weight
+        old, new = (self.weight, self.x, self.y, self.xx, self.xy), (1, x, y, x * x, x * y)
+        return AffineFit(*[keep * a + b for a, b in zip(old, new, strict=True)])
+
+    @property
+    def fit(self) -> tuple[float, float]:
+        """(fixed, slope). Where all points are at one x the line goes through the origin."""
+        if self.weight <= 0 or self.x <= 0:
+            return 0.0, 0.0
+        mean_x, mean_y = self.x / self.weight, self.y / self.weight
+        spread = self.xx / self.weight - mean_x**2
+        if spread <= 1e-6 * mean_x**2:
+            return 0.0, mean_y / mean_x
+        return _line(mean_x, mean_y, (self.xy / self.weight - mean_x * mean_y) / spread)
+
+
 def fit_affine(
     rows: Sequence[float], seconds: Sequence[float], max_rows: float
 ) -> tuple[float, float]:
     """Least-squares (fixed seconds, seconds a row) of a table's points up to ``max_rows``; at least
-    of the first. Neither is below 0."""
+    of the first."""
     points = [p for p in zip(rows, seconds, strict=True) if p[0] <= max_rows]
     points = points or [(rows[0], seconds[0])]
     mean_r = sum(r for r, _ in points) / len(points)
     mean_s = sum(s for _, s in points) / len(points)
     spread = sum((r - mean_r) ** 2 for r, _ in points)
     slope = sum((r - mean_r) * (s - mean_s) for r, s in points) / max(TINY, spread)
-    slope = min(max(0.0, slope), mean_s / max(TINY, mean_r))
-    return max(0.0, mean_s - slope * mean_r), slope
+    return _line(mean_r, mean_s, slope)
+
+
+def _line(mean_x: float, mean_y: float, slope: float) -> tuple[float, float]:
+    """(fixed, slope) of the line through the means, neither below 0."""
+    slope = min(max(0.0, slope), mean_y / max(TINY, mean_x))
+    return max(0.0, mean_y - slope * mean_x), slope

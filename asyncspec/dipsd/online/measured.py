@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.cost_model.passes import Deviation
+from asyncspec.core.cost_model.passes import AffineFit, Deviation
 from asyncspec_protocol.ids import SessionId
 
 PRIOR_ROUNDS = 16.0
@@ -83,35 +83,6 @@ class AcceptanceCounts(Struct, frozen=True):
         middle, scale = share + z2 / (2 * count), 1 + z2 / count
         low, high = max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
         return AcceptanceEstimate(min(low, share), share, max(high, share), known.rounds)
-
-
-class AffineFit(Struct, frozen=True):
-    """Least squares for ``y = fixed + slope * x``; weighted sums. Neither is below 0."""
-
-    weight: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def with_point(self, x: float, y: float) -> AffineFit:
-        """One more, and the others count a little less."""
-        keep = 1 - PARAMETERS.error_weight
-        old, new = (self.weight, self.x, self.y, self.xx, self.xy), (1, x, y, x * x, x * y)
-        return AffineFit(*[keep * a + b for a, b in zip(old, new, strict=True)])
-
-    @property
-    def fit(self) -> tuple[float, float]:
-        """(fixed, slope). Where all points are at one x the line goes through the origin."""
-        if self.weight <= 0 or self.x <= 0:
-            return 0.0, 0.0
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
-        spread = self.xx / self.weight - mean_x**2
-        if spread <= 1e-6 * mean_x**2:
-            return 0.0, mean_y / mean_x
-        slope = (self.xy / self.weight - mean_x * mean_y) / spread
-        slope = min(max(0.0, slope), mean_y / mean_x)
-        return max(0.0, mean_y - slope * mean_x), slope
 
 
 class DraftMeasurements(Struct, frozen=True):

@@ -34,7 +34,8 @@ from asyncspec_nodes.cluster.checkpoints import PLAIN
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster
+from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
+from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
@@ -141,7 +142,7 @@ async def _cluster(options: ChatOptions, stack: AsyncExitStack) -> LocalCluster 
     if not isinstance(where, Config):
         return None
     steps = LoadingSteps(where.stages)
-    cluster = LocalCluster(where, steps, options.logs, restarts=RESTART_ALL, notify=print_notice)
+    cluster = LocalCluster(where, steps, options.logs, restarts=RESTARTS, notify=print_notice)
     with steps.display():
         return await stack.enter_async_context(cluster)
 

@@ -29,7 +29,8 @@ from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import until_signal
-from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster, Progress
+from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster, Progress
+from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.reference import Comparison, Question, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
@@ -203,7 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def start_cluster(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
     """A cluster on this machine whose nodes are restarted."""
-    return LocalCluster(config, progress, logs, restarts=RESTART_ALL, notify=print_notice)
+    return LocalCluster(config, progress, logs, restarts=RESTARTS, notify=print_notice)
 
 
 class Run:

@@ -32,9 +32,10 @@ from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
-from asyncspec_nodes.local.cluster import RESTART_ALL, LoadingSteps, LocalCluster
+from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.resources import freeze_objects
+from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 
 SESSIONS = 4
@@ -203,7 +204,7 @@ async def _start(
     if isinstance(where, Config):
         steps = LoadingSteps(where.stages)
         serving.pending = steps.pending
-        cluster = LocalCluster(where, steps, options.logs, restarts=RESTART_ALL, notify=notify)
+        cluster = LocalCluster(where, steps, options.logs, restarts=RESTARTS, notify=notify)
         with steps.display():
             await stack.enter_async_context(cluster)
         where = ClusterAddress(*cluster.address, where.cluster.name)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import AsyncSpecError, ClusterError
+from asyncspec.core.stats import MAX_BREAKS, SUSPECT_BREAKS
 from asyncspec_nodes.client.client import Client, LinkLostError
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
@@ -25,13 +26,6 @@ RECONNECT_SECONDS = (0.05, 2.0)
 
 RESUME_SECONDS = 60.0
 """How long a request waits for a lost draft node; a machine starts again in less."""
-
-SUSPECT_LOSSES = 2
-"""Losses in a row without a token between after which a request is asked again alone: it may be
-what ends the draft node."""
-
-MAX_LOSSES = 3
-"""Losses in a row after which a request counts as their cause and is not asked again."""
 
 
 class Progress:
@@ -117,7 +111,7 @@ class ReconnectingEngine:
         progress = Progress(submit)
         client = await self._back() if self._waits else self.client
         model = _model(client)
-        while progress.losses < MAX_LOSSES:
+        while progress.losses < MAX_BREAKS:
             try:
                 async with aclosing(self._tried(client, progress)) as events:
                     async for event in events:
@@ -136,7 +130,7 @@ class ReconnectingEngine:
     async def _tried(self, client: Client, progress: Progress) -> AsyncGenerator[Event, None]:
         """What is missing of an answer; until its first token alone, if it is a suspect."""
         async with AsyncExitStack() as trial:
-            if progress.losses >= SUSPECT_LOSSES:
+            if progress.losses >= SUSPECT_BREAKS:
                 await trial.enter_async_context(self._trial)
                 client = await self._back()
             async with aclosing(client.ask(progress.rest())) as events:

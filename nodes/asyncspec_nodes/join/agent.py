@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from asyncspec_nodes.join.messages import (
 from asyncspec_nodes.join.parts import PartsSource
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.local.children import ChildNode
-from asyncspec_nodes.local.cluster import RestartPolicy
+from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
@@ -47,7 +47,6 @@ PAUSE_SECONDS = 1.0
 RETRY_SECONDS = 600.0
 """A machine that has lost its cluster looks for it for so long."""
 
-RESTARTS = RestartPolicy(("verify",))
 MAX_LINE = 1000
 
 
@@ -235,7 +234,6 @@ class Agent:
     async def _keep(self, rank: int, port: int, layers: tuple[int, int], version: int) -> None:
         """One stage: loaded, and started again where it fails."""
         self._say(f"runs stage {rank} (layers {layers[0]} to {layers[1] - 1})")
-        taken: list[float] = []
         log = self._folder / f"rank-{rank}.log"
         try:
 
@@ -245,16 +243,14 @@ class Agent:
 
             self._targets[rank] = await self._target(layers, say)
             file = self._write(rank)
-            while True:
-                sock = self._sockets[port]
-                child = await ChildNode.start(rank, "verify", file, sock, log, again=bool(taken))
-                try:
-                    error = await child.watch(lambda report: self._report(rank, version, report))
-                finally:
-                    await child.stop()
-                if isinstance(error, UserError) or not RESTARTS.take(taken, time.monotonic()):
-                    raise error
-                self._say(f"{error}; it is started again")
+            sock = self._sockets[port]
+
+            def start(again: bool) -> Awaitable[ChildNode]:
+                return ChildNode.start(rank, "verify", file, sock, log, again=again)
+
+            node = SupervisedNode(start, self._say)
+            await node.start()
+            raise await node.run(lambda report: self._report(rank, version, report))
         except AsyncSpecError as error:
             self._say(str(error))
             text = " ".join(str(error).split())[:MAX_LINE]

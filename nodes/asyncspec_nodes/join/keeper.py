@@ -4,9 +4,10 @@ draft node, and gives the layers of a member that has left to others."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.join.agent import AgentOptions
 from asyncspec_nodes.join.assignment import Assignment
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY
-from asyncspec_nodes.join.draft import DraftProcess
 from asyncspec_nodes.join.kept import KeptFile
 from asyncspec_nodes.join.members import Member, Members
 from asyncspec_nodes.join.messages import (
@@ -41,8 +41,10 @@ from asyncspec_nodes.join.messages import (
 from asyncspec_nodes.join.own_machine import OwnMachine
 from asyncspec_nodes.join.server import JoinServer
 from asyncspec_nodes.join.token import Token
-from asyncspec_nodes.local.cluster import FILE
+from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.cluster import FILE, SupervisedNode
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import ReadyReport, Report
 from asyncspec_protocol.ids import DRAFT
 
 LOAD_SECONDS = 600.0
@@ -99,7 +101,8 @@ class Keeper:
         self._changed = asyncio.Event()
         self._joined_at = time.monotonic()
         self._steps: dict[int, str] = {}
-        # Everything has loaded once.
+        # The draft node has loaded once; and everything.
+        self._drafts = False
         self._guarding = False
         self._over: asyncio.Future[AsyncSpecError] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
@@ -309,11 +312,10 @@ class Keeper:
         for name in self.members.by_id:
             self.members.tell(name)
         self._write()
-        draft = DraftProcess(self.file, sock, self._changed.set, self.say)
-        self._tasks.append(asyncio.create_task(self._run_draft(draft)))
+        self._tasks.append(asyncio.create_task(self._run_draft(sock)))
         try:
             async with asyncio.timeout(LOAD_SECONDS):
-                while not (draft.ready and self.members.ready) and not self._over.done():
+                while not (self._drafts and self.members.ready) and not self._over.done():
                     await self._change(0.5)
                     await self._repair()
         except TimeoutError:
@@ -328,8 +330,19 @@ class Keeper:
         part.write_text(to_toml(config), encoding="utf-8")
         part.replace(self.file)
 
-    async def _run_draft(self, draft: DraftProcess) -> None:
-        self._end(await draft.run())
+    async def _run_draft(self, sock: socket.socket) -> None:
+        file, log = self.file, self.file.with_name("rank-0.log")
+
+        def start(again: bool) -> Awaitable[ChildNode]:
+            return ChildNode.start(DRAFT, "draft", file, sock, log, again=again)
+
+        def report(report: Report) -> None:
+            self._drafts = self._drafts or isinstance(report, ReadyReport)
+            self._changed.set()
+
+        node = SupervisedNode(start, self.say)
+        await node.start()
+        self._end(await node.run(report))
 
     async def _guard(self) -> None:
         """Repair whatever happens."""

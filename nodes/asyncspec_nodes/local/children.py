@@ -26,6 +26,7 @@ from asyncspec_nodes.node.reports import (
     Report,
     read_report,
 )
+from asyncspec_nodes.node.supervisor import HUNG_SECONDS
 from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role
 
@@ -34,10 +35,6 @@ FORKS = sys.platform == "linux"
 
 STOP_SECONDS = 5.0
 """Time to stop before SIGKILL."""
-
-HUNG_SECONDS = 15.0
-"""A node that serves and says nothing for longer is stopped, or its event loop hangs: nobody else
-would start it again. Busy cores delay it by less."""
 
 MAX_REPORT_BYTES = 1 << 26
 """Of one line; an error report may hold much of a peer's text."""

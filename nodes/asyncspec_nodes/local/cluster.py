@@ -7,18 +7,17 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
-from asyncspec.core.errors import AsyncSpecError, ClusterError
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.config import (
     ClusterTable,
     Config,
@@ -40,9 +39,9 @@ from asyncspec_nodes.local.children import (
 )
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
+from asyncspec_nodes.node.supervisor import PERIOD_SECONDS, RESTARTS, RestartBudget
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.links import role_of
-from asyncspec_protocol.messages import Role
 
 Progress = Callable[[Report], None]
 """Receives the nodes' reports."""
@@ -123,28 +122,6 @@ def local_config(
     )
 
 
-class RestartPolicy(Struct, frozen=True):
-    """Nodes of ``roles`` are restarted at most ``most`` times each within ``seconds``. The draft
-    node keeps every committed path, so requests survive a stage's restart; clients keep theirs, so
-    they survive the draft node's (``client.engine``)."""
-
-    roles: tuple[Role, ...] = ()
-    most: int = 3
-    seconds: float = 600.0
-
-    def take(self, taken: list[float], now: float) -> bool:
-        """Add a restart at ``now`` (seconds of any clock) to a node's; False where none is left."""
-        taken[:] = [at for at in taken if now - at <= self.seconds]
-        if len(taken) >= self.most:
-            return False
-        taken.append(now)
-        return True
-
-
-RESTART_NONE = RestartPolicy()
-RESTART_ALL = RestartPolicy(("verify", "source", "draft"))
-
-
 class LocalLauncher:
     """Starts a cluster's nodes on this machine, on free ports. ``forks``: they are forked from one
     process that has imported torch and transformers, which saves seconds per node."""
@@ -184,12 +161,63 @@ class LocalLauncher:
             sock.close()
 
 
+class SupervisedNode:
+    """A node that is started again where it fails. ``start``: as ``ChildNode.start``, of this node;
+    ``notify`` receives a line for each new start."""
+
+    def __init__(
+        self,
+        start: Callable[[bool], Awaitable[ChildNode]],
+        notify: Callable[[str], None],
+        restarts: int = RESTARTS,
+    ) -> None:
+        self._start = start
+        self._notify = notify
+        self._budget = RestartBudget(restarts)
+        self._stopping = False
+        self.child: ChildNode | None = None
+
+    async def start(self) -> None:
+        """Start it for the first time. Raises as ``ChildNode.start``."""
+        self.child = await self._start(False)
+
+    async def run(
+        self, progress: Callable[[Report], None], restarts: Callable[[], bool] = lambda: True
+    ) -> AsyncSpecError:
+        """Watch it, and start it again while ``restarts`` says so, until it has ended for good: the
+        error to report. A user's mistake would only repeat."""
+        child, budget = self.child, self._budget
+        assert child is not None
+        while True:
+            try:
+                error = await child.watch(progress)
+            finally:
+                await child.stop()  # ends its remaining subprocesses
+            if self._stopping or isinstance(error, UserError) or not restarts():
+                return error
+            if budget.take(time.monotonic()) is None:
+                count = f"{len(budget.taken)} new starts within {PERIOD_SECONDS:g} s"
+                return ClusterError(f"{error} after {count}")
+            self._notify(f"{error}; it is started again")
+            self.child = child = await self._start(True)
+            if self._stopping:
+                await child.stop()
+
+    async def stop(self) -> None:
+        """End it; ``run`` returns then."""
+        self._stopping = True
+        if self.child is not None:
+            await self.child.stop()
+
+
 class LocalCluster:
     """``async with``: inside, every node has loaded and serves.
 
     ``progress`` receives the nodes' reports until then. ``scratch``: where the folder of temporary
-    files is made (default: the system's). ``restarts``: which nodes are restarted; ``notify``
-    receives a line for each restart.
+    files is made (default: the system's). ``restarts``: how often each node is
+    started again (``node.supervisor``), of which ``notify`` receives a line. The draft node keeps
+    every committed path, so requests survive a stage's restart; clients keep theirs, so they
+    survive the draft node's (``client.engine``).
     """
 
     def __init__(
@@ -200,10 +228,10 @@ class LocalCluster:
         *,
         launch: LocalLauncher | None = None,
         scratch: Path | None = None,
-        restarts: RestartPolicy = RESTART_NONE,
+        restarts: int = 0,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
-        if restarts.roles:
+        if restarts:
             limits = replace(config.limits, rejoin_seconds=START_SECONDS)
             config = replace(config, limits=limits)
         # With the nodes' addresses once launched.
@@ -214,9 +242,8 @@ class LocalCluster:
         self._notify = notify
         self._launch = launch or LocalLauncher()
         self._scratch = scratch
-        self._stopping = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._children: list[ChildNode] = []
+        self._nodes: list[SupervisedNode] = []
         self._watches: list[asyncio.Task[AsyncSpecError]] = []
         self._serving = asyncio.Event()
 
@@ -230,6 +257,10 @@ class LocalCluster:
     def pids(self) -> tuple[int, ...]:
         """Process ids, by rank."""
         return tuple(child.process.pid for child in self._children)
+
+    @property
+    def _children(self) -> list[ChildNode]:
+        return [node.child for node in self._nodes if node.child is not None]
 
     @property
     def guarantee(self) -> str:
@@ -247,8 +278,7 @@ class LocalCluster:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self._stopping = True
-        await asyncio.gather(*(child.stop() for child in self._children))
+        await asyncio.gather(*(node.stop() for node in self._nodes))
         if self._watches:
             # A watch may be restarting a node, which it then stops.
             await asyncio.wait(self._watches, timeout=2 * STOP_SECONDS)
@@ -271,9 +301,8 @@ class LocalCluster:
         self.config = self._launch.prepare(self.config, Path(self._folder.name))
         try:
             async with asyncio.timeout(START_SECONDS):
-                for index in range(len(self.config.nodes)):
-                    self._children.append(await self._child(index))
-                    self._watches.append(asyncio.create_task(self._keep(index)))
+                for node in self.config.nodes:
+                    await self._keep(node.rank)
                 await self._loaded()
         except TimeoutError:
             serving = {child.rank for child in self._children if child.ready}
@@ -290,34 +319,24 @@ class LocalCluster:
         if any(watch.done() for watch in self._watches):
             raise await self.watch()
 
-    async def _child(self, index: int, *, again: bool = False) -> ChildNode:
+    async def _keep(self, rank: int) -> None:
+        """Start a node, and watch it from now on."""
         assert self._folder is not None
-        rank = self.config.nodes[index].rank
         log = (self._logs or Path(self._folder.name)) / f"rank-{rank}.log"
-        return await self._launch.start(rank, log, again=again)
 
-    async def _keep(self, index: int) -> AsyncSpecError:
-        """Watch a node and restart it as the policy allows; the error of its last end."""
-        policy, taken = self._restarts, list[float]()
-        while True:
-            child = self._children[index]
-            error = await child.watch(self._on_report)
-            # A user's mistake, or a failure before all nodes served, would only repeat.
-            restartable = isinstance(error, ClusterError) and child.role in policy.roles
-            if self._stopping or not restartable or not self._serving.is_set():
-                return error
-            if not policy.take(taken, time.monotonic()):
-                count = f"{len(taken)} new starts within {policy.seconds:g} s"
-                return ClusterError(f"{error} after {count}")
-            self._notify(f"{error}; it is started again")
-            await child.stop()  # ends its remaining subprocesses
-            self._children[index] = await self._child(index, again=True)
-            if self._stopping:
-                await self._children[index].stop()
+        def start(again: bool) -> Awaitable[ChildNode]:
+            return self._launch.start(rank, log, again=again)
+
+        node = SupervisedNode(start, self._notify, self._restarts)
+        await node.start()
+        self._nodes.append(node)
+        # A failure before all nodes served would only repeat.
+        watch = node.run(self._on_report, lambda: bool(self._restarts) and self._serving.is_set())
+        self._watches.append(asyncio.create_task(watch))
 
     def _on_report(self, report: Report) -> None:
         if not self._serving.is_set():
             self._progress(report)
-        started = len(self._children) == len(self.config.nodes)
-        if started and all(child.ready for child in self._children):
+        children = self._children
+        if len(children) == len(self.config.nodes) and all(child.ready for child in children):
             self._serving.set()

@@ -35,16 +35,17 @@ PERIOD_SECONDS = 600.0
 PAUSE_SECONDS = 0.1
 """Before the second new start within the period; doubled with each."""
 
-STOPPED_SECONDS = 15.0
-"""A node that is stopped (SIGSTOP) for so long is killed, and started again."""
+HUNG_SECONDS = 15.0
+"""A node that is stopped (SIGSTOP) for so long, or serves and says nothing, as its event loop
+hangs, is killed: nobody else would start it again. Busy cores delay it by less."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 class RestartBudget(Struct):
-    """New starts of one node. Pure."""
+    """New starts of one node, whatever watches it: its parent, or a cluster here. Pure."""
 
-    most: int
+    most: int = RESTARTS
     taken: list[float] = []
 
     def take(self, now: float) -> float | None:
@@ -66,7 +67,7 @@ class Supervisor:
         log: Any,
         closing: Sequence[Callable[[], None]],
         *,
-        stopped_seconds: float = STOPPED_SECONDS,
+        stopped_seconds: float = HUNG_SECONDS,
     ) -> None:
         """``closing``: close the listening sockets, of which the node has copies of its own."""
         self._stopped_seconds = stopped_seconds

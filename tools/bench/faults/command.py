@@ -20,7 +20,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import COUNT
-from asyncspec_nodes.local.cluster import LocalCluster, RestartPolicy, local_config
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_protocol.messages import Submit
 from tools.bench.faults import load, machines
 from tools.bench.faults.relay import RelayedLauncher
@@ -41,7 +41,7 @@ SENTENCE = "Once upon a time there was a little fox who lived in a big forest. "
 NEW_TOKENS = 40
 TARGET = TargetTable(path=str(BUNDLED_TARGET))
 SUBMIT = Submit(0, SENTENCE * 8, NEW_TOKENS, 5, 0.8, 0, 0.95, ignore_eos=True)
-RESTARTS = RestartPolicy(("verify", "source", "draft"), most=10_000)
+RESTARTS = 10_000
 
 
 def add_arguments(parser: Parser) -> None:

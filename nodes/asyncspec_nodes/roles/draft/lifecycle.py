@@ -45,10 +45,6 @@ REJOIN = "rejoin"
 MAX_SESSIONS_LEFT = 2**32
 """Sessions that must stay free above any that a stage reports: more than are ever opened."""
 
-SUSPECT_BREAKS = 2
-"""Breaks in a row without a token between after which a request is tried alone: machines fail for
-other reasons too, and one after another sessions begin slowly."""
-
 
 def finish_request(
     state: DraftState, session: DraftSession, reason: str, now: float
@@ -304,7 +300,7 @@ def _broken(
             effects.append(unserved(queued, "error", _poison_detail(breaks), now, BREAKS))
         else:
             waiting.append(queued)
-    waiting.sort(key=lambda queued: (not _is_suspect(queued.counters), queued.request.request))
+    waiting.sort(key=lambda queued: (not queued.counters.is_suspect, queued.request.request))
     for session in state.sessions.values():
         state, closed = close_session(state, session)
         effects.extend(closed)
@@ -323,10 +319,6 @@ def _requeued(session: DraftSession, new_breaks: int) -> QueuedRequest:
     return QueuedRequest(session.request, counters, session.given)
 
 
-def _is_suspect(counters: Counters) -> bool:
-    return counters.breaks >= SUSPECT_BREAKS
-
-
 def _poison_detail(breaks: int) -> str:
     return (
         f"the pipeline broke {breaks} times in a row while it read this request, "
@@ -336,7 +328,7 @@ def _poison_detail(breaks: int) -> str:
 
 def on_trial(state: DraftState) -> bool:
     """Whether a suspect is tried: no other session is opened until it has brought a token."""
-    return any(_is_suspect(s.counters) and not s.committed for s in state.sessions.values())
+    return any(s.counters.is_suspect and not s.committed for s in state.sessions.values())
 
 
 def rejoin_failed(state: DraftState, now: float) -> tuple[DraftState, Effects]:

@@ -15,7 +15,7 @@ from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.jobs import TensorRows
 from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Request
-from asyncspec.core.stats import Counters, SlotClock
+from asyncspec.core.stats import MAX_BREAKS, Counters, SlotClock
 from asyncspec.core.tree import TokenTree
 from asyncspec.dipsd.online.measured import DraftMeasurements
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_tree_nodes
@@ -63,7 +63,7 @@ class DraftConfig(Struct, frozen=True):
     # How long requests wait for a pipeline that is down before they fail.
     rejoin_seconds: float = 30.0
     # Breaks of the pipeline in a row without a token after which a request counts as their cause.
-    max_breaks: int = 3
+    max_breaks: int = MAX_BREAKS
     # How long the end of a request waits for the stages' accounts.
     account_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
