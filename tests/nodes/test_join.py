@@ -33,12 +33,10 @@ from asyncspec_nodes.join.agent import Agent, AgentOptions
 from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits, relieved
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity, make_request
 from asyncspec_nodes.join.connection import Connector, NobodyThereError
-from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
-from asyncspec_nodes.join.kept import KeptFile, new_cluster
-from asyncspec_nodes.join.links import report_missing_links
-from asyncspec_nodes.join.members import Member, Members
+from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.join.members import Member, Members, report_missing_links
 from asyncspec_nodes.join.messages import Offer
-from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.join.token import Token, TokenFile, new_cluster
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
@@ -193,7 +191,7 @@ class Cluster:
         config = Config(
             TargetTable(TOY), (NodeTable(0, "127.0.0.1", 1),), draft=DraftTable("ngram")
         )
-        options = KeeperOptions(
+        options = CoordinatorOptions(
             "up",
             ("127.0.0.1", 0),
             token_file=token_file,
@@ -204,13 +202,13 @@ class Cluster:
         self.token: asyncio.Future[Token] = asyncio.get_running_loop().create_future()
         show, say = self.token.set_result, self._lines.put_nowait
         target = target_cost(TOY, StageOptions(), 64)
-        self.keeper = Keeper(config, target, options, show, say)
-        self.starting = asyncio.create_task(self.keeper.__aenter__())
+        self.coordinator = Coordinator(config, target, options, show, say)
+        self.starting = asyncio.create_task(self.coordinator.__aenter__())
 
     async def __aexit__(self, *exception: object) -> None:
         self.starting.cancel()
         await asyncio.gather(self.starting, return_exceptions=True)
-        await self.keeper.__aexit__()
+        await self.coordinator.__aexit__()
 
     async def says(self, wanted: str) -> None:
         """Wait for a line with a text."""
@@ -219,8 +217,8 @@ class Cluster:
                 pass
 
 
-async def text(keeper: Keeper) -> str:
-    where = ClusterAddress(*keeper.address, "asyncspec", keeper.security)
+async def text(coordinator: Coordinator) -> str:
+    where = ClusterAddress(*coordinator.address, "asyncspec", coordinator.security)
     client: Client = await where.connect()
     try:
         found = ""
@@ -251,8 +249,8 @@ async def test_machines_join_and_one_leaves_for_good(tmp_path: Path) -> None:
         async with Cluster(2) as cluster:
             made = await cluster.token
             joined += [Joined(made, name, tmp_path / name) for name in ("a", "b")]
-            keeper = await cluster.starting
-            first = await text(keeper)
+            coordinator = await cluster.starting
+            first = await text(coordinator)
             # One of whom nobody has any need, until another one leaves.
             joined.append(Joined(made, "spare", tmp_path / "spare"))
             await cluster.says("spare has joined as a spare")
@@ -261,7 +259,7 @@ async def test_machines_join_and_one_leaves_for_good(tmp_path: Path) -> None:
             await cluster.says("b has left")
             await cluster.says("on spare")
             await cluster.says("all stages serve")
-            assert await text(keeper) == first
+            assert await text(coordinator) == first
             # Each may be what it was told to be, and nothing else.
             assert ranks(tmp_path / "a") | ranks(tmp_path / "spare") == {"node:1", "node:2"}
             assert len(ranks(tmp_path / "a")) == len(ranks(tmp_path / "spare")) == 1
@@ -288,7 +286,7 @@ async def test_the_same_token_after_a_restart(tmp_path: Path) -> None:
             one = Joined(made, "one", tmp_path / "one")
             await cluster.says("one has joined")
             # As if it had crashed: nobody is told that it ends.
-            cluster.keeper.members.by_id.clear()
+            cluster.coordinator.members.by_id.clear()
         async with Cluster(1, file) as cluster:
             assert await cluster.token == made
             assert len(await text(await cluster.starting)) == 24
@@ -362,25 +360,25 @@ def test_what_is_kept_is_whole_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "up.json"
     first, second = new_cluster("one"), new_cluster("one")
     assert Authority(first.authority_key, first.authority).issue(make_request(first.key, "a"))
-    with KeptFile(file, said.append) as kept:
-        assert kept.read() is None
-        kept.write(first)
-        assert kept.read() == first
-    with KeptFile(file, said.append, new=True) as kept:
-        assert kept.read() is None
-        kept.write(second)
+    with TokenFile(file, said.append) as stored:
+        assert stored.read() is None
+        stored.write(first)
+        assert stored.read() == first
+    with TokenFile(file, said.append, new=True) as stored:
+        assert stored.read() is None
+        stored.write(second)
     for wrong in (b"{", b"{}", msgspec.json.encode(replace(second, authority_key="none"))):
         file.write_bytes(wrong)
-        with KeptFile(file, said.append) as kept, pytest.raises(UserError, match="damaged"):
-            kept.read()
+        with TokenFile(file, said.append) as stored, pytest.raises(UserError, match="damaged"):
+            stored.read()
     assert not said
-    with KeptFile(tmp_path / "up.json" / "below", said.append) as kept:
-        kept.write(first)
-        assert kept.read() is None
+    with TokenFile(tmp_path / "up.json" / "below", said.append) as stored:
+        stored.write(first)
+        assert stored.read() is None
     assert "cannot be written" in said[0]
-    with KeptFile(None, said.append) as kept:
-        kept.write(first)
-        assert kept.read() is None
+    with TokenFile(None, said.append) as stored:
+        stored.write(first)
+        assert stored.read() is None
 
 
 @pytest.mark.parametrize(

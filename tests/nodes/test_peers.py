@@ -9,7 +9,7 @@ import pytest
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.file import load, parse
-from asyncspec_nodes.node.peers import PeerAddresses
+from asyncspec_nodes.node.renewal import PeerAddresses
 from asyncspec_protocol.ids import Rank
 
 CLUSTER = """

@@ -23,9 +23,8 @@ from asyncspec.backend.base import (
     Tensors,
     twin_quantize,
 )
-from asyncspec.backend.llama.footprint import footprint
+from asyncspec.backend.llama.footprint import footprint, stage_files
 from asyncspec.backend.llama.model_file import PREFIX, locate, short_name
-from asyncspec.backend.llama.stage_files import stage_files
 from asyncspec.backend.llama.target import OpenTarget, check_vocab, open_target
 from asyncspec.backend.llama.trial import check_loads
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name

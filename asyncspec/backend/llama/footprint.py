@@ -1,8 +1,9 @@
-"""What a stage takes of a device's memory, from a GGUF file's headers alone (SpecPipe 4.5)."""
+"""What a stage takes of a GGUF model, from the file's headers alone: of a device's memory (SpecPipe
+4.5), and which bytes of its files."""
 
 from __future__ import annotations
 
-from asyncspec.backend.base import Footprint, KVType
+from asyncspec.backend.base import FilePart, Footprint, KVType, sampled_parts, whole_file
 from asyncspec.backend.llama.cut import EMBEDDING, HEAD, cut, matrix
 from asyncspec.backend.llama.target import OpenTarget
 from asyncspec.core.errors import CheckpointError
@@ -69,3 +70,22 @@ def _by_layer(target: OpenTarget, key: str) -> list[int]:
         case [*listed] if len(listed) >= target.info.layers and type(listed[0]) is int:
             return listed
     return [target.model.number(key)] * target.info.layers
+
+
+def stage_files(target: OpenTarget, span: tuple[int, int]) -> list[FilePart]:
+    """Of layers [first, end). Raises ``CheckpointError``."""
+    _, own = cut(target.model, *span)
+    kept = {(tensor.file, tensor.offset) for tensor in own.values() if tensor.file is not None}
+    found: list[FilePart] = []
+    for file in target.model.files:
+        there = [tensor for tensor in target.model.tensors.values() if tensor.file == file]
+        if not there:
+            found.append(whole_file(file))
+            continue
+        found.append(FilePart(file, 0, min(tensor.offset for tensor in there)))
+        for tensor in there:
+            if (file, tensor.offset) in kept:
+                found.append(FilePart(file, tensor.offset, tensor.size))
+            else:
+                found.extend(sampled_parts(file, tensor.offset, tensor.size))
+    return found

@@ -28,10 +28,9 @@ from asyncspec_nodes.cluster.placement import MAX_CONTEXT, target_cost
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
-from asyncspec_nodes.join.keeper import Keeper, KeeperOptions
-from asyncspec_nodes.join.kept import default_file
-from asyncspec_nodes.join.links import report_missing_links
-from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.join.members import report_missing_links
+from asyncspec_nodes.join.token import Token, default_file
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.ray.launcher import RayLauncher, RayOptions, check_installed
 
@@ -106,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     assert isinstance(options.where, Config)
     config = _config(options.where, arguments.name)
     target = _target_cost(config, arguments.context)
-    keeper = KeeperOptions(
+    how = CoordinatorOptions(
         arguments.name,
         join.read_listen(arguments.listen),
         join.read_advertise(arguments.advertise),
@@ -126,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
         if ray_options is not None:
             launcher = await stack.enter_async_context(RayLauncher(ray_options, serving.notify))
         show = _show if launcher is None else launcher.start
-        cluster = Keeper(config, target, keeper, show, serving.notify)
+        cluster = Coordinator(config, target, how, show, serving.notify)
         serving.pending = cluster.pending
         entering = stack.enter_async_context(cluster)
         await (entering if launcher is None else launcher.while_it_runs(entering))
@@ -143,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
 class _OnRay(NamedTuple):
     """A cluster whose machines Ray starts: it ends where one of them does."""
 
-    cluster: Keeper
+    cluster: Coordinator
     launcher: RayLauncher
 
     async def watch(self) -> AsyncSpecError:

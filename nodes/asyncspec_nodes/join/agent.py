@@ -19,9 +19,7 @@ from msgspec import Struct
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import Identity
-from asyncspec_nodes.join.connection import Connector, NobodyThereError
-from asyncspec_nodes.join.discovery import near
-from asyncspec_nodes.join.facts import free_memory, read_speed
+from asyncspec_nodes.join.connection import Connector, NobodyThereError, near
 from asyncspec_nodes.join.messages import (
     GRACE_SECONDS,
     Admitted,
@@ -41,6 +39,7 @@ from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
+from asyncspec_nodes.node.resources import free_memory, read_speed
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 PAUSE_SECONDS = 1.0

@@ -1,17 +1,21 @@
 """The machines of a cluster, as the one that keeps it together sees them: who is there, who holds
-which stage, and which stages serve."""
+which stage, which stages serve, and links that do not come up: a firewall, or a wrong address."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.core.errors import ClusterError
 from asyncspec.core.placement.model import Device, TargetCost
 from asyncspec_nodes.cluster.config import Config, NodeTable
 from asyncspec_nodes.cluster.file import to_toml
+from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.join.assignment import (
     Assignment,
     after_loss,
@@ -19,6 +23,7 @@ from asyncspec_nodes.join.assignment import (
     relieved,
 )
 from asyncspec_nodes.join.messages import Offer, Orders, ToMember
+from asyncspec_protocol.clients import Status
 
 Search = Callable[[], Assignment | None]
 
@@ -48,9 +53,14 @@ class Members:
         target: TargetCost,
         sessions: int,
         stages: int | None = None,
+        advertised: str = "",
     ) -> None:
+        """``advertised``: the first machine's own address for others, where a user gave one."""
         self.by_id: dict[str, Member] = {}
         self.assignment: Assignment = ()
+        # The address that members have reached the first machine under.
+        self._reached = advertised or "127.0.0.1"
+        self._is_advertised = bool(advertised)
         # Ranks that serve.
         self.serving: set[int] = set()
         self._config = config
@@ -60,6 +70,19 @@ class Members:
         self._version = 0
         # By rank: the version that its present holder was told in.
         self._since: dict[int, int] = {}
+
+    def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> bool:
+        """A machine has connected from the address ``seen``; whether it is new."""
+        if not is_loopback(offer.reached) and not self._is_advertised:
+            self._reached = offer.reached
+            # Stages on the first machine are dialled from there, too.
+            for other in self.by_id.values():
+                if is_loopback(other.host):
+                    other.host = self._reached
+        host = offer.host or (self._reached if is_loopback(seen) else seen)
+        is_new = offer.member not in self.by_id
+        self.by_id[offer.member] = Member(offer, host, send)
+        return is_new
 
     @property
     def devices(self) -> list[Device]:
@@ -148,3 +171,43 @@ class Members:
                 host, port = here[one.port]
             nodes.append(NodeTable(rank, host, port, layers=one.layers))
         return replace(self._config, node=tuple(nodes))
+
+
+PATIENCE_SECONDS = 10.0
+"""A link is dialled again within some seconds."""
+
+POLL_SECONDS = 2.0
+
+
+async def report_missing_links(
+    nodes: Callable[[], Awaitable[Sequence[Status]]],
+    members: Members,
+    say: Callable[[str], None],
+    patience: float = PATIENCE_SECONDS,
+    poll: float = POLL_SECONDS,
+) -> None:
+    """Until cancelled. ``nodes``: asks the draft node; ``say`` gets one line for each reason that
+    lasts for ``patience`` seconds."""
+    said, lasts, since = "", "", 0.0
+    while True:
+        missing = await _missing(nodes) if members.ready else ""
+        if missing != lasts:
+            lasts, since = missing, time.monotonic()
+        if missing and missing != said and time.monotonic() - since >= patience:
+            said = missing
+            where = [node for node in members.config().node if f"stage {node.rank} is" in missing]
+            dialled = "".join(f"; stage {n.rank} is dialled at {n.host}:{n.port}" for n in where)
+            say(
+                f"{missing}{dialled}: check that machine's firewall, and behind NAT its --advertise"
+            )
+        elif not missing:
+            said = ""
+        await asyncio.sleep(poll)
+
+
+async def _missing(nodes: Callable[[], Awaitable[Sequence[Status]]]) -> str:
+    """What the draft node misses; nothing while it is away itself."""
+    try:
+        return next((node.missing for node in await nodes() if node.role == "draft"), "")
+    except ClusterError:
+        return ""

@@ -1,4 +1,5 @@
-"""This machine as a member: of a cluster that is started on it, or that another has started."""
+"""What runs on this machine: stages, as a member of a cluster that is started here or elsewhere,
+and the draft node of one that is started here."""
 
 from __future__ import annotations
 
@@ -6,15 +7,20 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.join.agent import Agent, AgentOptions
-from asyncspec_nodes.join.discovery import near
+from asyncspec_nodes.join.connection import near
 from asyncspec_nodes.join.messages import PORTS
 from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import Report
+from asyncspec_protocol.ids import DRAFT
 
 
 def join_until_signal(
@@ -81,3 +87,18 @@ class OwnMachine:
         finally:
             for sock in self._sockets:
                 sock.close()
+
+
+async def run_draft(
+    file: Path, sock: socket.socket, report: Callable[[Report], None], say: Callable[[str], None]
+) -> AsyncSpecError:
+    """Keep the draft node of the cluster ``file`` running, beside which it logs; why it has ended
+    for good."""
+
+    def start(again: bool) -> Awaitable[ChildNode]:
+        log = file.with_name("rank-0.log")
+        return ChildNode.start(DRAFT, "draft", file, sock, log, again=again)
+
+    node = SupervisedNode(start, say)
+    await node.start()
+    return await node.run(report)

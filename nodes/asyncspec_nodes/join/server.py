@@ -21,8 +21,7 @@ from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
-from asyncspec_nodes.join.discovery import announced, near, own_addresses
-from asyncspec_nodes.join.kept import KeptFile, new_cluster
+from asyncspec_nodes.join.connection import announced, near, own_addresses
 from asyncspec_nodes.join.members import Member
 from asyncspec_nodes.join.messages import (
     HEARTBEAT_SECONDS,
@@ -35,7 +34,7 @@ from asyncspec_nodes.join.messages import (
     ToMember,
 )
 from asyncspec_nodes.join.parts import routes
-from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.join.token import Token, TokenFile, new_cluster
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
@@ -62,7 +61,7 @@ class Admission(Protocol):
 class JoinServer:
     """``async with``: its token. ``folder``: for its keys; ``target``: whose bytes members may
     fetch; ``address``: where it listens; ``advertise``: what the token says, an empty host: all of
-    this machine's addresses, port 0: that of ``address``; ``kept``: from earlier runs."""
+    this machine's addresses, port 0: that of ``address``; ``stored``: by earlier runs."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class JoinServer:
         target: str,
         address: tuple[str, int],
         advertise: tuple[str, int],
-        kept: KeptFile,
+        stored: TokenFile,
         admission: Admission,
     ) -> None:
         self._folder = folder
@@ -80,17 +79,17 @@ class JoinServer:
         self._advertise = advertise
         self._admission = admission
         self._stack = AsyncExitStack()
-        self._file = kept
-        self._kept = kept.read() or new_cluster(name)
-        self._authority = Authority(self._kept.authority_key, self._kept.authority)
+        self._file = stored
+        self._keys = stored.read() or new_cluster(name)
+        self._authority = Authority(self._keys.authority_key, self._keys.authority)
         self._run = secrets.token_hex(8)
-        write_key(folder, self._kept.key)
-        (folder / CA).write_text(self._kept.authority)
-        (folder / CERTIFICATE).write_text(self._kept.certificate)
+        write_key(folder, self._keys.key)
+        (folder / CA).write_text(self._keys.authority)
+        (folder / CERTIFICATE).write_text(self._keys.certificate)
 
     def here(self, token: Token) -> Token:
         """For this machine itself, to which NAT need not lead back."""
-        return replace(token, hosts=(near(self._address[0]),), port=self._kept.port)
+        return replace(token, hosts=(near(self._address[0]),), port=self._keys.port)
 
     async def __aenter__(self) -> Token:
         try:
@@ -116,19 +115,19 @@ class JoinServer:
         stack.push_async_callback(runner.cleanup)
         sock = self._bind()
         await web.SockSite(runner, sock, ssl_context=context).start()
-        self._kept.port = sock.getsockname()[1]
-        self._file.write(self._kept)
+        self._keys.port = sock.getsockname()[1]
+        self._file.write(self._keys)
         host, port = self._advertise
         hosts = [host] if host else self._hosts(sock)
-        port = port or self._kept.port
-        token = Token(tuple(hosts), port, digest(self._kept.certificate), self._kept.secret)
+        port = port or self._keys.port
+        token = Token(tuple(hosts), port, digest(self._keys.certificate), self._keys.secret)
         await stack.enter_async_context(announced(token.cluster, hosts, port))
         return token
 
     def _bind(self) -> socket.socket:
         """The port of the earlier run, where none is asked for. Raises ``UserError``."""
         host, port = self._address
-        earlier = self._kept.port
+        earlier = self._keys.port
         if not port and earlier:
             try:
                 return listen.bind(host, earlier, whose="--listen")
@@ -142,7 +141,7 @@ class JoinServer:
 
     def _allowed(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "").encode()
-        return hmac.compare_digest(given, f"Bearer {self._kept.secret.hex()}".encode())
+        return hmac.compare_digest(given, f"Bearer {self._keys.secret.hex()}".encode())
 
     async def _join(self, request: web.Request) -> web.StreamResponse:
         """A member's connection, to its end."""

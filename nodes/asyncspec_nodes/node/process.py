@@ -29,8 +29,7 @@ from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
-from asyncspec_nodes.node.peers import PeerAddresses
-from asyncspec_nodes.node.renewal import renew
+from asyncspec_nodes.node.renewal import PeerAddresses, renew
 from asyncspec_nodes.node.reports import ALIVE_SECONDS, ReadyReport, Reporter
 from asyncspec_nodes.node.resources import freeze_objects
 from asyncspec_nodes.roles.tasks import TASKS

@@ -1,10 +1,11 @@
-"""Memory and threads of this process."""
+"""Memory and threads of this process, and what a machine has for stages."""
 
 from __future__ import annotations
 
 import gc
 import os
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,12 @@ from asyncspec_nodes.cluster.config import Config
 MIB = 1 << 20
 FILES, MIN_FILES = 8192, 256
 """Open files that a node takes at most (connections of HTTP, clients and nodes), and at least."""
+
+MEMORY_SHARE = 0.9
+"""Of what is free: the system and other programs need some."""
+
+_ROWS, _WIDTH = 4096, 4096
+_TRIALS = 4
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -152,3 +159,22 @@ def _quota(group: Path) -> Iterator[float]:
             quota, period = " ".join((group / name).read_text() for name in names).split()
             if int(quota) > 0:
                 yield int(quota) / int(period)
+
+
+def free_memory() -> int:
+    """Bytes that stages may take."""
+    return int(MEMORY_SHARE * available_bytes())
+
+
+def read_speed() -> float:
+    """Bytes a second of a matrix of 64 MiB, times a vector: what bounds a pass of few rows."""
+    import numpy as np
+
+    matrix = np.ones((_ROWS, _WIDTH), np.float32)
+    vector = np.ones(_WIDTH, np.float32)
+    best = float("inf")
+    for _ in range(_TRIALS):
+        start = time.perf_counter()
+        matrix @ vector
+        best = min(best, time.perf_counter() - start)
+    return matrix.nbytes / max(1e-9, best)

@@ -7,7 +7,7 @@ import asyncio
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,11 +20,9 @@ from asyncspec_nodes.cluster.config import Config, SecurityTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.cluster.placement import why_not
 from asyncspec_nodes.console.bounds import GB, GIB
-from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.join.agent import AgentOptions
 from asyncspec_nodes.join.assignment import Assignment
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY
-from asyncspec_nodes.join.kept import KeptFile
 from asyncspec_nodes.join.members import Member, Members
 from asyncspec_nodes.join.messages import (
     GRACE_SECONDS,
@@ -38,11 +36,10 @@ from asyncspec_nodes.join.messages import (
     Step,
     ToMember,
 )
-from asyncspec_nodes.join.own_machine import OwnMachine
+from asyncspec_nodes.join.own_machine import OwnMachine, run_draft
 from asyncspec_nodes.join.server import JoinServer
-from asyncspec_nodes.join.token import Token
-from asyncspec_nodes.local.children import ChildNode
-from asyncspec_nodes.local.cluster import FILE, SupervisedNode
+from asyncspec_nodes.join.token import Token, TokenFile
+from asyncspec_nodes.local.cluster import FILE
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import ReadyReport, Report
 from asyncspec_protocol.ids import DRAFT
@@ -51,7 +48,7 @@ LOAD_SECONDS = 600.0
 """For all stages and the draft node to load."""
 
 
-class KeeperOptions(Struct, frozen=True):
+class CoordinatorOptions(Struct, frozen=True):
     """What a user says of the cluster."""
 
     name: str
@@ -76,7 +73,7 @@ class KeeperOptions(Struct, frozen=True):
     draft_bytes: int = 0
 
 
-class Keeper:
+class Coordinator:
     """``async with``: inside, every stage serves. ``config``: of the cluster, with the draft node
     alone; ``target``: what stages of its target take; ``show`` receives the token's line once
     others can join, ``say`` a line for each event."""
@@ -85,7 +82,7 @@ class Keeper:
         self,
         config: Config,
         target: TargetCost,
-        options: KeeperOptions,
+        options: CoordinatorOptions,
         show: Callable[[Token], None],
         say: Callable[[str], None],
     ) -> None:
@@ -96,7 +93,9 @@ class Keeper:
         self._stack = AsyncExitStack()
         self._folder = Path()
         self._config = replace(config, security=SecurityTable(CA, CERTIFICATE, KEY))
-        self.members = Members(self._config, target, config.limits.sessions, options.stages)
+        self.members = Members(
+            self._config, target, config.limits.sessions, options.stages, options.advertise[0]
+        )
         # Set at every change; the time of the last one.
         self._changed = asyncio.Event()
         self._joined_at = time.monotonic()
@@ -108,8 +107,6 @@ class Keeper:
         self._tasks: list[asyncio.Task[None]] = []
         # When no machine could take over a lost stage: the last one to join then.
         self._said_at: float | None = None
-        # The address that members have reached this machine under.
-        self._reached = options.advertise[0] or "127.0.0.1"
         self._own: OwnMachine | None = None
 
     @property
@@ -141,7 +138,7 @@ class Keeper:
         )
         return ", ".join(loading)
 
-    async def __aenter__(self) -> Keeper:
+    async def __aenter__(self) -> Coordinator:
         try:
             await self._open()
             await self._form()
@@ -173,9 +170,9 @@ class Keeper:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-"))
         self._folder = Path(folder)
         where = (self._config.target.path, options.listen, options.advertise)
-        kept = KeptFile(options.token_file, self.say, new=options.new_token)
-        stack.enter_context(kept)
-        server = JoinServer(self._folder, options.name, *where, kept, self)
+        stored = TokenFile(options.token_file, self.say, new=options.new_token)
+        stack.enter_context(stored)
+        server = JoinServer(self._folder, options.name, *where, stored, self)
         token = await stack.enter_async_context(server)
         self._show(token)
         if options.holds:
@@ -202,17 +199,7 @@ class Keeper:
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> Member:
         """See ``Admission``."""
         members = self.members
-        if not is_loopback(offer.reached) and not self._options.advertise[0]:
-            self._reached = offer.reached
-            # Stages here are dialled from there, too.
-            for other in members.by_id.values():
-                if is_loopback(other.host):
-                    other.host = self._reached
-        host = offer.host or (self._reached if is_loopback(seen) else seen)
-        known = offer.member in members.by_id
-        member = Member(offer, host, send)
-        members.by_id[offer.member] = member
-        if not known:
+        if members.admit(offer, seen, send):
             self._joined_at = time.monotonic()
             spare = " as a spare" if members.assignment and not members.incomplete else ""
             self.say(
@@ -221,7 +208,7 @@ class Keeper:
             )
         members.tell(offer.member)
         self._changed.set()
-        return member
+        return members.by_id[offer.member]
 
     def lost(self, member: Member) -> None:
         """See ``Admission``."""
@@ -331,18 +318,11 @@ class Keeper:
         part.replace(self.file)
 
     async def _run_draft(self, sock: socket.socket) -> None:
-        file, log = self.file, self.file.with_name("rank-0.log")
-
-        def start(again: bool) -> Awaitable[ChildNode]:
-            return ChildNode.start(DRAFT, "draft", file, sock, log, again=again)
-
         def report(report: Report) -> None:
             self._drafts = self._drafts or isinstance(report, ReadyReport)
             self._changed.set()
 
-        node = SupervisedNode(start, self.say)
-        await node.start()
-        self._end(await node.run(report))
+        self._end(await run_draft(self.file, sock, report, self.say))
 
     async def _guard(self) -> None:
         """Repair whatever happens."""
