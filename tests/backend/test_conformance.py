@@ -83,7 +83,7 @@ def test_a_batch_equals_each_alone(make: MakeStages, seed: int) -> None:
     conformance.check_batches_equal_sequential(make, VOCAB, seed, tuple(DRAWS.values()))
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", nightly("phi3"), nightly("qwen3")])
+@pytest.mark.parametrize("family", [nightly("gemma2"), "gemma3", nightly("phi3"), nightly("qwen3")])
 def test_a_batch_equals_each_alone_with_windows_and_caps(
     tiny: Callable[..., Path], family: str
 ) -> None:

@@ -30,6 +30,7 @@ from backend.hf_cluster import Loaded
 from backend.test_eagle_cluster import Target, check_on_clusters
 from backend.test_eagle_source import PROPOSES, paths
 from backend.tiny import VOCAB
+from effort import nightly
 
 pytestmark = pytest.mark.torch
 
@@ -172,7 +173,7 @@ def test_the_tree_ends_where_the_target_ends(tiny: MakeTiny, tmp_path: Path) -> 
     assert grow(source, 4, 4, 14) == ((), (), ())
 
 
-@pytest.mark.parametrize("case", ["z-lab", "dspark"])
+@pytest.mark.parametrize("case", [nightly("z-lab"), "dspark"])
 def test_a_cluster_writes_what_generate_does(case: str, target: Checkpoint, tmp_path: Path) -> None:
     source, _ = both(CASES[case], target, tmp_path / "head")
     check_on_clusters(source, Target(Loaded(target), target, target.path))

@@ -17,7 +17,7 @@ from asyncspec.backend.hf.stage import HFStage
 from asyncspec_protocol.ids import NodeId
 from backend.conformance import Pipeline, Walk, sequential
 from backend.probe import Probe, cut
-from effort import nightly
+from effort import examples, nightly
 
 pytestmark = pytest.mark.torch
 
@@ -45,7 +45,9 @@ def stages(request: pytest.FixtureRequest, tiny: MakeTiny) -> list[HFStage]:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(20, quick=12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     seed=st.integers(0, 2**32),

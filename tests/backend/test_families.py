@@ -83,7 +83,7 @@ def test_same_tokens_as_generate_cut_and_as_a_tree(family: str, tiny: Callable[.
     random = Random(family)
     prompt = [random.randrange(3, 150) for _ in range(40)]
     stages = cut(open_checkpoint(path), 2)
-    assert decode(stages, prompt, 16) == generated(path, prompt, 16)
+    assert decode(stages, prompt, NEW // 2) == generated(path, prompt, NEW // 2)
     same_bits(stages, family)
 
 

@@ -25,6 +25,7 @@ from backend.quantized_checkpoints import PUBLISHED, publish
 from backend.test_eagle_cluster import Target, check_on_clusters
 from backend.test_eagle_source import paths
 from backend.tiny import VOCAB
+from effort import nightly
 
 pytestmark = pytest.mark.torch
 
@@ -71,7 +72,7 @@ def test_the_tree_is_that_of_the_formulas(
         known = end
 
 
-@pytest.mark.parametrize("case", ["deepseek", "qwen-experts"])
+@pytest.mark.parametrize("case", [nightly("deepseek"), "qwen-experts"])
 def test_a_cluster_writes_what_generate_does(case: str, tmp_path: Path) -> None:
     layout, family, changes = CASES[case]
     path = save_mtp(tmp_path / "target", layout, family, **changes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -49,6 +50,7 @@ from backend.hf_cluster import Loaded
 from backend.matrix import DRAWS, Cell, Matrix
 from backend.probe import Probe, cut
 from backend.tiny import save_tiny
+from effort import NIGHTLY, examples
 
 pytestmark = pytest.mark.torch
 
@@ -61,8 +63,9 @@ MakeTiny = Callable[..., Path]
 HERE = pytest.mark.skipif(not multiplies_levels(), reason="without onnxruntime's products")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [*(product(KINDS, DTYPES) if NIGHTLY else zip(KINDS, DTYPES, strict=True))]
+)
 def test_a_cluster_writes_what_one_quantised_device_writes(
     kind: Quantize, dtype: str, tmp_path: Path
 ) -> None:
@@ -79,7 +82,9 @@ def test_a_cluster_writes_what_one_quantised_device_writes(
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(12, quick=8),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     seed=st.integers(0, 2**32),

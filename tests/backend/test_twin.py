@@ -20,6 +20,7 @@ from backend.hf_cluster import Loaded
 from backend.matrix import DRAWS, Cell, Matrix
 from backend.probe import cut
 from backend.quantized_checkpoints import PUBLISHED, publish
+from effort import nightly
 
 pytestmark = pytest.mark.torch
 
@@ -56,7 +57,7 @@ def test_it_proposes_what_the_target_writes(name: str, least: float, tmp_path: P
     assert agreement(twin, decode(cut(open_checkpoint(target), 2), PROMPT, NEW)) >= least
 
 
-@pytest.mark.parametrize("name", ["twin:int4", "twin:none"])
+@pytest.mark.parametrize("name", ["twin:int4", nightly("twin:none")])
 def test_a_cluster_writes_what_the_target_writes(name: str, tmp_path: Path) -> None:
     """Whole clusters in the simulator, under random delays: text, and the bits it is drawn from."""
     target = predictable_models.save_target(tmp_path / "target")

@@ -117,7 +117,7 @@ def test_a_request_that_can_never_fit_the_source_is_refused() -> None:
     assert sent(driven.feed(Submitted(plain)), Open)
 
 
-@settings(max_examples=examples(100, quick=40))
+@settings(max_examples=examples(100, quick=24))
 @given(
     st.lists(st.integers(1, 40), min_size=2, max_size=8),
     st.integers(1, 3),

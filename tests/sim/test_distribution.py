@@ -120,10 +120,11 @@ def pearson(found: dict[Text, float], chances: dict[Text, float]) -> bool:
     return chi_square < limit
 
 
-# The laws hold every policy against the sequential decoder, seed by seed and with all settings: one
-# of them each shows here that what they agree on is the target's distribution.
+# The laws hold every policy against the sequential decoder, seed by seed and with all settings:
+# every second one, each with one of them, shows here that what they agree on is the target's
+# distribution.
 CASES = [
-    (policy, name) if i % len(SETTINGS) == n else nightly(policy, name)
+    (policy, name) if i % 2 == 0 and i // 2 % len(SETTINGS) == n else nightly(policy, name)
     for i, policy in enumerate(LOSSLESS)
     for n, name in enumerate(SETTINGS)
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, Jitter, LinkCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, Recorded, RecordedText
-from asyncspec_nodes.simulation.cluster import Setting, WrongText, simulate
+from asyncspec_nodes.simulation.cluster import Outcome, Setting, WrongText, simulate
 from asyncspec_protocol.errors import ProtocolError
-from effort import examples
+from effort import examples, nightly
 from laws import SMALL
 from sim.test_mutants import (
     bonus_taken_for_a_hit,
@@ -130,6 +131,14 @@ def test_a_wrong_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(CASE, "flowspec", policies=SMALL)
 
 
+SETTING = Setting(Synthetic(), ClusterCost(), tokens=200)
+
+
+@cache
+def undisturbed(policy: str) -> Outcome:
+    return simulate(SETTING, policy)
+
+
 @pytest.mark.parametrize("policy", ["autoregressive", "pruned", "flowspec"])
 @pytest.mark.parametrize(
     "change",
@@ -143,9 +152,8 @@ def test_a_wrong_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_a_worse_cluster_is_slower(policy: str, change: dict[str, Any]) -> None:
-    setting = Setting(Synthetic(), ClusterCost(), tokens=200)
-    best = simulate(setting, policy)
-    worse = simulate(replace(setting, cost=replace(setting.cost, **change)), policy)
+    best = undisturbed(policy)
+    worse = simulate(replace(SETTING, cost=replace(SETTING.cost, **change)), policy)
     free = policy == "autoregressive" and "stage" in change
     if free:
         assert worse.stats[0]["decode_seconds"] == best.stats[0]["decode_seconds"]
@@ -163,8 +171,15 @@ def test_two_requests_share_every_pass() -> None:
     assert sum(apart.busy[1:]) == pytest.approx(2 * sum(alone.busy[1:]), rel=0.05)
 
 
-@pytest.mark.parametrize("costs", ["jetson-7b", "server"])
-@pytest.mark.parametrize("policy", ["flowspec", "specpipe"])
+@pytest.mark.parametrize(
+    ("policy", "costs"),
+    [
+        ("flowspec", "jetson-7b"),
+        ("specpipe", "server"),
+        nightly("flowspec", "server"),
+        nightly("specpipe", "jetson-7b"),
+    ],
+)
 def test_speculation_pays_for_many_too(policy: str, costs: str) -> None:
     """SpecPipe Fig. 16 at a batch of 8: well above plain pipelining with the same batching, which
     it would not be with trees as wide as alone, or with a pass for each session."""

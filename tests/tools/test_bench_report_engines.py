@@ -18,6 +18,7 @@ from asyncspec_nodes.cluster.config import even_split
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import Rank
+from effort import nightly
 from tools.bench.__main__ import main
 from tools.bench.prompts import Prompt, Sets
 from tools.bench.report.cell import Ask, Cell, Setting
@@ -47,10 +48,18 @@ def engines() -> tuple[VirtualEngine, VirtualEngine]:
     return VirtualEngine(Models()), RealStages(Models())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("policy", "source"),
-    [("flowspec", "eagle"), ("flowspec", "hybrid"), ("pruned", "draft"), ("pipedec", "eagle")],
+    ("policy", "source", "temperature"),
+    [
+        ("flowspec", "eagle", 0.8),
+        ("flowspec", "hybrid", 0.0),
+        ("pruned", "draft", 0.8),
+        ("pipedec", "eagle", 0.0),
+        nightly("flowspec", "eagle", 0.0),
+        nightly("flowspec", "hybrid", 0.8),
+        nightly("pruned", "draft", 0.0),
+        nightly("pipedec", "eagle", 0.8),
+    ],
 )
 def test_looked_up_verdicts_give_the_same_run_as_computed_ones(
     policy: str, source: str, temperature: float, engines: tuple[VirtualEngine, VirtualEngine]

@@ -336,7 +336,6 @@ def test_the_next_bed_removes_what_a_killed_owner_has_left(up: Up) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.torch
 def test_the_next_bed_removes_a_killed_clusters_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +347,7 @@ def test_the_next_bed_removes_a_killed_clusters_files(
     monkeypatch.setattr(tempfile, "tempdir", None)
     command = [sys.executable, str(MAIN), "run", str(file), "--network", "loopback", "--serve"]
     with subprocess.Popen(
-        [*command, "--", "--draft", "ngram"],
+        [*command, "--", "--target", "toy:layers=4,vocab=64", "--draft", "none"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
