@@ -28,7 +28,7 @@ from asyncspec_nodes.local.cluster import FILE, local_config
 from asyncspec_nodes.local.fork_server import INTEGER
 from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.cli import huge_page_environment
-from asyncspec_nodes.reference import Comparison, Question, Task, compare_all
+from asyncspec_nodes.reference import CheckRequest, Comparison, Task, compare_all
 
 STOP_SECONDS = 30.0
 """More than the server needs to end its nodes."""
@@ -160,7 +160,7 @@ def execute_node(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[b
     )
 
 
-async def check_here(config: Config, questions: Sequence[Question]) -> list[Comparison]:
+async def check_here(config: Config, requests: Sequence[CheckRequest]) -> list[Comparison]:
     """``asyncspec_nodes.reference.check`` in this process."""
-    given = msgspec.json.encode(Task(config, tuple(questions)))
+    given = msgspec.json.encode(Task(config, tuple(requests)))
     return await asyncio.to_thread(compare_all, msgspec.json.decode(given, type=Task))

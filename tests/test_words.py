@@ -15,50 +15,80 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("asyncspec", "protocol/asyncspec_protocol", "nodes/asyncspec_nodes", "tests", "tools")
 
 RENAMED = {
+    "account",
+    "accounts",
     "alike",
+    "aside",
     "Asked",
+    "asking",
     "astray",
+    "awaited",
     "barren",
     "books",
     "breakers",
+    "brought",
     "consulted",
+    "copying",
     "courier",
     "course",
+    "Crowding",
+    "crowding",
     "eager",
+    "fade",
     "follows",
+    "gauge",
     "give_back",
     "go_on",
     "going_on",
     "halves",
+    "hang",
     "is_left_out",
     "is_loose",
     "judge",
     "judged",
+    "Keeper",
+    "keeper",
+    "KeeperOptions",
+    "Kept",
     "lean",
+    "learned",
     "leaving",
     "lives",
+    "luck",
     "memo",
     "narrowed",
     "narrows",
+    "of_greedy_forecast",
+    "on_trial",
     "opener",
     "opinion",
     "opinions",
     "plant",
+    "Question",
+    "questions",
     "quick_floor",
     "reshapes",
     "rota",
     "seat",
+    "sharing",
     "Speller",
     "strips",
     "tap",
     "taps",
     "tend",
     "TextCodec",
+    "tops",
+    "trust",
     "Turns",
+    "whoever",
 }
 """Whole identifiers, without leading underscores."""
 
 IN_DOCS = re.compile(r"\b(rota|breakers|courier|quick floor|lean layers|going_on|narrowed)\b")
+
+
+IN_PACKAGES = re.compile(r"\b(whoever|elder|crowding|luck|at whose door)\b", re.IGNORECASE)
+"""Words in docstrings, comments and messages of the packages."""
 
 
 def identifiers(file: Path) -> Iterator[str]:
@@ -95,5 +125,15 @@ def test_private_words_are_not_in_the_docs() -> None:
         for page in pages
         if page.name != "notebook.md"
         for match in IN_DOCS.finditer(page.read_text(encoding="utf-8"))
+    }
+    assert not found
+
+
+def test_private_words_are_not_in_the_packages() -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: {match.group()}"
+        for package in PACKAGES[:3]
+        for file in (ROOT / package).rglob("*.py")
+        for match in IN_PACKAGES.finditer(file.read_text(encoding="utf-8"))
     }
     assert not found

@@ -107,7 +107,7 @@ class Link(asyncio.BufferedProtocol):
         self._held: list[bytes | memoryview] = []
         self._reason = ""
         self._over = False
-        self._heard = 0.0
+        self._received_at = 0.0
         self._silence: SilenceWatch | None = None
         self._closely = True
         # The peer's clock in its last heartbeat, 0 if none waits for its echo, and when that came.
@@ -150,12 +150,12 @@ class Link(asyncio.BufferedProtocol):
         elif missing:
             self._bandwidth.on_frame_end()
         self.bytes_received += nbytes
-        heard, self._heard = self._heard, self._loop.time()
+        before, self._received_at = self._received_at, self._loop.time()
         if self._silence is not None:
-            self._silence.heard(self._beat_seconds, self._heard, beat=False)
-        silent = self._heard - heard > SILENT_BEATS * self._options.heartbeat_seconds
+            self._silence.received(self._beat_seconds, self._received_at, beat=False)
+        silent = self._received_at - before > SILENT_BEATS * self._options.heartbeat_seconds
         if silent and self.hook is not None:
-            self.hook.silent(self.rank, heard, self._heard)
+            self.hook.silent(self.rank, before, self._received_at)
         self._reader.buffer_updated(nbytes)
         if not self._take_frames(self._options.taking_seconds):
             assert self._transport is not None
@@ -236,7 +236,7 @@ class Link(asyncio.BufferedProtocol):
     @property
     def silent_seconds(self) -> float:
         """Since the peer was heard last."""
-        return max(0.0, self._loop.time() - self._heard)
+        return max(0.0, self._loop.time() - self._received_at)
 
     @property
     def unsent(self) -> int:
@@ -257,8 +257,8 @@ class Link(asyncio.BufferedProtocol):
         self._reader.trusted = True
         if self._deadline is not None:
             self._deadline.cancel()
-        self._heard = self._loop.time()
-        self._silence = SilenceWatch(self._options.timeout_seconds, self._heard)
+        self._received_at = self._loop.time()
+        self._silence = SilenceWatch(self._options.timeout_seconds, self._received_at)
         self._tick()
 
     def refuse(self, fault: Fault) -> None:
@@ -339,7 +339,7 @@ class Link(asyncio.BufferedProtocol):
         message, now = frame.message, time.monotonic()
         if isinstance(message, Heartbeat):
             if self._silence is not None:
-                self._silence.heard(self._beat_seconds, self._loop.time(), beat=True)
+                self._silence.received(self._beat_seconds, self._loop.time(), beat=True)
             if message.echo:
                 # Bytes wait at both ends, so this is an upper bound; keep the least.
                 trip = max(0.0, now - message.echo)

@@ -117,7 +117,7 @@ class Outgoing:
     """Sends to the links that are up; ``tensors`` makes bytes of rows."""
 
     def __init__(self, links: Mapping[Rank, Link], tensors: Tensors | None) -> None:
-        # Bytes written for each session whose account is open.
+        # Bytes written for each session that is open.
         self.session_bytes: Counter[int] = Counter()
         self._links = links
         self._tensors = tensors
@@ -139,14 +139,14 @@ class Outgoing:
         (self._holding.append if tensor is None else self._holding.appendleft)(link)
         size = link.hold(message, tensor)
         session = getattr(message, "session", None)
-        # A cached prompt's ``Close`` comes when the account of its session is closed.
-        open_account = session in self.session_bytes or not isinstance(message, Close)
-        if size and session is not None and open_account:
+        # A cached prompt's ``Close`` comes when the statistics of its session are sent.
+        is_counted = session in self.session_bytes or not isinstance(message, Close)
+        if size and session is not None and is_counted:
             self.session_bytes[session] += size
         return size
 
     def take_bytes(self, session: int) -> int:
-        """Bytes written for a session so far; its account is closed."""
+        """Bytes written for a session so far, which are counted no further."""
         return self.session_bytes.pop(session, 0)
 
     def flush(self) -> None:

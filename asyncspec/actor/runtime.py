@@ -290,9 +290,9 @@ class Runtime:
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self._host.finish(effect)
             case machine.SendClosed(to, session):
-                account = effect.account(self.rank, outgoing.take_bytes(session))
-                size = outgoing.send(to, account)
-                outgoing.take_bytes(session)  # of the account itself
+                closed = effect.message(self.rank, outgoing.take_bytes(session))
+                size = outgoing.send(to, closed)
+                outgoing.take_bytes(session)  # of the message itself
                 return size
             case machine.SetTimer(timer, at):
                 self._timers.set(timer, at)

@@ -88,7 +88,7 @@ class SilenceWatch:
         # Since the oldest heartbeat without an acknowledgement was sent, seconds awake.
         self._waited = 0.0
 
-    def heard(self, interval: float, now: float, *, beat: bool) -> None:
+    def received(self, interval: float, now: float, *, beat: bool) -> None:
         """Bytes have come, with a heartbeat among them or not. ``interval``: between heartbeats."""
         self._silent += min(now - self._counted, interval)
         self._counted = now

@@ -1,4 +1,4 @@
-"""What the kernel knows of a TCP connection, and is told of it."""
+"""What the kernel knows of a TCP connection, and its options."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Admit(Struct, frozen=True):
     prompt_length: int = 0
     # What the token source reads of the target, as in ``Open.features``.
     features: tuple[int, ...] = ()
-    # Likeliest tokens that are given beside the drawn one, as in ``Open.tops``.
+    # Likeliest tokens that are given beside the drawn one, as in ``Open.top_logprobs``.
     top_logprobs: int = 0
     # Whether drawn tokens come with their log-probabilities, as in ``Open.log_probs``.
     log_probs: bool = False

@@ -191,7 +191,7 @@ class SendClosed(Struct, frozen=True):
     # As in ``Closed``.
     kept: bool = False
 
-    def account(self, rank: Rank, sent: int) -> Closed:
+    def message(self, rank: Rank, sent: int) -> Closed:
         """The message of node ``rank``, which has sent so many bytes for the session."""
         work = (self.passes, self.rows, self.dead_rows, self.compute_seconds)
         return Closed(self.session, rank, *work, sent, self.kept)

@@ -102,7 +102,7 @@ class Counters(Struct, frozen=True):
     draft_passes: int = 0
     draft_seconds: float = 0.0
     sessions: int = 0
-    # Sessions that ended with a break of the pipeline: their accounts count at the end.
+    # Sessions that ended with a break of the pipeline: their statistics count at the end.
     earlier: tuple[SessionId, ...] = ()
     # Breaks of the pipeline in a row without a token between them.
     breaks: int = 0
@@ -112,7 +112,7 @@ class Counters(Struct, frozen=True):
     # When the first of its sessions was opened.
     opened: float | None = None
     first_token: float | None = None
-    # From the stages' accounts (``Closed``).
+    # From the stages (``Closed``).
     rows: int = 0
     dead_rows: int = 0
     stage_passes: int = 0
@@ -129,15 +129,15 @@ class Counters(Struct, frozen=True):
         """With these amounts, or places, added."""
         return replace(self, **{name: getattr(self, name) + n for name, n in amounts.items()})
 
-    def with_account(self, account: Closed) -> Counters:
-        """Add a stage's account, within the wire format's range whatever the stage says."""
+    def with_stage_stats(self, stage: Closed) -> Counters:
+        """Add what a stage reports, within the wire format's range whatever the stage says."""
         return replace(
             self,
-            rows=min(MAX_COUNT, self.rows + account.rows),
-            dead_rows=min(MAX_COUNT, self.dead_rows + account.dead_rows),
-            stage_passes=min(MAX_COUNT, self.stage_passes + account.passes),
-            stage_seconds=min(MAX_SECONDS, self.stage_seconds + account.compute_seconds),
-            bytes_sent=min(MAX_COUNT, self.bytes_sent + account.bytes_sent),
+            rows=min(MAX_COUNT, self.rows + stage.rows),
+            dead_rows=min(MAX_COUNT, self.dead_rows + stage.dead_rows),
+            stage_passes=min(MAX_COUNT, self.stage_passes + stage.passes),
+            stage_seconds=min(MAX_SECONDS, self.stage_seconds + stage.compute_seconds),
+            bytes_sent=min(MAX_COUNT, self.bytes_sent + stage.bytes_sent),
         )
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import Acceptance
-from asyncspec.core.cost_model.measured import ALONE, Crowding, LevelCost, MeasuredSpeed
+from asyncspec.core.cost_model.measured import ALONE, Contention, LevelCost, MeasuredSpeed
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.rounds import (
     PLAIN,
@@ -32,7 +32,7 @@ class FlowMemory(Struct, frozen=True):
     # Seconds of a draft level, by the sessions drafted for together; None: none was measured.
     level: LevelCost | None = None
     # None: nothing was measured.
-    crowding: Crowding | None = None
+    contention: Contention | None = None
     shape: RoundShape = RoundShape(4, 4, 4)
     rate: RoundRate = RoundRate(0.0, 0.0, 8)
     # Tokens committed in all, those until a shape is chosen anew, and the sessions there were.
@@ -60,7 +60,7 @@ class FlowMemory(Struct, frozen=True):
     @property
     def draft_is_free(self) -> bool:
         """The draft node could draft twice as much, and slows no other down."""
-        processors = (self.crowding or ALONE).processors
+        processors = (self.contention or ALONE).processors
         return 2.0 * self.draft_seconds <= self.rate.spacing and self.rate.busy < processors
 
     @property
@@ -85,11 +85,11 @@ class FlowMemory(Struct, frozen=True):
         known, count = replace(self, tokens=0, seconds=0.0), self.tokens
         if not count:
             return known
-        one, several = (speed.fade(count) for speed in self.speculating)
+        one, several = (speed.decay(count) for speed in self.speculating)
         if not self.shape.rows:
             plain = self.plain.observe(count, self.seconds, plain_rate)
             return replace(known, plain=plain, speculating=(one, several))
-        known = replace(known, plain=self.plain.fade(count))
+        known = replace(known, plain=self.plain.decay(count))
         if self.acceptance.observed < PARAMETERS.min_observed:
             return known
         expected = round_rate(self.acceptance.profile, self.shape, costs).tokens_per_second
@@ -182,12 +182,12 @@ class Flow(Policy, frozen=True):
         change = abs(sessions - known.sessions) / max(sessions, known.sessions)
         if known.committed < known.due and change < PARAMETERS.min_sessions_change:
             return known
-        crowding = known.crowding or Crowding(processors=event.costs.processors)
+        contention = known.contention or Contention(processors=event.costs.processors)
         if known.tokens:
-            crowding = crowding.observe(event.costs.crowding, known.rate.busy, known.tokens)
+            contention = contention.observe(event.costs.contention, known.rate.busy, known.tokens)
         level = known.level.at(sessions)
-        known = replace(known, crowding=crowding)
-        return known.choosing(RoundCosts.of(event.costs, level, sessions, crowding))
+        known = replace(known, contention=contention)
+        return known.choosing(RoundCosts.of(event.costs, level, sessions, contention))
 
     def stats(self, memory: object) -> Mapping[str, float]:
         known = _known(memory)

@@ -158,9 +158,9 @@ class Synthetic(Struct, frozen=True):
     coverage: Coverage = harmonic(0.65)
     # Each further unconfirmed token multiplies the chance of the first candidate: an EAGLE head
     # sees the target's own features up to the tip only. 1: a draft model of its own.
-    fade: float = 1.0
+    decay: float = 1.0
     # Share of the text that repeats what stood earlier, where an n-gram source helps the draft.
-    copying: float = 0.0
+    repetition: float = 0.0
     vocab: int = 32_000
     seed: int = 0
 
@@ -176,8 +176,8 @@ class Synthetic(Struct, frozen=True):
 
     def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
         bits = self._hash(path, _GUESS)
-        coverage, top = self.coverage, self.coverage.top * self.fade**stale
-        if self.copying and uniform(self.seed ^ _COPY, position // SPAN) < self.copying:
+        coverage, top = self.coverage, self.coverage.top * self.decay**stale
+        if self.repetition and uniform(self.seed ^ _COPY, position // SPAN) < self.repetition:
             coverage, top = COPIED, COPIED.top
         first = coverage.confidence((bits & 0xFFFFFFFF) * 2.0**-32, top)
         known = 1 if first >= 1.0 else 1 + len(coverage.logs)

@@ -85,7 +85,7 @@ class Network:
         self._received = received
         self._recorded = recorded
         self._channels: dict[tuple[Rank, Rank], Channel] = {}
-        # Bytes written by a node for a session whose account is open.
+        # Bytes written by a node for a session that is open.
         self.session_bytes: dict[tuple[Rank, SessionId], int] = {}
 
     def channel(self, source: Rank, target: Rank) -> Channel | None:
@@ -134,7 +134,7 @@ class Network:
         return self._measure(source, message)
 
     def take_bytes(self, rank: Rank, session: SessionId) -> int:
-        """Bytes a node has written for a session so far; its account is closed."""
+        """Bytes a node has written for a session so far, which are counted no further."""
         return self.session_bytes.pop((rank, session), 0)
 
     def _arrive(self, channel: Channel, event: Received) -> None:

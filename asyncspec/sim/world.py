@@ -195,9 +195,9 @@ class World:
                 stats["bytes_sent"] = stats.get("bytes_sent", 0) + sent
                 self.finished[request] = effect
             case machine.SendClosed(to, session):
-                account = effect.account(rank, self.network.take_bytes(rank, session))
-                size = self._send(rank, actor, Send(to, account))
-                self.network.take_bytes(rank, session)  # of the account itself
+                closed = effect.message(rank, self.network.take_bytes(rank, session))
+                size = self._send(rank, actor, Send(to, closed))
+                self.network.take_bytes(rank, session)  # of the message itself
                 return size
         return 0
 

@@ -164,11 +164,11 @@ class OnlineWeights(Struct, frozen=True):
         pending, settled = settle(self.pending, committed)
         weights = self.weights
         for proposals, token in settled:
-            mixed, learned = proposals.base, []
+            mixed, updated = proposals.base, []
             for weight, auxiliary in zip(weights, proposals.auxiliary, strict=True):
-                learned.append(weight.learn(mixed, auxiliary, token))
+                updated.append(weight.learn(mixed, auxiliary, token))
                 mixed = mix(mixed, auxiliary, weight, MIN_SUCCESSORS)
-            weights = tuple(learned)
+            weights = tuple(updated)
         return OnlineWeights(weights, pending)
 
 

@@ -34,7 +34,7 @@ CHECK_SECONDS = 3600.0
 """Time-out of a check."""
 
 
-class Question(Struct, frozen=True):
+class CheckRequest(Struct, frozen=True):
     """A request and the cluster's tokens."""
 
     submit: Submit
@@ -45,11 +45,11 @@ class Task(Struct, frozen=True):
     """The child's whole input, as JSON on its stdin."""
 
     config: Config
-    questions: tuple[Question, ...]
+    requests: tuple[CheckRequest, ...]
 
 
 class Comparison(Struct, frozen=True):
-    """Result of one question."""
+    """Result of one request."""
 
     equal: bool
     # Length of the longer answer, and tokens before the first difference.
@@ -73,7 +73,7 @@ def compare(given: Sequence[int], reference: Sequence[int]) -> Comparison:
     return Comparison(equal=equal, tokens=longest, same=same, sentence=sentence)
 
 
-async def check(config: Config, questions: Sequence[Question]) -> list[Comparison]:
+async def check(config: Config, requests: Sequence[CheckRequest]) -> list[Comparison]:
     """Decode in a child process. Raises ``ClusterError`` where that fails."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "asyncspec_nodes.reference"),
@@ -84,7 +84,7 @@ async def check(config: Config, questions: Sequence[Question]) -> list[Compariso
     )
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            return await _answer(process, Task(config, tuple(questions)))
+            return await _answer(process, Task(config, tuple(requests)))
     except TimeoutError:
         raise ClusterError(f"the check took longer than {CHECK_SECONDS:g} s") from None
     finally:
@@ -133,7 +133,7 @@ def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
 
 
 def compare_all(task: Task) -> list[Comparison]:
-    """Decode all questions of a task."""
+    """Decode all requests of a task."""
     # The parent, which asks, imports no arrays.
     from asyncspec_nodes.node.loading import grammars
 
@@ -153,10 +153,10 @@ def compare_all(task: Task) -> list[Comparison]:
         policy=config.draft.policy,
     )
 
-    def one(question: Question) -> Comparison:
-        request = prepare(question.submit, 0, rules, partial(tokenize, tokenizer))
+    def one(given: CheckRequest) -> Comparison:
+        request = prepare(given.submit, 0, rules, partial(tokenize, tokenizer))
         assert not isinstance(request, Refusal), request
-        text = answer_text(tokenizer, question.submit, request.prompt)
+        text = answer_text(tokenizer, given.submit, request.prompt)
         reference = decode(
             stages,
             request.prompt,
@@ -165,9 +165,9 @@ def compare_all(task: Task) -> list[Comparison]:
             request.sampling,
             until=lambda token: text.push((token,)).stopped,
         )
-        return compare(question.token_ids, reference)
+        return compare(given.token_ids, reference)
 
-    return [one(question) for question in task.questions]
+    return [one(given) for given in task.requests]
 
 
 if __name__ == "__main__":

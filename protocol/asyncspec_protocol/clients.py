@@ -154,13 +154,13 @@ class Inspect(WireMessage, array_like=True, frozen=True, tag="inspect"):
     and passes on their answers."""
 
     # Chosen by the requesting side, repeated in the answers.
-    question: Count
+    query: Count
 
 
 class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     """The state of a node."""
 
-    question: Count
+    query: Count
     rank: Rank
     role: Role
     layers: tuple[Count, Count]
@@ -178,7 +178,7 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     peers: tuple[Rank, ...] = ()
     round_trips: tuple[OptionalSeconds, ...] = ()
     sent: tuple[Count, ...] = ()
-    # The last answer to this question.
+    # The last answer to this query.
     last: bool = False
     # Draft node only: the model that it serves; tokens of prompt and answer together at most.
     model: str = ""
@@ -226,7 +226,7 @@ class Drain(WireMessage, array_like=True, frozen=True, tag="drain"):
     """An operator tells a draft node to finish its requests and take no new ones."""
 
     # Chosen by the requesting side, repeated in the answer.
-    question: Count
+    query: Count
     # False: it takes requests again.
     on: bool = True
 
@@ -234,7 +234,7 @@ class Drain(WireMessage, array_like=True, frozen=True, tag="drain"):
 class Drained(WireMessage, array_like=True, frozen=True, tag="drained"):
     """The answer to ``Drain``: no request is left, or new ones are taken again."""
 
-    question: Count
+    query: Count
     # Why it is not so; empty where it is.
     reason: str = ""
 

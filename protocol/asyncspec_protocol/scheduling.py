@@ -29,7 +29,7 @@ class PassTimes(WireMessage, array_like=True, frozen=True, tag="times"):
     jitter: Seconds = 0.0
     # Times as long as alone that its passes take, as other work shares its processors: a policy may
     # ask for less work at a time.
-    crowding: Annotated[float, Meta(ge=1, le=MAX_COUNT)] = 1.0
+    contention: Annotated[float, Meta(ge=1, le=MAX_COUNT)] = 1.0
 
     def check(self) -> None:
         require(len(self.rows) == len(self.seconds), "every number of rows has its seconds")
@@ -81,14 +81,14 @@ class PlanStatusRequest(WireMessage, array_like=True, frozen=True, tag="consult"
     passes on its answer."""
 
     # Chosen by the requesting side, repeated in the answer.
-    question: Count
+    query: Count
 
 
 class PlanStatus(WireMessage, array_like=True, frozen=True, tag="consulted"):
     """The first stage's answer: the users whose sessions may be planned, their plan, and what it
     brings. Lists by session, or by stage."""
 
-    question: Count
+    query: Count
     # Why there is no answer: the draft node names the node that does not answer.
     missing: str = ""
     # Users with enough measurements; as in ``Rates``.

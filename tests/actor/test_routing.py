@@ -75,7 +75,7 @@ def outgoing(*links: FakeLink) -> Outgoing:
     return Outgoing(cast(Any, {link.rank: link for link in links}), Packing())
 
 
-def test_bytes_are_counted_by_session_until_its_account_is_closed() -> None:
+def test_bytes_are_counted_by_session_until_its_statistics_are_sent() -> None:
     first, second = FakeLink(hello(1, 2), []), FakeLink(hello(2, 2), [])
     sending = outgoing(first, second)
     close = Close(SessionId(7))

@@ -52,7 +52,7 @@ class Line:
         while self.now < start + seconds:
             end += self.pause
             while self.next_beat <= end:
-                self.watch.heard(self.interval, self.next_beat, beat=True)
+                self.watch.received(self.interval, self.next_beat, beat=True)
                 self._beat()
             path = PathState(cut, end - start if cut else 0.0, *self._trips())
             reason = self.watch.check(path, self.interval, end)
@@ -135,7 +135,7 @@ def test_limits_stay_within_bounds(path: PathState | None, silences: list[float]
     for seconds in silences:
         now += seconds
         watch.check(path, 0.2, now)
-        watch.heard(0.2, now, beat=True)
+        watch.received(0.2, now, beat=True)
         assert LEAST_SILENCE_SECONDS <= watch.limit(path, 0.2) <= MOST
 
 
@@ -162,16 +162,16 @@ def test_heartbeats_follow_the_round_trip(rtt: float, most: float) -> None:
 
 def test_a_peer_that_sends_no_heartbeats_is_quick_to_nobody() -> None:
     watch = SilenceWatch(MOST, 0.0)
-    watch.heard(0.2, 0.0, beat=False)
+    watch.received(0.2, 0.0, beat=False)
     assert watch.limit(LAN, 0.2) == MOST
-    watch.heard(0.2, 0.0, beat=True)
+    watch.received(0.2, 0.0, beat=True)
     assert watch.limit(LAN, 0.2) < 3
 
 
 def test_a_slow_pace_is_no_silence_of_a_faster_one() -> None:
     watch = SilenceWatch(MOST, 0.0)
     for now in range(60):
-        watch.heard(1.0, now, beat=True)
+        watch.received(1.0, now, beat=True)
         assert watch.check(None, 1.0, now) == ""
     assert watch.check(None, 1.0, 60.0) == ""
     watch.faster()
@@ -192,7 +192,7 @@ def test_an_idle_link_has_nothing_to_acknowledge() -> None:
     """Of a slow heartbeat: the last acknowledgement is old when the next beat is sent."""
     watch = SilenceWatch(MOST, 0.0)
     for tick in range(1, 9):
-        watch.heard(5.0, 5.0 * tick, beat=True)
+        watch.received(5.0, 5.0 * tick, beat=True)
         # Sent at the last check, and acknowledged soon after; something else was sent just now.
         path = PathState(True, 4.95, 1e-3, 1e-3, 1e-3)
         assert watch.check(path, 5.0, 5.0 * tick) == ""

@@ -105,19 +105,19 @@ async def test_a_node_whose_device_hangs_ends_and_the_answer_goes_on(rank: int) 
     try:
         async with LocalCluster(2, device_seconds=0.2, devices={rank: hanging}) as cluster:
             request = ask(max_new_tokens=200)
-            asking = asyncio.create_task(cluster.ask(request))
+            pending = asyncio.create_task(cluster.ask(request))
             task = cluster.tasks[rank]
-            done, _ = await asyncio.wait((task, asking), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((task, pending), return_when=asyncio.FIRST_COMPLETED)
             assert done == {task}
             assert hung.is_set()
             with pytest.raises(ClusterError, match="the device has been busy with one"):
                 await task
             del cluster.nodes[rank], cluster.tasks[rank]
             if rank == 0:
-                asking.cancel()
+                pending.cancel()
                 return
             cluster.start(rank)
-            finish = await asking
+            finish = await pending
             assert finish.reason == "length"
             assert finish.stats["sessions"] == 2
     finally:

@@ -20,7 +20,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.reference import Question, Task, compare_all
+from asyncspec_nodes.reference import CheckRequest, Task, compare_all
 from asyncspec_protocol.messages import Submit
 from backend.gguf_models import convert, own_greedy
 from commands import json_output, usage_error
@@ -137,7 +137,7 @@ def test_a_gguf_stage_beside_one_of_the_checkpoint(
     assert (code, err) == (0, "")
     tokens = json.loads(out)["token_ids"]
     assert tokens == generate(BUNDLED_TARGET, PROMPT, 24)[0]
-    task = Task(config, (Question(Submit(0, PROMPT, 24, 0, 0.0, 0, 1.0), tuple(tokens)),))
+    task = Task(config, (CheckRequest(Submit(0, PROMPT, 24, 0, 0.0, 0, 1.0), tuple(tokens)),))
     assert [one.equal for one in compare_all(task)] == [True]
 
 

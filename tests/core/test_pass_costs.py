@@ -174,7 +174,7 @@ def test_what_other_work_takes_is_told_apart(measured: list[tuple[int, float]]) 
     alone, shared = watched(measured * 8), PassCost()
     for count, seconds in measured * 8:
         shared = shared.observe(count, 3 * seconds, 2 * seconds)
-    assert shared.crowding == pytest.approx(3, rel=0.2)
+    assert shared.contention == pytest.approx(3, rel=0.2)
     table, longer = alone.averages(), shared.averages()
     assert longer[0] == table[0]
-    assert longer[1] == pytest.approx([shared.crowding * seconds for seconds in table[1]])
+    assert longer[1] == pytest.approx([shared.contention * seconds for seconds in table[1]])

@@ -52,7 +52,7 @@ class Run:
         return min(tokens, 20) if mean > 1 else int(uniform(self.seed, self.drawn, 1) < mean)
 
     @property
-    def brought(self) -> float:
+    def rate(self) -> float:
         """As a share of the forecast."""
         return self.tokens / (self.now * self.users * MEAN)
 
@@ -78,7 +78,7 @@ def test_the_better_batching_is_used_in_the_long_run(
     for _ in range(24_000 // users):
         alone.cycle()
     # Never noticeably below greedy batching.
-    assert run.brought > 0.95 * alone.brought
+    assert run.rate > 0.95 * alone.rate
     # And where plans are noticeably better, they are used.
     if plan > 1.15 * greedy and plan > 1.15:
         assert run.spent[True] > 4 * run.spent[False]
@@ -101,7 +101,7 @@ def test_constant_change_does_not_raise_the_rate_of_trials() -> None:
     for _ in range(5_000):
         run.cycle(changed=True)
     assert run.spent[True] < 1.3 * run.spent[False] / REST_FACTOR
-    assert run.brought > 0.95
+    assert run.rate > 0.95
 
 
 def test_a_change_ends_a_rest_but_not_a_probe() -> None:
@@ -122,16 +122,16 @@ def test_the_rest_is_bounded() -> None:
     assert state.rest_until - state.rest_floor < REST_FACTOR * 2**MAX_DOUBLINGS
 
 
-def test_an_account_forgets() -> None:
-    account = Throughput()
+def test_throughput_forgets() -> None:
+    throughput = Throughput()
     for _ in range(5000):
-        account = account.with_round(3, 1.0, 6.0, 2)
-    assert account.share == pytest.approx(0.5, rel=0.01)
-    assert account.rate == pytest.approx(3.0, rel=0.01)
+        throughput = throughput.with_round(3, 1.0, 6.0, 2)
+    assert throughput.share == pytest.approx(0.5, rel=0.01)
+    assert throughput.rate == pytest.approx(3.0, rel=0.01)
     for _ in range(5000):
-        account = account.with_round(6, 1.0, 6.0, 2)
-    assert account.share == pytest.approx(1.0, abs=0.01)
-    assert account.rounds < 1025
+        throughput = throughput.with_round(6, 1.0, 6.0, 2)
+    assert throughput.share == pytest.approx(1.0, abs=0.01)
+    assert throughput.rounds < 1025
 
 
 def test_without_rounds_plans_count_as_forecast() -> None:

@@ -298,16 +298,16 @@ async def test_an_answer_that_cannot_be_as_long_as_was_said() -> None:
 async def test_a_disconnect_frees_everything(over: Literal["node", "link"], stream: bool) -> None:
     async with Toy(over, stages=3) as toy, client(toy) as ai:
         ask = {**ASK, "max_tokens": ENDLESS, "n": 3, "extra_body": {"ignore_eos": True}}
-        asking = asyncio.create_task(ai.chat.completions.create(model="toy", stream=stream, **ask))
+        pending = asyncio.create_task(ai.chat.completions.create(model="toy", stream=stream, **ask))
         await toy.busy()
         if stream:
-            answer = await asking
+            answer = await pending
             async for _ in answer:
                 break
             await answer.close()
         else:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
         await toy.settled()
         assert toy.service.concurrency.taken == 0
         # The service goes on.

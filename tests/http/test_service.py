@@ -122,14 +122,14 @@ async def test_answers_are_sent_as_soon_as_they_are_there(concurrency: int) -> N
                 if not first.done():
                     first.set_result(answer)
 
-            asking = asyncio.create_task(
+            pending = asyncio.create_task(
                 answer_all(asker, prompts, ask, concurrency=concurrency, show=str, done=done)
             )
             assert (await first).turn == 0
             await slow.begun.wait()
             assert [(answer.index, answer.turn) for answer in told] == [(0, 0)]
             slow.go.set()
-            await asking
+            await pending
             await asker.close()
     places = [(answer.index, answer.turn) for answer in told]
     assert places == [(0, 0), (0, 1), (1, 0), (2, 0)]
@@ -232,7 +232,7 @@ async def test_a_mistake_of_ours_while_a_long_prompt_is_read(
         async with web.post(PATH, json=ASK) as reply:
             assert reply.status == 200
         await toy.settled()
-    assert "work aside has failed" in caplog.text
+    assert "background work has failed" in caplog.text
 
 
 async def test_a_stream_says_that_it_is_alive() -> None:
@@ -592,8 +592,8 @@ async def test_draining_ends(hurried: bool) -> None:
 async def test_a_status_query_is_answered_when_a_node_is_lost_meanwhile() -> None:
     async with Toy("link", stages=2) as toy:
         await toy.settled()
-        asking = asyncio.create_task(toy.engine.nodes())
+        pending = asyncio.create_task(toy.engine.nodes())
         await asyncio.sleep(0)
         await toy.cluster.stop(2)
-        ranks = [status.rank for status in await asking]
+        ranks = [status.rank for status in await pending]
         assert ranks[:2] == [Rank(0), Rank(1)]

@@ -131,18 +131,18 @@ def test_no_user_waits_for_ever(
     most: int, batches: list[list[int]], happens: list[tuple[str, int]]
 ) -> None:
     """Whatever comes when: what waits is served, the device is busy, or a deadline will come; and
-    nobody who waits or was served in this turn is put aside."""
+    nobody who waits or was served in this turn is suspended."""
     stage = Stage(batches, most, also=1)
     for what, who in happens:
         stage.now += 0.1
         here = {*stage.waiting, *stage.state.schedule.served}
-        aside = set(stage.state.schedule.suspensions)
+        before = set(stage.state.schedule.suspensions)
         if what == "comes":
             stage.comes(who)
         elif what == "over":
             stage.over()
         else:
             stage.fires()
-            assert not (stage.state.schedule.suspensions.keys() - aside) & here
+            assert not (stage.state.schedule.suspensions.keys() - before) & here
         assert stage.running or not stage.waiting or stage.armed
         assert stage.state.schedule.served <= set(stage.state.schedule.current)

@@ -12,8 +12,8 @@ from asyncspec.core.jobs import Batch
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Received, Send, SendClosed
 from asyncspec_nodes.roles.draft.scheduler import with_batch_remaining
-from asyncspec_nodes.roles.verify.batching import FairShare, is_prefill, select_batch
-from asyncspec_nodes.roles.verify.session import QueuedSegment, StageSession
+from asyncspec_nodes.roles.verify.batching import FairShare, select_batch
+from asyncspec_nodes.roles.verify.session import QueuedSegment, StageSession, is_prefill
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Close, PassTimes, Segment, Verdict
 from effort import examples
@@ -215,7 +215,7 @@ def in_one_pass() -> tuple[Driven, Batch]:
 
 
 def test_segments_of_one_session_share_a_pass_and_have_a_verdict_each() -> None:
-    """One pass in the account, and the first stage says that it was one turn."""
+    """One pass in the closed, and the first stage says that it was one turn."""
     last, batch = in_one_pass()
     assert [one.segment for one in batch.passes] == [1, 2]
     # Node 2 has the slot before node 3's, which sees it.
@@ -225,15 +225,15 @@ def test_segments_of_one_session_share_a_pass_and_have_a_verdict_each() -> None:
         ((1, 2), (6, 7), 1, 2),
         ((3,), (8,), 0, 2),
     ]
-    (account,) = reports(last.feed(Received(DRAFT, Close(SessionId(1)))))
-    assert (account.passes, account.rows) == (2, 4)
+    (closed,) = reports(last.feed(Received(DRAFT, Close(SessionId(1)))))
+    assert (closed.passes, closed.rows) == (2, 4)
 
 
 def test_a_session_that_ends_in_a_pass_of_two_of_its_segments_accounts_for_both() -> None:
     last, batch = in_one_pass()
     assert reports(last.feed(Received(DRAFT, Close(SessionId(1))))) == []
-    (account,) = reports(last.feed(done(batch, ((6, 7), (8,)))))
-    assert (account.passes, account.rows) == (2, 4)
+    (closed,) = reports(last.feed(done(batch, ((6, 7), (8,)))))
+    assert (closed.passes, closed.rows) == (2, 4)
     assert set(last.state.sessions) == {0}
     assert last.state.closing == {}
 

@@ -286,7 +286,7 @@ def test_only_a_prompt_that_was_read_is_kept() -> None:
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_an_account_says_whether_the_prompt_stays(busy: bool) -> None:
+def test_statistics_say_whether_the_prompt_stays(busy: bool) -> None:
     """Else the draft node would give its room to another session."""
     only = stage()
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1}))))
@@ -408,7 +408,7 @@ def test_an_answer_ends_with_its_stop_token_and_its_limit() -> None:
         assert (finish.reason, finish.stats["new_tokens"]) == (reason, 2)
 
 
-def test_a_request_ends_once_all_stages_have_given_account() -> None:
+def test_a_request_ends_once_all_stages_have_reported_statistics() -> None:
     driven = draft(stages=2)
     driven.feed(Submitted(ask(0, prompt=(1,), policy="autoregressive")), Cancelled(0))
     effects = driven.feed(Received(V1, Closed(SessionId(0), V1, 0, 0, 0, 0.0, 0)))

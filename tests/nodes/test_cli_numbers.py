@@ -14,7 +14,17 @@ OUT = ["inf", "nan", "1e308", "-1", str(10**21)]
 SECONDS = ["stage-seconds", "row-seconds", "draft-seconds", "call-seconds"]
 SIMULATE = [
     *("tokens", "prompt-tokens", "requests", "sessions", "window", "batch-rows", "stages", "seed"),
-    *("top", "coverage", "fade", "copying", "plateau", "latency", "bandwidth", "width", "jitter"),
+    *(
+        "top",
+        "coverage",
+        "decay",
+        "repetition",
+        "plateau",
+        "latency",
+        "bandwidth",
+        "width",
+        "jitter",
+    ),
     *("slow", "verdict-seconds", *SECONDS),
 ]
 PLAN = [

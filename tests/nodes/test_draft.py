@@ -259,7 +259,7 @@ def test_the_token_limit_ends_the_answer_and_nothing_is_drafted_past_it() -> Non
     assert sent(effects, Close)
 
 
-def test_an_account_that_never_comes_does_not_hold_up_the_end() -> None:
+def test_statistics_that_never_come_do_not_hold_up_the_end() -> None:
     driven = started(max_new_tokens=2)
     effects = driven.feed(verdict(1, {1: 10}))
     (arm,) = [e for e in effects if isinstance(e, SetTimer)]
@@ -434,13 +434,13 @@ def test_a_verdict_with_a_token_that_is_not_in_the_vocabulary() -> None:
         driven.feed(Received(V1, Verdict(0, 0, 0, (0,), (16,))))  # type: ignore[arg-type]
 
 
-def test_accounts_that_overflow() -> None:
+def test_statistics_that_overflow() -> None:
     """However often a stage tells the largest numbers there are, their sums can travel."""
     driven = started()
     most, seconds = 2**53 - 1, 1e12
-    account = Closed(SessionId(0), V1, most, most, most, seconds, most)
+    closed = Closed(SessionId(0), V1, most, most, most, seconds, most)
     for _ in range(3000):
-        driven.feed(Received(V1, account))
+        driven.feed(Received(V1, closed))
     (finish,) = [e for e in driven.feed(Cancelled(0), LinkDown(V1)) if isinstance(e, Finish)]
     told = Finished(finish.request, finish.reason, finish.detail, finish.stats)
     assert decode(encode(told)).message == told

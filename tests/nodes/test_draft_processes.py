@@ -215,7 +215,7 @@ def test_a_running_cluster_says_what_is_planned(
     assert (found["users"], found["stages"]) == (4, 2)
     assert sorted(found["throughput_by_user"]) == [f"draft-{n}" for n in range(4)]
     running = found["running"]
-    assert running["used"] in ("plan", "greedy", "dropped")
+    assert running["used"] in ("plan", "greedy", "plan_paused")
     assert running["forecast"]["greedy"] > 0
     assert all(length > 0 for length in running["lengths"].values())
     assert cli.main(["plan", "dipsd", str(saved), "--json"]) == 0

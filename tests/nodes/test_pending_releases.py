@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Cancelled, LinkDown, LinkUp, Received, Submitted, TimerFired
 from asyncspec_nodes.roles.draft.admission import slots_used
-from asyncspec_nodes.roles.draft.lifecycle import account_timer
+from asyncspec_nodes.roles.draft.lifecycle import stats_timer
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Close, Closed, Floor, Open, Ready, Segment, Verdict
 from cluster import ask
@@ -35,10 +35,10 @@ def closed(rank: Rank, session: int, *, kept: bool = False) -> Received:
     return Received(rank, Closed(SessionId(session), rank, 0, 0, 0, 0.0, 0, kept))
 
 
-def test_an_end_without_all_accounts_frees_nothing() -> None:
+def test_an_end_without_all_statistics_frees_nothing() -> None:
     driven = room()
     driven.feed(small(1), small(2), Cancelled(1))
-    driven.feed(TimerFired(account_timer(SessionId(0))))
+    driven.feed(TimerFired(stats_timer(SessionId(0))))
     assert not driven.state.finishing
     assert not driven.state.sessions
     assert slots_used(driven.state) == BLOCK
@@ -58,7 +58,7 @@ def test_a_reconnected_stage_has_freed_sessions_below_the_floor() -> None:
     assert [m.session for m in sent(driven.feed(ready(V2, 1)), Open)] == [1]
 
 
-def test_an_account_that_keeps_the_prompt_frees_the_rest_alone() -> None:
+def test_statistics_that_keep_the_prompt_free_the_rest_alone() -> None:
     """The prompt was given up before the account came that says that it is kept."""
     driven = room(stages=1, slots=2 * BLOCK)
     (segment,) = sent(driven.feed(small(1, 70 - BLOCK)), Segment)

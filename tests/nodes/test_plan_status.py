@@ -34,7 +34,7 @@ ROWS = VerifyConfig(Rank(1), 1).batch_rows
 
 
 class Other(Inspector):
-    """A first stage that does something else with a question."""
+    """A first stage that does something else with a query."""
 
     def received(self, link: Link, message: Any, data: memoryview | None) -> None:
         if isinstance(message, PlanStatusRequest):
@@ -112,7 +112,7 @@ def test_a_first_stage_that_goes_is_named() -> None:
 
 
 def test_a_first_stage_that_talks_nonsense_is_cut_off() -> None:
-    said = ask_with(lambda link, message: link.send(PlanStatus(message.question, "", (7,))))  # type: ignore[arg-type]
+    said = ask_with(lambda link, message: link.send(PlanStatus(message.query, "", (7,))))  # type: ignore[arg-type]
     assert said == "verify stage 1, which plans, is gone"
 
 

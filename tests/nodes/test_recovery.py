@@ -101,14 +101,14 @@ def test_a_floor_ends_kept_prompts_below_it_and_no_other() -> None:
 
 def test_a_source_forgets_the_sessions_below_a_floor_and_no_other() -> None:
     source = Driven(SourceMachine(SourceConfig(V2)))
-    source.feed(*(Received(DRAFT, question(name)) for name in (0, 1, 2)))
+    source.feed(*(Received(DRAFT, expand(name)) for name in (0, 1, 2)))
     source.feed(Received(DRAFT, Floor(SessionId(2))))
     assert set(source.state.sessions) == {2}
-    source.feed(Received(DRAFT, question(1)), Received(DRAFT, question(3)))
+    source.feed(Received(DRAFT, expand(1)), Received(DRAFT, expand(3)))
     assert set(source.state.sessions) == {2, 3}
 
 
-def question(session: int) -> Expand:
+def expand(session: int) -> Expand:
     return Expand(SessionId(session), Version(0), 0, (1,), 0, 0, 0)
 
 
@@ -219,12 +219,12 @@ def test_a_stage_hears_of_a_session_from_its_own_draft_node_only(message: Messag
 
 @pytest.mark.parametrize(
     "message",
-    [question(0), Withdraw(SessionId(0)), Close(SessionId(0)), Floor(SessionId(1))],
+    [expand(0), Withdraw(SessionId(0)), Close(SessionId(0)), Floor(SessionId(1))],
     ids=lambda message: type(message).__name__,
 )
 def test_a_source_hears_of_a_session_from_its_own_draft_node_only(message: Message) -> None:
     source = Driven(SourceMachine(SourceConfig(V2)))
-    source.feed(Received(DRAFT, question(0)))
+    source.feed(Received(DRAFT, expand(0)))
     before = source.state
     with pytest.raises(RemoteProtocolError, match="is another draft node's"):
         source.feed(Received(OTHER, message))

@@ -211,7 +211,7 @@ def test_the_help_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
         (["--slow", "1=0"], "the factor is 0; it must be above 0"),
         (["--top", "0"], "--top is 0; it must be above 0"),
         (["--top", "nan"], "--top is nan"),
-        (["--fade", "1.5"], "--fade is 1.5"),
+        (["--decay", "1.5"], "--decay is 1.5"),
         (["--coverage", "0.5,0.6"], "--coverage 0.5,0.6: chances by rank"),
         (["--coverage", "a"], "--coverage a: could not convert"),
         (["--coverage", "0.5", "--top", "0.5"], "leave one of them out"),

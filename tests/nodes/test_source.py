@@ -41,7 +41,7 @@ def source() -> Driven:
     return driven
 
 
-def question(base: int, committed: tuple[int, ...], session: int = 0, **fields: Any) -> Expand:
+def expand(base: int, committed: tuple[int, ...], session: int = 0, **fields: Any) -> Expand:
     return Expand(session, 0, base, committed, **{"depth": 2, "width": 2, "count": 4, **fields})
 
 
@@ -54,36 +54,36 @@ def answer(job: Expand) -> Expanded:
     return Expanded(job.session, job.version, job.base + len(job.committed), (-1,), (1,), (-0.5,))
 
 
-def test_a_question_is_computed_and_answered_with_its_time() -> None:
+def test_a_draft_request_is_computed_and_answered_with_its_time() -> None:
     driven = source()
-    first = question(0, (1, 2, 3))
+    first = expand(0, (1, 2, 3))
     asked(driven, first)
     (sent,) = driven.feed(Computed(first, answer(first), 0.25))
     assert sent == Send(DRAFT, Expanded(0, 0, 3, (-1,), (1,), (-0.5,), 0.25))
-    asked(driven, question(3, (4,)))
+    asked(driven, expand(3, (4,)))
 
 
-def test_questions_must_go_on_from_one_another() -> None:
+def test_draft_requests_must_continue_one_another() -> None:
     driven = source()
-    asked(driven, question(0, (1, 2)))
-    for job in (question(2, (3,)), question(0, (1,))):
+    asked(driven, expand(0, (1, 2)))
+    for job in (expand(2, (3,)), expand(0, (1,))):
         with pytest.raises(RemoteProtocolError, match="goes on from token"):
             driven.feed(Received(DRAFT, job))
     other = source()
     with pytest.raises(RemoteProtocolError, match="goes on from token 5, not 0"):
-        other.feed(Received(DRAFT, question(5, (1,))))
+        other.feed(Received(DRAFT, expand(5, (1,))))
 
 
 def test_tokens_the_target_does_not_have() -> None:
     known = {"parents": (-1,), "tokens": (10,), "scores": (-1.0,), "frontier": (0,)}
-    for job in (question(0, (10,)), question(0, (1,), **known)):
+    for job in (expand(0, (10,)), expand(0, (1,), **known)):
         with pytest.raises(RemoteProtocolError, match="not in the vocabulary"):
             source().feed(Received(DRAFT, job))
 
 
 def test_a_withdrawn_request_is_abandoned_and_still_answered() -> None:
     driven = source()
-    job = question(0, (1,))
+    job = expand(0, (1,))
     asked(driven, job)
     assert abandoned(driven.feed(Received(DRAFT, Withdraw(0)))) == [job]
     assert [type(e) for e in driven.feed(Computed(job, answer(job)))] == [Send]
@@ -95,7 +95,7 @@ def test_a_withdrawn_request_is_abandoned_and_still_answered() -> None:
 )
 def test_the_end_of_a_session(end: Any) -> None:
     driven = source()
-    job = question(0, (1,))
+    job = expand(0, (1,))
     asked(driven, job)
     assert driven.feed(end) == [Abandon(job), *forgotten(0)]
     assert driven.feed(Computed(job, answer(job))) == []
@@ -103,10 +103,10 @@ def test_the_end_of_a_session(end: Any) -> None:
     assert driven.feed(end) == []
 
 
-def test_a_question_of_a_session_that_is_over() -> None:
+def test_a_draft_request_of_a_session_that_is_over() -> None:
     driven = source()
     driven.feed(Received(DRAFT, Floor(5)))
-    assert driven.feed(Received(DRAFT, question(7, (1,), session=4))) == []
+    assert driven.feed(Received(DRAFT, expand(7, (1,), session=4))) == []
 
 
 def test_messages_that_are_not_for_a_token_source() -> None:
@@ -125,7 +125,11 @@ THEIRS = first_session(OTHER)
 def test_two_draft_nodes_have_one_device() -> None:
     driven = source()
     driven.feed(LinkUp(OTHER))
-    first, theirs, third = question(0, (1,)), question(0, (2,), THEIRS), question(0, (3,), 1)
+    first, theirs, third = (
+        expand(0, (1,)),
+        expand(0, (2,), THEIRS),
+        expand(0, (3,), 1),
+    )
     asked(driven, first)
     assert driven.feed(Received(OTHER, theirs), Received(DRAFT, third)) == []
     *_, compute = driven.feed(Computed(first, answer(first)))
@@ -142,21 +146,23 @@ def test_two_draft_nodes_have_one_device() -> None:
 def test_the_end_of_one_draft_node_is_not_anothers(end: Any) -> None:
     driven = source()
     driven.feed(LinkUp(OTHER))
-    job, theirs = question(0, (1,)), question(0, (2,), THEIRS)
+    job, theirs = expand(0, (1,)), expand(0, (2,), THEIRS)
     asked(driven, job)
     driven.feed(Received(OTHER, theirs))
     assert driven.feed(end) == forgotten(THEIRS)
     assert [type(e) for e in driven.feed(Computed(job, answer(job)))] == [Send]
-    asked(driven, question(1, (4,)))
+    asked(driven, expand(1, (4,)))
 
 
 @pytest.mark.parametrize(
-    "message", [question(0, (1,)), Withdraw(0), Close(0), Floor(3)], ids=lambda m: type(m).__name__
+    "message",
+    [expand(0, (1,)), Withdraw(0), Close(0), Floor(3)],
+    ids=lambda m: type(m).__name__,
 )
 def test_no_draft_node_names_anothers_session(message: Any) -> None:
     driven = source()
     driven.feed(LinkUp(OTHER))
-    asked(driven, question(0, (1,)))
+    asked(driven, expand(0, (1,)))
     with pytest.raises(RemoteProtocolError, match="another draft node's") as caught:
         driven.feed(Received(OTHER, message))
     assert caught.value.peer == OTHER
@@ -165,11 +171,11 @@ def test_no_draft_node_names_anothers_session(message: Any) -> None:
 def test_a_draft_node_has_no_more_sessions_here_than_it_may_have_at_a_time() -> None:
     driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, sessions=2)))
     driven.feed(LinkUp(DRAFT), LinkUp(OTHER))
-    asked(driven, question(0, (1,)))
-    driven.feed(Received(DRAFT, question(0, (1,), 1)), Received(OTHER, question(0, (1,), THEIRS)))
+    asked(driven, expand(0, (1,)))
+    driven.feed(Received(DRAFT, expand(0, (1,), 1)), Received(OTHER, expand(0, (1,), THEIRS)))
     with pytest.raises(RemoteProtocolError, match="more than 2 sessions at a time"):
-        driven.feed(Received(DRAFT, question(0, (1,), 2)))
-    driven.feed(Received(DRAFT, Close(1)), Received(DRAFT, question(0, (1,), 2)))
+        driven.feed(Received(DRAFT, expand(0, (1,), 2)))
+    driven.feed(Received(DRAFT, Close(1)), Received(DRAFT, expand(0, (1,), 2)))
     assert len(driven.state.sessions) == 3
 
 
@@ -185,13 +191,13 @@ def test_features_are_fed_with_the_request_that_they_come_for() -> None:
     for start, count in ((0, 2), (2, 1)):
         handle = "x" * count
         assert driven.feed(Received(DRAFT, Features(0, start, count), handle)) == []
-    first = question(0, (1, 2, 3, 4))
+    first = expand(0, (1, 2, 3, 4))
     fed = Feed(0, 0, (TensorRows("xx", (0, 1)), TensorRows("x", (0,))))  # type: ignore[arg-type]
     assert driven.feed(Received(DRAFT, first)) == [Compute(fed), Compute(first)]
     # What comes while it works is for the next one.
     assert driven.feed(Received(DRAFT, Features(0, 3, 1), "y")) == []
     driven.feed(Computed(first, answer(first), 0.25))
-    then = question(4, (5,))
+    then = expand(4, (5,))
     fed = Feed(0, 3, (TensorRows("y", (0,)),))  # type: ignore[arg-type]
     assert driven.feed(Received(DRAFT, then)) == [Compute(fed), Compute(then)]
 
@@ -205,7 +211,7 @@ def test_features_that_cannot_be() -> None:
     driven = featured()
     driven.feed(Received(DRAFT, Features(0, 0, 1), "x"))
     with pytest.raises(RemoteProtocolError, match="has features of 1 tokens, not 2"):
-        driven.feed(Received(DRAFT, question(0, (1, 2, 3))))
+        driven.feed(Received(DRAFT, expand(0, (1, 2, 3))))
     with pytest.raises(RemoteProtocolError, match="more than 1 sessions"):
         driven.feed(Received(DRAFT, Features(1, 0, 1), "x"))
 
@@ -224,9 +230,9 @@ def test_sessions_for_which_there_is_no_memory_cost_a_draft_node_its_link() -> N
     other = draft_rank(1)
     for peer in (DRAFT, other):
         driven.feed(LinkUp(peer))
-    driven.feed(Received(DRAFT, question(0, (1, 2, 3))))
-    driven.feed(Received(other, question(0, (1, 2, 3), session=first_session(other))))
+    driven.feed(Received(DRAFT, expand(0, (1, 2, 3))))
+    driven.feed(Received(other, expand(0, (1, 2, 3), session=first_session(other))))
     with pytest.raises(RemoteProtocolError, match="have 5 slots, and 6 are asked for"):
-        driven.feed(Received(DRAFT, question(0, (1, 2, 3), session=1)))
+        driven.feed(Received(DRAFT, expand(0, (1, 2, 3), session=1)))
     driven.feed(Received(DRAFT, Close(0)))
-    driven.feed(Received(DRAFT, question(0, (1, 2, 3), session=1)))
+    driven.feed(Received(DRAFT, expand(0, (1, 2, 3), session=1)))

@@ -10,15 +10,15 @@ from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Close, Expand, Withdraw
 from nodes.machine_driver import Driven, forgotten
-from nodes.test_source import answer, asked, question, source
+from nodes.test_source import answer, asked, expand, source
 
 
 def busy() -> tuple[Driven, Expand, list[Expand]]:
-    """The device works on a question; two more wait."""
+    """The device works on a expand; two more wait."""
     driven = source()
-    first = question(0, (1,))
+    first = expand(0, (1,))
     asked(driven, first)
-    waiting = [question(0, (2, 3), session) for session in (1, 2)]
+    waiting = [expand(0, (2, 3), session) for session in (1, 2)]
     for job in waiting:
         assert driven.feed(Received(DRAFT, job)) == []
     return driven, first, waiting
@@ -30,7 +30,7 @@ def test_waiting_requests_are_one_batch_when_the_device_is_free() -> None:
     assert isinstance(sent, Send)
     batch = DraftBatch(tuple(waiting))
     assert compute == Compute(batch)
-    third = question(1, (4,))
+    third = expand(1, (4,))
     assert driven.feed(Received(DRAFT, third)) == []
     found = driven.feed(Computed(batch, tuple(map(answer, waiting)), 0.5))
     answered = [e.message for e in found if isinstance(e, Send)]
@@ -48,7 +48,7 @@ def test_a_request_withdrawn_early_only_reads_its_tokens() -> None:
     assert whole is other
     found = driven.feed(Computed(compute.job, (answer(short), answer(whole))))
     assert [type(effect) for effect in found] == [Send, Send]
-    driven.feed(Received(DRAFT, question(2, (4,), 1)))
+    driven.feed(Received(DRAFT, expand(2, (4,), 1)))
 
 
 def test_one_of_a_batch_is_withdrawn_at_the_device() -> None:
@@ -73,7 +73,7 @@ def test_a_session_that_is_closed_at_the_device_leaves_the_batch_to_the_others()
     assert [effect.message.session for effect in found if isinstance(effect, Send)] == [2]
 
 
-def test_a_session_asks_one_question_at_a_time_also_while_it_waits() -> None:
+def test_a_session_has_one_draft_request_at_a_time_also_while_it_waits() -> None:
     driven, _, _ = busy()
     with pytest.raises(RemoteProtocolError, match="goes on from token"):
-        driven.feed(Received(DRAFT, question(2, (3,), 1)))
+        driven.feed(Received(DRAFT, expand(2, (3,), 1)))

@@ -111,7 +111,7 @@ inputs: st.SearchStrategy[Any] = st.one_of(
     st.builds(Received, ranks, messages, st.sampled_from([None, "hidden"]), shares),
     st.builds(LinkUp, ranks),
     st.builds(LinkDown, ranks),
-    st.builds(TimerFired, st.sampled_from(["rejoin", "account:0", "batch deadline", "tea"])),
+    st.builds(TimerFired, st.sampled_from(["rejoin", "stats:0", "batch deadline", "tea"])),
     st.builds(Cancelled, small),
     st.builds(Stopped, small, small),
     st.just("device"),

@@ -212,7 +212,7 @@ def test_without_credit_a_result_is_parked_and_nothing_is_started() -> None:
     assert len(passes(effects)) == 1
 
 
-def test_close_frees_everything_and_gives_account() -> None:
+def test_close_frees_everything_and_reports_statistics() -> None:
     last = stage()
     (job,) = passes(last.feed(Received(DRAFT, segment(0, {0: -1}))))
     effects = last.feed(Received(DRAFT, Close(SessionId(0))))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
-from asyncspec.core.cost_model.measured import Crowding, MeasuredSpeed
+from asyncspec.core.cost_model.measured import Contention, MeasuredSpeed
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.cost_model.rounds import (
     LEVELS,
@@ -162,9 +162,9 @@ def test_sessions_share_what_the_slowest_part_brings(
     shared = round_rate(profile, shape, cost._replace(sessions=sessions))
     rows, lone = max(1, shape.rows), round_rate(profile, shape, cost).spacing
     spacing = lone if shape.rows else cost.whole(1)
-    together = math.ceil(cost._replace(sessions=sessions).sharing(rows, spacing) * rows)
+    together = math.ceil(cost._replace(sessions=sessions).sessions_per_pass(rows, spacing) * rows)
     if shape.rows:
-        every, joined = shared.spacing, cost.joined(rows, together / rows)
+        every, joined = shared.spacing, cost.segments_per_pass(rows, together / rows)
     else:
         every, joined = 1.0 / shared.tokens_per_second, 1
     assert every >= spacing * (1 - 1e-9)
@@ -181,15 +181,15 @@ def test_measured_speeds_replace_expected_ones_until_they_are_old(
     for _ in range(0, 400, tokens):
         known = known.observe(tokens, tokens / (10 * share), 10.0)
     assert known.mean(10.0) == pytest.approx(10 * share, rel=0.2)
-    assert known.doubt < 0.1 < 0.99 < known.fade(100_000).doubt
-    assert known.fade(100_000).mean(10.0) == pytest.approx(10, rel=0.01)
+    assert known.doubt < 0.1 < 0.99 < known.decay(100_000).doubt
+    assert known.decay(100_000).mean(10.0) == pytest.approx(10, rel=0.01)
 
 
 @given(st.floats(1, 16), st.floats(1.5, 16), st.floats(1, 2))
 def test_shared_processors_are_found_from_longer_passes(
     processors: float, busy: float, alone: float
 ) -> None:
-    known, truth = Crowding().observe(alone, 1.0, 8), Crowding(alone, processors)
+    known, truth = Contention().observe(alone, 1.0, 8), Contention(alone, processors)
     for _ in range(100):  # a longer pass with one node at work counts little by little
         known = known.observe(alone, 1.0, 0)
     known = known.observe(truth.at(busy), busy, 8)
@@ -203,7 +203,7 @@ def test_sharing_processors_slows_no_round_below_its_share(
     profile: list[float], cost: RoundCosts, shape: RoundShape, processors: float
 ) -> None:
     alone = round_rate(profile, shape, cost)
-    shared = round_rate(profile, shape, cost._replace(crowding=Crowding(1.0, processors)))
+    shared = round_rate(profile, shape, cost._replace(contention=Contention(1.0, processors)))
     slower = alone.tokens_per_second / shared.tokens_per_second
     assert slower == pytest.approx(max(1.0, alone.busy / processors))
     if not shape.levels:
@@ -257,7 +257,7 @@ def test_a_draft_that_is_always_right_runs_at_the_pace_of_the_slowest_part(
     """A chain in pieces: a piece a pass, or as fast as it is drafted, once the pipeline is full."""
     rate = round_rate([1.0], RoundShape(levels, levels, levels), cost)
     # Pieces that wait share a pass where rows are cheap.
-    joined = cost.joined(levels, 1) * levels
+    joined = cost.segments_per_pass(levels, 1) * levels
     spacing = max(cost.slowest(joined), joined * cost.level)
     assert rate.tokens_per_second <= joined / spacing + 1 / cost.whole(1)
 
@@ -268,7 +268,7 @@ SLOW_DRAFT = replace(PRESETS["turns"], draft=DraftCost(level_seconds=2.0))
 
 def run(first: float, cost: ClusterCost, policy: str, stages: int = 4) -> Outcome:
     """128 tokens with a draft whose first choice is right with a chance of ``first``."""
-    language = Synthetic(tabled((first, *([min(first, 1 - first) / 20] * 3))), fade=1.0, seed=1)
+    language = Synthetic(tabled((first, *([min(first, 1 - first) / 20] * 3))), decay=1.0, seed=1)
     return simulate(Setting(language, cost, stages=stages, tokens=128), policy)
 
 

@@ -64,7 +64,7 @@ def expansions(draw: st.DrawFn) -> Expanded:
 
 
 @st.composite
-def questions(draw: st.DrawFn) -> Expand:
+def expand_jobs(draw: st.DrawFn) -> Expand:
     known = draw(expansions())
     size = len(known.tokens)
     small = st.integers(0, 40)
@@ -122,8 +122,8 @@ def outputs(draw: st.DrawFn) -> Output:
     text = draw(st.text(max_size=12))
     if not draw(st.booleans()):
         return Output(draw(count), tokens, text)
-    tops = draw(st.integers(0, 3))
-    likely = tuple(draw(count) for _ in range(tops * len(tokens)))
+    per_node = draw(st.integers(0, 3))
+    likely = tuple(draw(count) for _ in range(per_node * len(tokens)))
     log_probs = tuple(draw(st.floats(-50, 0)) for _ in (*tokens, *likely))
     spelled = tuple(draw(st.binary(max_size=4)) for _ in log_probs)
     split = len(tokens)
@@ -148,8 +148,8 @@ def times(draw: st.DrawFn) -> PassTimes:
     rows = sorted(draw(st.sets(st.floats(1, 4096), min_size=1, max_size=8)))
     some = st.one_of(st.just(0.0), st.floats(1e-12, 9))
     seconds = [draw(some) for _ in rows]
-    line, jitter, crowding = draw(some), draw(st.floats(0, 9)), draw(st.floats(1, 9))
-    return PassTimes(draw(count), tuple(rows), tuple(seconds), line, jitter, crowding)
+    line, jitter, contention = draw(some), draw(st.floats(0, 9)), draw(st.floats(1, 9))
+    return PassTimes(draw(count), tuple(rows), tuple(seconds), line, jitter, contention)
 
 
 @st.composite
@@ -233,7 +233,7 @@ SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     Schedule: st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
         lambda drawn: Schedule(7, 1, drawn[1] % drawn[0], drawn[0], 1 + drawn[1])
     ),
-    Expand: questions(),
+    Expand: expand_jobs(),
     Expanded: expansions(),
     # As all features, without its tensor.
     Features: of_kind(Features, count=st.just(0)),

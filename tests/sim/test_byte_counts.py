@@ -55,7 +55,7 @@ class Weighed(World):
 
 @settings(max_examples=examples(150, quick=60))
 @given(
-    clusters(world=Weighed, account_seconds=50.0, min_common_prefix=1000),
+    clusters(world=Weighed, stats_seconds=50.0, min_common_prefix=1000),
     requests(3),
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=3),
     st.booleans(),

@@ -77,7 +77,7 @@ def check_books(cluster: Cluster) -> None:
 @pytest.mark.parametrize("policy", ["autoregressive", "chain"])
 def test_a_stage_that_has_not_heard_of_an_end_gets_no_session_in_its_place(policy: str) -> None:
     """The first request ends without the account of the last stage, which is nine seconds away."""
-    cluster = Cluster(Far((1.0, 1.0, 9.0)), stages=3, slots=BLOCK, account_seconds=2.0)
+    cluster = Cluster(Far((1.0, 1.0, 9.0)), stages=3, slots=BLOCK, stats_seconds=2.0)
     sums = watch_room(cluster)
     asked = [ask(i, prompt=(1, 2, i), max_new_tokens=4, policy=policy) for i in range(3)]
     for request in asked:
@@ -125,7 +125,7 @@ def test_a_session_that_was_under_way_to_a_stage_that_is_started_again_has_room_
 
 @settings(max_examples=examples(400, quick=150))
 @given(
-    clusters(costs=Shaking, slots=128, source_slots=0, account_seconds=2.0, max_sessions=3),
+    clusters(costs=Shaking, slots=128, source_slots=0, stats_seconds=2.0, max_sessions=3),
     requests(5),
     st.lists(st.sampled_from((0.0, 1.0, 5.0, 30.0)), min_size=4, max_size=4),
     st.lists(st.tuples(st.integers(0, 150), st.integers(0, 4)), max_size=3),

@@ -65,7 +65,7 @@ def test_a_cancelled_request_leaves_nothing(moment: int) -> None:
 
 def test_an_answer_ends_while_a_stage_is_away() -> None:
     """Its account never comes, and nobody waits for it."""
-    cluster = Cluster(Shaken([1]), stages=2, policies=SMALL, account_seconds=1e6)
+    cluster = Cluster(Shaken([1]), stages=2, policies=SMALL, stats_seconds=1e6)
     request = ask(0, max_new_tokens=6)
     cluster.submit(request)
     world, cut = cluster.world, partial(cluster.world.cut, DRAFT, Rank(2))

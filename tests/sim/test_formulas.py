@@ -44,7 +44,7 @@ def test_the_window_hides_the_latency_of_links(latency: float) -> None:
     """A draft that is never wrong and never waits: once the window has grown, the last tokens come
     at the pace of the stages, however long the links are."""
     cost = ClusterCost(draft=FREE_DRAFT, wire=LinkCost(latency), slow={1: 1 + A_MOMENT})
-    language = Synthetic(coverage=harmonic(0.999999), fade=1.0)
+    language = Synthetic(coverage=harmonic(0.999999), decay=1.0)
     seconds = [
         simulate(
             Setting(language, cost, 2, tokens=tokens), "level", policies={"level": LEVEL_PER_TURN}
@@ -128,15 +128,15 @@ def test_a_better_draft_is_faster(policy: str) -> None:
 
 def test_the_default_draft_is_flowspecs() -> None:
     """Table II: one synchronous tree of 80 nodes brings 4.86 tokens a round (Chunk-PP's ALR)."""
-    from asyncspec_nodes.cli.simulate import DEFAULT_FADE, DEFAULT_TOP
+    from asyncspec_nodes.cli.simulate import DEFAULT_DECAY, DEFAULT_TOP
 
-    language = Synthetic(coverage=harmonic(DEFAULT_TOP), fade=DEFAULT_FADE)
+    language = Synthetic(coverage=harmonic(DEFAULT_TOP), decay=DEFAULT_DECAY)
     stats = simulate(Setting(language, PRESETS["turns"], tokens=2000), "chunked").stats[0]
     assert stats["tokens_per_round"] == pytest.approx(4.86, abs=0.15)
 
 
 def speed(policy: str, cost: ClusterCost, stages: int) -> float:
-    setting = Setting(Synthetic(coverage=harmonic(0.78), fade=0.95), cost, stages, tokens=200)
+    setting = Setting(Synthetic(coverage=harmonic(0.78), decay=0.95), cost, stages, tokens=200)
     return simulate(setting, policy).stats[0]["tokens_per_second"]
 
 

@@ -43,9 +43,9 @@ def rank_of_truth(language: Synthetic, path: int, stale: int = 0) -> int:
 
 @given(tables, st.floats(0.5, 1), paths, st.integers(0, 9), st.integers(1, 40))
 def test_proposals_are_distinct_ordered_probabilities(
-    coverage: Coverage, fade: float, path: int, stale: int, width: int
+    coverage: Coverage, decay: float, path: int, stale: int, width: int
 ) -> None:
-    language = Synthetic(coverage=coverage, fade=fade, vocab=64)
+    language = Synthetic(coverage=coverage, decay=decay, vocab=64)
     tokens, scores = language.propose(path, 7, stale, width)
     assert (tokens, scores) == language.propose(path, 7, stale, width)
     assert 0 < len(tokens) == len(scores) <= width
@@ -57,9 +57,9 @@ def test_proposals_are_distinct_ordered_probabilities(
 
 @given(tables, st.floats(0.5, 1), paths, st.integers(0, 9))
 def test_more_unconfirmed_tokens_never_make_a_guess_better(
-    coverage: Coverage, fade: float, path: int, stale: int
+    coverage: Coverage, decay: float, path: int, stale: int
 ) -> None:
-    language = Synthetic(coverage=coverage, fade=fade, vocab=64)
+    language = Synthetic(coverage=coverage, decay=decay, vocab=64)
     fresh, later = (rank_of_truth(language, path, s) for s in (stale, stale + 1))
     assert fresh <= later
 
@@ -96,7 +96,7 @@ def test_a_draft_is_right_as_often_as_it_says() -> None:
 
 
 def test_fading_multiplies_the_first_candidates_chance() -> None:
-    language = Synthetic(coverage=harmonic(0.8), fade=0.9)
+    language = Synthetic(coverage=harmonic(0.8), decay=0.9)
     for stale in (0, 1, 4):
         ranks = [rank_of_truth(language, follow(EMPTY, i), stale) for i in range(MANY)]
         assert ranks.count(0) / MANY == pytest.approx(0.8 * 0.9**stale, abs=0.02)
@@ -104,7 +104,7 @@ def test_fading_multiplies_the_first_candidates_chance() -> None:
 
 def test_copied_text_is_guessed_well_whatever_the_draft() -> None:
     for share, expected in ((0.0, 0.5), (0.5, 0.725), (1.0, 0.95)):
-        language = Synthetic(coverage=harmonic(0.5), fade=0.9, copying=share)
+        language = Synthetic(coverage=harmonic(0.5), decay=0.9, repetition=share)
         hits = 0
         for i in range(MANY):
             path = follow(EMPTY, i)

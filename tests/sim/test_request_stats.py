@@ -37,7 +37,7 @@ class Onlooker:
         self.guesses: set[SessionId] = set()
         # Whose a session is, and what nodes have said that it has cost.
         self.owners: dict[SessionId, int] = {}
-        self.accounts: dict[int, list[Closed]] = {}
+        self.closed: dict[int, list[Closed]] = {}
         cluster.world.watch = self.watch
 
     def watch(self, rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
@@ -53,7 +53,7 @@ class Onlooker:
         elif isinstance(message, Closed) and message.session in self.owners:
             name = self.owners[message.session]
             if name not in self.cluster.world.finished:
-                self.accounts.setdefault(name, []).append(message)
+                self.closed.setdefault(name, []).append(message)
         for effect in effects:
             if isinstance(effect, Emit):
                 (session,) = [s for s in before.values() if s.request.request == effect.request]
@@ -105,4 +105,4 @@ def test_request_stats_count_what_was_sent(
         assert stats["rounds"] == len(seen.begun.get(name, ()))
         assert stats["passes"] == seen.passes[name]
         for what in ("rows", "dead_rows"):
-            assert stats[what] == sum(getattr(one, what) for one in seen.accounts.get(name, ()))
+            assert stats[what] == sum(getattr(one, what) for one in seen.closed.get(name, ()))

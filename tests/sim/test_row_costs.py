@@ -25,7 +25,7 @@ def careless(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def run(policy: str, stage: StageCost, requests: int = 1) -> Outcome:
     """One request after another; the texts are checked."""
-    language = Synthetic(coverage=harmonic(0.78), fade=0.95)
+    language = Synthetic(coverage=harmonic(0.78), decay=0.95)
     cost = ClusterCost(stage=stage, draft=DraftCost(0.1))
     setting = Setting(language, cost, tokens=150, requests=requests, sessions=1)
     return simulate(setting, policy)

@@ -16,7 +16,7 @@ COST = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.05))
 
 def run(policy: str, processors: int, first: float = 0.7, stages: int = 3) -> Outcome:
     """100 tokens with a draft whose first choice is right with a chance of ``first``."""
-    language = Synthetic(tabled((first, *([min(first, 1 - first) / 20] * 3))), fade=1.0, seed=1)
+    language = Synthetic(tabled((first, *([min(first, 1 - first) / 20] * 3))), decay=1.0, seed=1)
     cost: ClusterCost = replace(COST, processors=processors)
     return simulate(Setting(language, cost, stages=stages, tokens=100), policy)
 

@@ -42,8 +42,8 @@ costs = st.builds(
 languages = st.builds(
     Synthetic,
     coverage=st.floats(0.3, 1.0).map(harmonic),
-    fade=st.floats(0.5, 1),
-    copying=st.sampled_from([0.0, 0.5]),
+    decay=st.floats(0.5, 1),
+    repetition=st.sampled_from([0.0, 0.5]),
     vocab=st.just(40),
     seed=st.integers(0, 99),
 )

@@ -44,12 +44,12 @@ def listen(cluster: Cluster) -> dict[int, list[tuple[int, TargetOutput]]]:
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 4)), max_size=2),
 )
 def test_log_probs_of_tokens_are_those_of_the_target_alone(
-    cluster: Cluster, asked: list[Request], tops: list[int], losses: list[tuple[int, int]]
+    cluster: Cluster, asked: list[Request], counts: list[int], losses: list[tuple[int, int]]
 ) -> None:
     """Under any delays and losses, for requests that ask for it beside others that do not."""
     asked = [
         replace(request, log_probs=wanted > 0, top_logprobs=max(0, wanted - 1))
-        for request, wanted in zip(asked, tops, strict=False)
+        for request, wanted in zip(asked, counts, strict=False)
     ]
     heard = listen(cluster)
     for request in asked:

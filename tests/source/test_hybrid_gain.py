@@ -38,7 +38,7 @@ Source = Callable[[Any], Any]
 
 def turns(language: Recorded, policy: str, source: Source) -> float:
     """Pipeline turns of the whole text; the text has been checked."""
-    draft = DraftMachine(DraftConfig(stages=STAGES, policies=POLICIES, account_seconds=1e9))
+    draft = DraftMachine(DraftConfig(stages=STAGES, policies=POLICIES, stats_seconds=1e9))
     actors = {DRAFT: Actor(draft, draft.initial(), source)}
     for rank in map(Rank, range(1, STAGES + 1)):
         stage = VerifyMachine(VerifyConfig(rank=rank, stages=STAGES))

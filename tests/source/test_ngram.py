@@ -56,7 +56,7 @@ def test_answers_are_trees_in_score_order(text: tuple[int, ...], count: int) -> 
     assert list(answer.scores) == sorted(answer.scores, reverse=True)
 
 
-def trust(text: tuple[int, ...]) -> float:
+def weight(text: tuple[int, ...]) -> float:
     """How sure a lookup is that the first of its guesses comes next."""
     return expand(NGramSource(), 0, text).scores[0]
 
@@ -64,4 +64,4 @@ def trust(text: tuple[int, ...]) -> float:
 def test_matches_that_come_true_raise_the_scores() -> None:
     copies = (1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3, 7, 1, 2)
     misleads = (1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 5, 7, 1, 2, 6, 4, 8, 3, 4, 8)
-    assert trust(copies) > trust((1, 2, 3, 9, 1, 2)) > trust(misleads)
+    assert weight(copies) > weight((1, 2, 3, 9, 1, 2)) > weight(misleads)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec_nodes.reference import Question
+from asyncspec_nodes.reference import CheckRequest
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import PlanStatus, Submit
 from tools.bench.__main__ import main
@@ -53,9 +53,9 @@ def test_a_count_of_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_all_users_tokens_count_until_the_first_is_done() -> None:
-    question = Question(Submit(0, "", 4, 0, 0.0, 0, 1.0), ())
-    slow = Answer(question, tuple((float(at), 1) for at in range(21)), {})
-    fast = Answer(question, tuple((float(at), 2) for at in range(11)), {})
+    request = CheckRequest(Submit(0, "", 4, 0, 0.0, 0, 1.0), ())
+    slow = Answer(request, tuple((float(at), 1) for at in range(21)), {})
+    fast = Answer(request, tuple((float(at), 2) for at in range(11)), {})
     # From 4 to 10: six tokens of the one, twelve of the other.
     assert throughput([slow, fast]) == pytest.approx(3.0)
 

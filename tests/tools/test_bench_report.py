@@ -106,7 +106,7 @@ def stats(tokens: int, turns: int, rounds: int = 2) -> Stats:
     }
 
 
-def brought(cell: Cell) -> Stats:
+def measured(cell: Cell) -> Stats:
     """Five tokens in eight turns; the better policy needs half as many, and less in ``story``."""
     turns = 4 if cell.setting.policy == "flowspec" else 8
     return stats(6, turns - 2 * (cell.ask.prompt.set == "story"))
@@ -115,7 +115,7 @@ def brought(cell: Cell) -> Stats:
 def test_a_table_by_sets_has_ratios_of_sums() -> None:
     points = tuple(Point(name, Setting(name), BY_SET, "T = 0") for name in ("chunked", "flowspec"))
     exhibit = Exhibit("x", "Title", points, ("tokens_per_second",), baseline="chunked")
-    (found,) = fill(exhibit, SETS, 8, brought)
+    (found,) = fill(exhibit, SETS, 8, measured)
     assert found.columns == ("code", "story", "all")
     assert list(table(exhibit, found)) == [
         "**Title, T = 0**",
@@ -130,7 +130,7 @@ def test_a_table_by_sets_has_ratios_of_sums() -> None:
 
 def test_a_table_of_metrics_has_them_side_by_side() -> None:
     exhibit = Exhibit("x", "Title", (Point("FlowSpec", Setting("flowspec")),), ("alt", "alr"))
-    (found,) = fill(exhibit, SETS, 8, brought)
+    (found,) = fill(exhibit, SETS, 8, measured)
     assert found.columns == ("ALT", "ALR")
     assert found.values["FlowSpec"]["ALT"].value == pytest.approx(30 / 18)
     assert found.values["FlowSpec"]["ALR"].value == pytest.approx(2.5)

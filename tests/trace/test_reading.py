@@ -239,7 +239,7 @@ def test_outcomes_of_segments() -> None:
     outcomes = Counter(lifetime.outcome for lifetime in found.lifetimes)
     assert outcomes["verified"] > 0
     assert outcomes["pruned"] > 0
-    assert sum(lifetime.brought for lifetime in found.lifetimes) == len(found.tokens)
+    assert sum(lifetime.emitted for lifetime in found.lifetimes) == len(found.tokens)
     for lifetime in found.lifetimes:
         moments = [lifetime.sent]
         for hop in lifetime.hops:

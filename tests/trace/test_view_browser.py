@@ -61,7 +61,7 @@ async def place_of_pass(tab: Browser) -> tuple[float, float, int]:
         """(() => {
             const {model, toX, rowTop, rowHeight} = asyncspecTrace, s = model.spans;
             const passes = s.at.map((_, i) => i).filter((i) =>
-                s.kind[i] === 0 && model.lifetimes.brought[s.lifetime[i]] > 0);
+                s.kind[i] === 0 && model.lifetimes.emitted[s.lifetime[i]] > 0);
             const i = passes.sort((a, b) => (s.until[b] - s.at[b]) - (s.until[a] - s.at[a]))[0];
             const box = document.getElementById("view").getBoundingClientRect();
             const x = toX((s.at[i] + s.until[i]) / 2);

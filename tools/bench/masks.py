@@ -133,8 +133,8 @@ def answer(matcher: PathMatcher, words: Vocabulary, random: Random) -> bytes | N
         assert allowed is not None
         token = int(random.choice(allowed))
         if random.random() < 0.2:  # a branch that is not taken
-            aside = int(random.choice(allowed))
-            matcher.allowed([aside, random.randrange(end)])
+            first = int(random.choice(allowed))
+            matcher.allowed([first, random.randrange(end)])
         if token == end:
             return b"".join(words.spelled[one] for one in tokens)
         tokens.append(token)

@@ -29,7 +29,7 @@ from asyncspec_nodes.node.host import LocalEngine
 from asyncspec_nodes.node.loading import load_node
 from asyncspec_nodes.node.process import Node, assemble
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.reference import Question, check
+from asyncspec_nodes.reference import CheckRequest, check
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader
 from asyncspec_protocol.ids import draft_rank, owner
@@ -224,8 +224,8 @@ class Beside:
         for number in range(len(_QUESTIONS)):
             self._expected[number] = await self._ask(client, number)
         await client.close()
-        questions = [Question(_QUESTIONS[n], tokens) for n, tokens in self._expected.items()]
-        for comparison in await check(self._bed.config, questions):
+        requests = [CheckRequest(_QUESTIONS[n], tokens) for n, tokens in self._expected.items()]
+        for comparison in await check(self._bed.config, requests):
             if not comparison.equal:
                 raise Found(f"before any attack an answer {comparison.sentence}")
 
@@ -241,7 +241,7 @@ class Beside:
                     self.longest = max(self.longest, loop.time() - began)
                     if tokens != self._expected[number]:
                         same = self._expected[number]
-                        raise Found(f"question {number} was answered by {tokens}, not {same}")
+                        raise Found(f"request {number} was answered by {tokens}, not {same}")
                     self.answers += 1
                     # Most of the time is the attackers'.
                     await asyncio.sleep(loop.time() - began)
@@ -261,7 +261,7 @@ class Beside:
                     if isinstance(event, Output):
                         tokens += event.token_ids
                     elif isinstance(event, Finished) and event.reason != "length":
-                        raise Found(f"question {number} ended: {event.reason} {event.detail}")
+                        raise Found(f"request {number} ended: {event.reason} {event.detail}")
         except TimeoutError:
-            raise Found(f"question {number} has no answer in {ANSWER_SECONDS:g} s") from None
+            raise Found(f"request {number} has no answer in {ANSWER_SECONDS:g} s") from None
         return tuple(tokens)

@@ -28,13 +28,13 @@ class MeasuredSpeed(Struct, frozen=True):
         """The share of what was expected in what is known: 1 where nothing was measured."""
         return PARAMETERS.speed_prior / (PARAMETERS.speed_prior + self.tokens)
 
-    def likely(self, expected: float, together: float) -> float:
-        """The mean, or what was expected where the difference may be luck, as so many tokens come
-        ``together``."""
+    def likely(self, expected: float, round_tokens: float) -> float:
+        """The mean, or what was expected where the difference may be chance, as
+        ``round_tokens`` come at once."""
         mean = self.mean(expected)
-        rounds = (PARAMETERS.speed_prior + self.tokens) / together
-        luck = PARAMETERS.speed_deviation / math.sqrt(rounds)
-        return max(mean, min(expected, mean * (1.0 + luck)))
+        rounds = (PARAMETERS.speed_prior + self.tokens) / round_tokens
+        deviation = PARAMETERS.speed_deviation / math.sqrt(rounds)
+        return max(mean, min(expected, mean * (1.0 + deviation)))
 
     def observe(self, tokens: int, time: float, expected: float) -> MeasuredSpeed:
         """With ``tokens`` more."""
@@ -42,7 +42,7 @@ class MeasuredSpeed(Struct, frozen=True):
         time = min(time, PARAMETERS.max_slowdown * tokens / expected)
         return MeasuredSpeed(keep * self.tokens + tokens, keep * self.time + time)
 
-    def fade(self, tokens: int) -> MeasuredSpeed:
+    def decay(self, tokens: int) -> MeasuredSpeed:
         """After ``tokens`` of the other kind."""
         keep = (1.0 - PARAMETERS.other_speed_weight) ** tokens
         return MeasuredSpeed(keep * self.tokens, keep * self.time)
@@ -78,7 +78,7 @@ class LevelCost(Struct, frozen=True):
         return self.seconds + slope * (sessions - self.sessions)
 
 
-class Crowding(Struct, frozen=True):
+class Contention(Struct, frozen=True):
     """Times as long as alone that passes take: nodes share processors, and with other programs."""
 
     # With one node at work.
@@ -90,11 +90,11 @@ class Crowding(Struct, frozen=True):
         """With so many nodes at work."""
         return self.alone * max(1.0, busy / self.processors)
 
-    def observe(self, measured: float, busy: float, tokens: int) -> Crowding:
+    def observe(self, measured: float, busy: float, tokens: int) -> Contention:
         """With what was ``measured`` while that many nodes were at work, for so many tokens."""
         if busy < PARAMETERS.min_busy:
             later = self.processors * (1.0 + PARAMETERS.other_speed_weight) ** tokens
-            return Crowding(shorter_at_once(self.alone, measured), later)
+            return Contention(shorter_at_once(self.alone, measured), later)
         longer = measured / self.alone
         if longer <= 1.0 + PARAMETERS.report_change:
             return replace(self, processors=max(self.processors, busy))
@@ -106,5 +106,5 @@ class Crowding(Struct, frozen=True):
         return replace(self, processors=found)
 
 
-ALONE = Crowding()
+ALONE = Contention()
 """Every node has a processor of its own."""

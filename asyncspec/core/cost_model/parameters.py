@@ -15,7 +15,7 @@ class CostModelParameters(Struct, frozen=True):
     pass_weight: float = 0.1
     # Weight of a new pass in the moving average of how much longer than alone passes take: it
     # changes with the number of nodes at work.
-    crowding_weight: float = 0.25
+    contention_weight: float = 0.25
     # Passes of a size before its average is reported, or errors are taken against it.
     min_passes: int = 8
     # Share by which an estimate has to change before it is reported again.

@@ -63,10 +63,10 @@ class PassCost(Struct, frozen=True):
     # As they would be without other work on the processors.
     sizes: Mapping[int, PassAverage] = {}
     # Times as long as alone that passes take, as other work shares the processors.
-    crowding: float = 1.0
+    contention: float = 1.0
     # Both as last reported to the draft nodes, the seconds by size class.
     reported: Mapping[int, float] = {}
-    reported_crowding: float = 1.0
+    reported_contention: float = 1.0
     # How far passes are from what earlier ones of about as many rows say.
     deviation: Deviation = Deviation()
     reported_jitter: float = 0.0
@@ -95,7 +95,7 @@ class PassCost(Struct, frozen=True):
         return replace(
             self,
             sizes={**self.sizes, size: average.observe(rows, alone)},
-            crowding=self.crowding + PARAMETERS.crowding_weight * (longer - self.crowding),
+            contention=self.contention + PARAMETERS.contention_weight * (longer - self.contention),
             deviation=deviation,
         )
 
@@ -104,11 +104,11 @@ class PassCost(Struct, frozen=True):
         change, enough = PARAMETERS.report_change, PARAMETERS.min_passes
         known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= enough}
         moved = (abs(s - self.reported.get(n, -1.0)) > change * s for n, s in known.items())
-        jitter, crowding = self.deviation.relative, self.crowding
-        steady = abs(crowding - self.reported_crowding) <= change * crowding
+        jitter, contention = self.deviation.relative, self.contention
+        steady = abs(contention - self.reported_contention) <= change * contention
         if steady and abs(jitter - self.reported_jitter) <= change / 2 and not any(moved):
             return None
-        return replace(self, reported=known, reported_jitter=jitter, reported_crowding=crowding)
+        return replace(self, reported=known, reported_jitter=jitter, reported_contention=contention)
 
     def unreported(self) -> PassCost:
         """The same where the draft nodes have heard of nothing."""
@@ -117,13 +117,13 @@ class PassCost(Struct, frozen=True):
     def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they are now."""
         known = [self.sizes[n] for n in sorted(self.sizes)]
-        return tuple([a.rows for a in known]), tuple([self.crowding * a.seconds for a in known])
+        return tuple([a.rows for a in known]), tuple([self.contention * a.seconds for a in known])
 
     def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they were reported."""
         sizes = sorted(self.reported)
         rows = tuple(self.sizes[n].rows for n in sizes)
-        return rows, tuple(self.reported_crowding * self.reported[n] for n in sizes)
+        return rows, tuple(self.reported_contention * self.reported[n] for n in sizes)
 
 
 def _size_class(rows: int) -> int:

@@ -90,18 +90,21 @@ class PipelineCosts(Struct, frozen=True):
     @property
     def link_row_seconds(self) -> list[float]:
         """Seconds that each link takes for a row, the one back to the draft node first."""
-        return [self.feature_row_seconds, *(told.row_seconds for told in self.times.values())]
+        return [
+            self.feature_row_seconds,
+            *(one.row_seconds for one in self.times.values()),
+        ]
 
     @property
     def pass_seconds(self) -> float:
         """Seconds of the slowest stage's pass on its plateau; 0: no stage has reported yet."""
-        return max([told.seconds[0] for told in self.times.values()], default=0.0)
+        return max([one.seconds[0] for one in self.times.values()], default=0.0)
 
     @property
-    def crowding(self) -> float:
+    def contention(self) -> float:
         """Times as long as alone that the stages' passes take, as nodes share processors."""
-        first = [(told.seconds[0], told.crowding) for told in self.times.values()]
-        alone = sum([seconds / crowding for seconds, crowding in first])
+        first = [(one.seconds[0], one.contention) for one in self.times.values()]
+        alone = sum([seconds / contention for seconds, contention in first])
         return sum([seconds for seconds, _ in first]) / alone if alone else 1.0
 
     @property
@@ -111,7 +114,7 @@ class PipelineCosts(Struct, frozen=True):
         stages = self.stages
         if not stages:
             return None
-        link = max(told.row_seconds for told in self.times.values())
+        link = max(one.row_seconds for one in self.times.values())
         return lambda rows: max([link * rows, *(seconds(rows) for seconds in stages)])
 
     def prefill_chunk_rows(self, length: int, max_rows: int, decoding: int = 0) -> int:
@@ -138,7 +141,7 @@ class PipelineCosts(Struct, frozen=True):
     @property
     def stages(self) -> list[PassSeconds]:
         """Seconds of a pass by its rows, of every stage that has reported."""
-        return [interpolate(told.rows, told.seconds) for told in self.times.values()]
+        return [interpolate(one.rows, one.seconds) for one in self.times.values()]
 
     def _segment_rows(self) -> int:
         links = self.link_row_seconds

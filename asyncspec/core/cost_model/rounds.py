@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.measured import ALONE, Crowding
+from asyncspec.core.cost_model.measured import ALONE, Contention
 from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import PipelineCosts
@@ -74,19 +74,19 @@ class RoundCosts(NamedTuple):
     # Sessions alike that share passes and the draft node.
     sessions: int = 1
     # Times as long as those above that all takes with so many nodes at work.
-    crowding: Crowding = ALONE
+    contention: Contention = ALONE
 
     @staticmethod
     def of(
         costs: PipelineCosts,
         level_seconds: float,
         sessions: int = 1,
-        crowding: Crowding = ALONE,
+        contention: Contention = ALONE,
     ) -> RoundCosts:
         """As measured; at least one stage has reported."""
         stages, links = costs.stages, costs.link_row_seconds
         slowest_link, all_links = max(links), sum(links)
-        longer = costs.crowding
+        longer = costs.contention
 
         @cache
         def slowest(rows: int) -> float:
@@ -98,14 +98,14 @@ class RoundCosts(NamedTuple):
             passes = sum([seconds(rows) for seconds in stages], costs.overhead or 0.0) / longer
             return max(TINY, passes + all_links * rows)
 
-        return RoundCosts(slowest, whole, level_seconds, sessions, crowding)
+        return RoundCosts(slowest, whole, level_seconds, sessions, contention)
 
-    def sharing(self, rows: int, spacing: float) -> float:
+    def sessions_per_pass(self, rows: int, spacing: float) -> float:
         """Sessions whose segments of so many rows share a pass, if each sends one every
         ``spacing`` seconds; at least 1."""
         return max(1.0, self.sessions * min(1.0, self.slowest(rows) / spacing))
 
-    def joined(self, rows: int, share: float) -> int:
+    def segments_per_pass(self, rows: int, share: float) -> int:
         """Segments of so many rows of a session that share a pass where they wait, if each is
         shared by ``share`` sessions."""
         most, shared = PARAMETERS.waiting_segments, math.ceil(share * rows)
@@ -172,7 +172,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     if not shape.levels or not shape.rows:
         return _one_segment(tuple(profile), shape, costs)
     drafting = shape.levels * costs.level
-    share = costs.sharing(shape.rows, max(drafting, costs.slowest(shape.rows)))
+    share = costs.sessions_per_pass(shape.rows, max(drafting, costs.slowest(shape.rows)))
 
     def slowest(rows: int) -> float:
         return costs.slowest(math.ceil(share * rows))
@@ -180,7 +180,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     def whole(rows: int) -> float:
         return costs.whole(math.ceil(share * rows))
 
-    most = costs.joined(shape.rows, share)
+    most = costs.segments_per_pass(shape.rows, share)
 
     def spacing(rows: int) -> float:
         """From one segment of so many rows to the next, where many wait."""
@@ -220,7 +220,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         work += more / levels * (back[-1] - sent[-1]) * (passes - 1) / (count - 1)
     depth = shape.first + (len(drafted) + 1) * shape.levels
     busy = costs.sessions / share * work / seconds + drafting / every
-    longer = costs.crowding.at(busy)
+    longer = costs.contention.at(busy)
     rate = tokens / (seconds * longer)
     period = most * every * longer
     return RoundRate(rate, min(tree.chances), depth, every * longer, period, busy)
@@ -268,12 +268,12 @@ def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCost
     tree = _mean_tree(profile, shape, (1,))
     rows, drafting = tree.rows[0], shape.first * costs.level if shape.rows else 0.0
     alone = drafting + costs.whole(rows)
-    shared = costs.sharing(rows, alone)
+    shared = costs.sessions_per_pass(rows, alone)
     together = math.ceil(shared * rows)
     slower = costs.slowest(together) / costs.slowest(rows)
     seconds = max(drafting + costs.whole(together), alone * slower)
     busy = (drafting + costs.sessions / shared * costs.whole(together)) / seconds
-    seconds *= costs.crowding.at(busy)
+    seconds *= costs.contention.at(busy)
     rate = sum(tree.chances) / seconds
     return RoundRate(rate, min(tree.chances), shape.first, seconds, seconds, busy)
 

@@ -30,7 +30,7 @@ def build(trace: Trace) -> Timeline:
         requests |= part.requests
     tokens = tuple(chain.from_iterable(part.tokens for part in answers))
     rounds = list(chain.from_iterable(part.rounds for part in answers))
-    brought = Counter(token.lifetime for token in tokens)
+    emitted = Counter(token.lifetime for token in tokens)
     spans = read_spans(log, stages, paths, lifetimes)
     instants = read_instants(log, rounds)
     return Timeline(
@@ -40,7 +40,7 @@ def build(trace: Trace) -> Timeline:
         clocks=tuple(log.clocks.values()),
         requests=tuple(sorted(requests.values(), key=lambda r: r.submitted)),
         spans=tuple(spans),
-        lifetimes=tuple(replace(one, brought=brought[i]) for i, one in enumerate(lifetimes)),
+        lifetimes=tuple(replace(one, emitted=emitted[i]) for i, one in enumerate(lifetimes)),
         tokens=tokens,
         rounds=tuple(sorted(rounds, key=lambda r: r.at)),
         instants=tuple(instants),

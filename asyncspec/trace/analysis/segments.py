@@ -150,7 +150,7 @@ def _paths(
             sessions[message.session] = None
             nodes = zip(message.ids, message.parents, message.tokens, strict=True)
             for node, parent, token in nodes:
-                # Of two nodes for one token the elder was dead when the younger was issued.
+                # Of two nodes for one token the first was dead when the second was issued.
                 key = message.session, parent, token
                 children[key] = max(node, children.get(key, node))
     paths = {}

@@ -83,7 +83,7 @@ class SegmentLifetime(Struct, frozen=True):
     outcome: str = "lost"
     # Nodes of it that ended on the committed path, and tokens of the answer its verdict brought.
     useful: int = 0
-    brought: int = 0
+    emitted: int = 0
 
 
 class Token(Struct, frozen=True):

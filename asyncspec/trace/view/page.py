@@ -113,7 +113,7 @@ def model(timeline: Timeline, summary: object = None) -> PageData:
         ),
         lifetimes=_columns(
             timeline.lifetimes,
-            "session segment nodes first last useful brought sent verified outcome hops",
+            "session segment nodes first last useful emitted sent verified outcome hops",
             nodes=lambda one: len(one.ids),
             first=lambda one: min(one.ids, default=-1),
             last=lambda one: max(one.ids, default=-1),

@@ -31,7 +31,7 @@ from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import until_signal
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster, Progress
 from asyncspec_nodes.node.supervisor import RESTARTS
-from asyncspec_nodes.reference import Comparison, Question, check
+from asyncspec_nodes.reference import CheckRequest, Comparison, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
 from asyncspec_protocol.sampling import Constraint
@@ -237,7 +237,9 @@ class Run:
         failed = [answer.error for answer in self._answers if answer.error is not None]
         checks: list[Comparison] = []
         if options.check and not failed and isinstance(where, Config):
-            checks = await check(where, [Question(a.submit, a.token_ids) for a in self._answers])
+            checks = await check(
+                where, [CheckRequest(a.submit, a.token_ids) for a in self._answers]
+            )
         if failed and not options.many:
             raise failed[0]
         self._printer.end(self._answers, checks)
@@ -300,9 +302,9 @@ def cut_short(answers: Sequence[Answer]) -> str | None:
     return f"{which} {some}where the target's context does, before --max-new-tokens {most}"
 
 
-async def _while_alive(cluster: LocalCluster, asking: Coroutine[Any, Any, None]) -> None:
+async def _while_alive(cluster: LocalCluster, work: Coroutine[Any, Any, None]) -> None:
     """Ask, unless a node ends first: its error is the one to report."""
-    answers = asyncio.create_task(asking)
+    answers = asyncio.create_task(work)
     watch = asyncio.create_task(cluster.watch())
     try:
         await asyncio.wait((answers, watch), return_when=asyncio.FIRST_COMPLETED)

@@ -36,7 +36,7 @@ MIN_MEGABITS = bounds.Bounds(1e-3, 1e9)
 
 SYNTHETIC = "synthetic"
 # One synchronous tree of 80 nodes brings 4.86 tokens a round, as in FlowSpec's Table II.
-DEFAULT_TOP, DEFAULT_FADE = 0.78, 0.95
+DEFAULT_TOP, DEFAULT_DECAY = 0.78, 0.95
 NUMBERS = {
     "stages": ("N", STAGES, "verify stages (default: 3)"),
     "tokens": ("N", bounds.COUNT, "new tokens a request (default: 256)"),
@@ -80,11 +80,14 @@ def _add_language_arguments(parser: Parser) -> None:
     add("--coverage", metavar="P,P,...", help="these chances by rank instead of --top")
     text = (
         "factor on it for every token since the last verified one; 1: a draft model of its own "
-        f"(default: {DEFAULT_FADE}, an EAGLE head)"
+        f"(default: {DEFAULT_DECAY}, an EAGLE head)"
     )
-    bounds.CHANCE.add_to(group, "--fade", "F", text)
+    bounds.CHANCE.add_to(group, "--decay", "F", text)
     text = "share of the text that repeats itself, with an n-gram source to see it (default: 0)"
-    bounds.CHANCE.add_to(group, "--copying", "SHARE", text)
+    bounds.CHANCE.add_to(group, "--repetition", "SHARE", text)
+    # Their former names.
+    for name, dest in (("--fade", "decay"), ("--copying", "repetition")):
+        bounds.CHANCE.add_to(group, name, "P", argparse.SUPPRESS, dest=dest)
 
 
 def _add_cost_arguments(parser: Parser) -> None:
@@ -153,10 +156,10 @@ def _policies(given: list[str] | None) -> tuple[str, ...]:
 
 def _language(arguments: argparse.Namespace) -> Language:
     if arguments.language != SYNTHETIC:
-        for name in given(arguments, ("top", "coverage", "fade", "copying")):
+        for name in given(arguments, ("top", "coverage", "decay", "repetition")):
             raise UserError(f"--{name} is the recording's to say; leave it out")
         return read_language(Path(arguments.language))
-    shares = {"fade": DEFAULT_FADE} | given(arguments, ("fade", "copying"))
+    shares = {"decay": DEFAULT_DECAY} | given(arguments, ("decay", "repetition"))
     return Synthetic(coverage=_coverage(arguments), seed=arguments.seed, **shares)
 
 

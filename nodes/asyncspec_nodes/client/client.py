@@ -236,18 +236,18 @@ class Client:
             case Output(request) | Finished(request) as event:
                 if request in self._answers:
                     self._answers[request].put(event)
-            case Status(question) as status:
-                if question in self._status_queries:
-                    self._status_queries[question].send(status)
-            case PlanStatus(question) as status:
-                answer = self._plan_queries.get(question)
+            case Status(query) as status:
+                if query in self._status_queries:
+                    self._status_queries[query].send(status)
+            case PlanStatus(query) as status:
+                answer = self._plan_queries.get(query)
                 if answer is not None and not answer.done():
                     if status.missing:
                         answer.set_exception(ClusterError(status.missing))
                     else:
                         answer.set_result(status)
-            case Drained(question, reason):
-                drained = self._drains.get(question)
+            case Drained(query, reason):
+                drained = self._drains.get(query)
                 if drained is not None and not drained.done():
                     drained.set_result(reason)
             case Events(collection) as events:

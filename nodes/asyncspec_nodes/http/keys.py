@@ -26,7 +26,7 @@ HASHED = "sha256:"
 """Before the hash of a key, in hexadecimal, that stands in the file in its place."""
 
 ROUNDING = 1e-6
-"""Of sums of times: whoever waits as long as told is not too early."""
+"""Of sums of times: a client that waits for as long as ``Retry-After`` says is not too early."""
 
 _COMMENT = re.compile(r"(^|\s)#.*")
 _NAME = re.compile(r"[\w.@-]{1,64}")
@@ -60,7 +60,7 @@ class _Bucket:
         now = self._clock()
         self._level = min(self._minute, self._level + (now - self._at) * self._minute / 60)
         self._at = now
-        # More than a minute brings is given to whoever has not taken anything.
+        # More than a minute brings is given to a key that has taken nothing.
         missing = min(amount, self._minute) - self._level
         return missing * 60 / self._minute if missing > ROUNDING else 0.0
 

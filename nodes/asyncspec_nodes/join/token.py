@@ -70,7 +70,7 @@ def read(text: str) -> Token:
 
 
 class StoredKeys(Struct):
-    """The cluster's keys, PEM: whoever reads them can be any of its machines."""
+    """The cluster's keys, PEM: they make their reader any of its machines."""
 
     authority_key: str
     authority: str
@@ -100,7 +100,7 @@ def default_file(environment: Mapping[str, str]) -> Path:
 
 class TokenFile:
     """``with``: locked, so that two clusters at a time never share it. Where it cannot be used
-    ``say`` is told why, and nothing is kept. ``new``: earlier tokens are void."""
+    ``say`` receives why, and nothing is kept. ``new``: earlier tokens are void."""
 
     def __init__(self, file: Path | None, say: Callable[[str], None], *, new: bool = False) -> None:
         self._file = file

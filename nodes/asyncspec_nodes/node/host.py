@@ -67,7 +67,7 @@ class NodeHost(Host):
 
     def _drain(self, service: TextService, link: Link, message: Drain) -> None:
         def done(reason: str) -> None:
-            link.send(Drained(message.question, reason))
+            link.send(Drained(message.query, reason))
 
         if not link.operator:
             done(OPERATORS_ONLY)
@@ -142,7 +142,7 @@ class WorkerThread:
             if error is None:
                 done(future.result())
                 return
-            context = {"message": "work aside has failed", "exception": error}
+            context = {"message": "background work has failed", "exception": error}
             self._loop.call_exception_handler(context)
             failed()
 

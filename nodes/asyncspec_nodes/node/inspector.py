@@ -106,7 +106,7 @@ class Inspector(LinkService):
         data: memoryview | None,
     ) -> None:
         """Raises ``RemoteProtocolError`` where a node without the plan is queried or answers."""
-        is_draft, number = self._me.role == "draft", message.question
+        is_draft, number = self._me.role == "draft", message.query
         match message:
             case Inspect() if is_draft:
                 self.ask(link, number)
@@ -115,7 +115,7 @@ class Inspector(LinkService):
             case Status():
                 query = self._status_queries.get(number)
                 if query is not None and link.rank in query.waiting:
-                    answer = replace(message, question=query.number, rank=link.rank, last=False)
+                    answer = replace(message, query=query.number, rank=link.rank, last=False)
                     query.requester.send(answer)
                     query.waiting.discard(link.rank)
                     self._end_if_complete(number)
@@ -159,7 +159,7 @@ class Inspector(LinkService):
     def _ask_first_stage(self, requester: Link, number: int) -> None:
         first = self._runtime.links.get(FIRST)
         if first is None:
-            requester.send(replace(_no_plan("is not linked to this draft node"), question=number))
+            requester.send(replace(_no_plan("is not linked to this draft node"), query=number))
             return
         if len(self._plan_queries) >= MAX_PLAN_QUERIES:
             raise RemoteProtocolError(f"{MAX_PLAN_QUERIES} plan queries are in progress already")
@@ -176,7 +176,7 @@ class Inspector(LinkService):
         query = self._plan_queries.pop(key, None)
         if query is not None:
             query.deadline.cancel()
-            query.requester.send(replace(answer, question=query.number))
+            query.requester.send(replace(answer, query=query.number))
 
     def status(self, number: int) -> Status:
         """Of this node alone."""
@@ -199,7 +199,7 @@ class Inspector(LinkService):
         for rank, why in sorted(runtime.refusals.items()):
             reasons.append(f"{'the token source' if rank > me.stages else f'stage {rank}'}: {why}")
         return Status(
-            question=number,
+            query=number,
             rank=me.rank,
             role=me.role,
             layers=me.layers,

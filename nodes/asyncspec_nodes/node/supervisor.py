@@ -93,7 +93,7 @@ class Supervisor:
         while True:
             if self._fork(handlers):
                 code = node()
-                with contextlib.suppress(OSError):  # whoever reads may be gone
+                with contextlib.suppress(OSError):  # their reader may be gone
                     sys.stdout.flush()
                     sys.stderr.flush()
                 os._exit(code)

@@ -182,9 +182,9 @@ def draft_actor(
         policies=policies,
         prefill_rows=setting.prefill_rows,
         max_sessions=setting.sessions or setting.requests,
-        # Links and accounts may take as long as the slowest link makes them.
+        # Links and statistics may take as long as the slowest link makes them.
         rejoin_seconds=1e9,
-        account_seconds=1e9,
+        stats_seconds=1e9,
         first_session=first_session(rank),
     )
     machine = DraftMachine(config)

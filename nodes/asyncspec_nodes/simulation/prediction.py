@@ -20,7 +20,7 @@ class DraftModel(Struct, frozen=True):
 
     # Chance that its first candidate is right, and the factor on it for every further level.
     top: float
-    fade: float
+    decay: float
     level_seconds: float
 
 
@@ -48,7 +48,7 @@ def predict(
         width=max(1, row_bytes // 2),
     )
     setting = Setting(
-        Synthetic(coverage=harmonic(draft.top), fade=draft.fade),
+        Synthetic(coverage=harmonic(draft.top), decay=draft.decay),
         cost,
         stages=count,
         tokens=TOKENS,

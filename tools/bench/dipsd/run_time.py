@@ -28,7 +28,7 @@ from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
-from asyncspec_nodes.reference import Question, check
+from asyncspec_nodes.reference import CheckRequest, check
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, PlanStatus, Submit
 from tools.bench.dipsd.plan_log import Watch
@@ -58,7 +58,7 @@ START_SECONDS = 100.0
 class Answer(Struct, frozen=True):
     """Of one user: when tokens came, which, and the statistics."""
 
-    question: Question
+    request: CheckRequest
     came: tuple[tuple[float, int], ...]
     stats: dict[str, float]
 
@@ -113,8 +113,8 @@ async def _measure(tokens: int) -> Measured:
                     told += [last] if last is not None else []
             finally:
                 await asyncio.gather(*(child.stop() for child in drafts))
-    questions = [answer.question for answers in runs for answer in answers]
-    compared = await check(cluster.config, questions)
+    requests = [answer.request for answers in runs for answer in answers]
+    compared = await check(cluster.config, requests)
     rows = tuple(Row(p, throughput(r)) for p, r in zip(policies, runs, strict=True))
     return Measured(rows, tuple(told), len(compared), sum(one.equal for one in compared))
 
@@ -188,8 +188,8 @@ async def _ask(name: str, port: int, prompt: str, policy: str, tokens: int) -> A
     try:
         async for event in client.ask(submit):
             if isinstance(event, Finished):
-                question = Question(submit, tuple(ids))
-                return Answer(question, tuple(came), event.stats)
+                request = CheckRequest(submit, tuple(ids))
+                return Answer(request, tuple(came), event.stats)
             if isinstance(event, Output):
                 ids.extend(event.token_ids)
                 came.append((time.monotonic(), len(event.token_ids)))

@@ -54,9 +54,9 @@ class Whole:
 
     async def ask(self, prompt: str, tokens: int, way: str) -> Answer:
         """Timed in the process itself, tokenizer included. Raises ``ClusterError``."""
-        question = json.dumps({"prompt": prompt, "tokens": tokens, "way": way})
+        request = json.dumps({"prompt": prompt, "tokens": tokens, "way": way})
         # A thread waits: meanwhile our own cluster's links want to be heard.
-        line = await asyncio.to_thread(self._exchange, question)
+        line = await asyncio.to_thread(self._exchange, request)
         if not line:
             said = self._log.read_text(errors="replace").strip().splitlines()
             raise ClusterError(f"generate has failed: {said[-1] if said else 'it said nothing'}")
@@ -64,11 +64,11 @@ class Whole:
         ids = tuple(reply["token_ids"])
         return Answer(len(ids), reply["seconds"], ids, reply["text"])
 
-    def _exchange(self, question: str) -> str:
+    def _exchange(self, request: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(question + "\n")
+            self._process.stdin.write(request + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             return ""

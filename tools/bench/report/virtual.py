@@ -105,7 +105,7 @@ class VirtualEngine:
         config = DraftConfig(
             stages=setting.stages,
             max_sessions=1,
-            account_seconds=RESTART_NONE,
+            stats_seconds=RESTART_NONE,
             features=source.features,
             first_session=SessionId(self._sessions),
         )

@@ -21,7 +21,7 @@ COSTS = ("server", "jetson-7b")
 STAGES = 8
 POOL, TOKENS, PROMPT_TOKENS = 60, 128, 64
 
-HEAD: Language = Synthetic(harmonic(0.78), fade=0.95)
+HEAD: Language = Synthetic(harmonic(0.78), decay=0.95)
 """An EAGLE head, as ``asyncspec simulate`` has it by default."""
 
 

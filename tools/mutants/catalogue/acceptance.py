@@ -150,9 +150,9 @@ ACCEPTANCE: tuple[Mutant, ...] = (
         "test_log_probs_of_tokens_are_those_of_the_target_alone",
     ),
     Mutant(
-        "verdict-tops-of-first-rows",
-        "tops = [top_tokens[i] for i in verified] if",
-        "tops = list(top_tokens[: len(verified)]) if",
+        "verdict-top-tokens-of-first-rows",
+        "likeliest = [top_tokens[i] for i in verified] if",
+        "likeliest = list(top_tokens[: len(verified)]) if",
         "test_log_probs_of_tokens_are_those_of_the_target_alone",
     ),
     Mutant(

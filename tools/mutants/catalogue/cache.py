@@ -141,13 +141,13 @@ CACHE: tuple[Mutant, ...] = (
         "room-taken-before-it-is-free",
         "return sessions + cached + sum(one.slots for one in state.pending_releases)",
         "return sessions + cached + sum(o.slots for o in state.pending_releases if o.is_prompt)",
-        "test_an_end_without_all_accounts_frees_nothing",
+        "test_an_end_without_all_statistics_frees_nothing",
     ),
     Mutant(
         "room-free-with-first-account",
         "replace(one, missing=one.missing - {rank}) if is_free(one) else one",
         "replace(one, missing=frozenset()) if is_free(one) else one",
-        "test_an_end_without_all_accounts_frees_nothing",
+        "test_an_end_without_all_statistics_frees_nothing",
     ),
     Mutant(
         "room-free-at-the-floor",
@@ -159,7 +159,7 @@ CACHE: tuple[Mutant, ...] = (
         "room-of-kept-prompt-free",
         "lambda one: one.session == name and not (one.is_prompt and kept)",
         "lambda one: one.session == name",
-        "test_an_account_that_keeps_the_prompt_frees_the_rest_alone",
+        "test_statistics_that_keep_the_prompt_free_the_rest_alone",
     ),
     Mutant(
         "room-without-answer",

@@ -129,7 +129,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "end-without-accounts",
         "if finishing.missing and not force:",
         "if len(finishing.missing) > 1 and not force:",
-        "test_a_request_ends_once_all_stages_have_given_account",
+        "test_a_request_ends_once_all_stages_have_reported_statistics",
     ),
     Mutant(
         "end-waits-for-lost-stage",
@@ -153,7 +153,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "end-of-running-pass-forgotten",
         "if state.running is not None and state.running.has(name):",
         "if state.running is not None and not state.running.has(name):",
-        "test_close_frees_everything_and_gives_account",
+        "test_close_frees_everything_and_reports_statistics",
     ),
     Mutant(
         "lost-kept-prompts-stay",
@@ -189,7 +189,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "lost-session-computed",
         "mapping = closing if name in closing else sessions\n",
         "mapping = sessions\n",
-        "test_close_frees_everything_and_gives_account",
+        "test_close_frees_everything_and_reports_statistics",
     ),
     Mutant(
         "owner-of-segments-not-checked",
@@ -219,7 +219,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "release-not-on-close",
         "Trim(name, length) if keep else Release(name)),)",
         "Trim(name, length)),) if keep else ()",
-        "test_close_frees_everything_and_gives_account",
+        "test_close_frees_everything_and_reports_statistics",
     ),
     Mutant(
         "release-not-at-floor",
@@ -243,7 +243,7 @@ RECOVERY: tuple[Mutant, ...] = (
         "release-of-kept-prompt-told",
         "effects += (report(session, kept=keep),)",
         "effects += (report(session, kept=False),)",
-        "test_an_account_says_whether_the_prompt_stays",
+        "test_statistics_say_whether_the_prompt_stays",
     ),
     Mutant(
         "prompts-outlive-break",
@@ -277,8 +277,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "losses-of-one-moment-counted-apart",
-        "new_breaks = int(heard > state.last_break)",
-        "new_breaks = int(heard > -math.inf)",
+        "new_breaks = int(last_seen > state.last_break)",
+        "new_breaks = int(last_seen > -math.inf)",
         "test_losses_of_one_moment_are_one_break_whenever_each_is_noticed",
     ),
     Mutant(

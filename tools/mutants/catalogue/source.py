@@ -45,19 +45,19 @@ SOURCE: tuple[Mutant, ...] = (
         "source-two-requests",
         "if known.request is not None or job.base != known.length:",
         "if job.base != known.length:",
-        "test_questions_must_go_on_from_one_another",
+        "test_draft_requests_must_continue_one_another",
     ),
     Mutant(
         "source-other-base",
         "if known.request is not None or job.base != known.length:",
         "if known.request is not None:",
-        "test_questions_must_go_on_from_one_another",
+        "test_draft_requests_must_continue_one_another",
     ),
     Mutant(
         "source-expands-below-floor",
         "    if job.session < _floor(state, peer):\n        return state, ()",
         "    if job.session < 0:\n        return state, ()",
-        "test_a_question_of_a_session_that_is_over",
+        "test_a_draft_request_of_a_session_that_is_over",
     ),
     Mutant(
         "source-features-below-floor",

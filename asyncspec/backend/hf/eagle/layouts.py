@@ -195,10 +195,10 @@ def _speculators(config: Config) -> Published:
     if family not in ("llama", "qwen3"):
         raise _Unsupported(f"layers of model_type {family!r} are not supported; use llama or qwen3")
     outer = {key: config[key] for key in _OUTER if key in config}
-    told = _objects(config, "speculators_config")
+    speculators = _objects(config, "speculators_config")
     if name == "peagle":
-        outer["parallel_tokens"] = _speculative_tokens(told)
-    verifier = _objects(told, "verifier")
+        outer["parallel_tokens"] = _speculative_tokens(speculators)
+    verifier = _objects(speculators, "verifier")
     return Published(
         _settings({**inner, **outer, "bias": config.get("fusion_bias", False)}),
         kind=kinds[name],
@@ -209,9 +209,9 @@ def _speculators(config: Config) -> Published:
     )
 
 
-def _speculative_tokens(told: Config) -> object:
+def _speculative_tokens(speculators: Config) -> object:
     """What a head was trained to propose in one pass."""
-    for method in told.get("proposal_methods") or ():
+    for method in speculators.get("proposal_methods") or ():
         if isinstance(method, dict) and method.get("speculative_tokens"):
             return method["speculative_tokens"]
     raise _Unsupported("proposal_methods has no speculative_tokens; download it again")

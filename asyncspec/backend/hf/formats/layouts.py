@@ -1,7 +1,7 @@
 """The layouts of published quantised matrices: which tensors make one, of which types and shapes.
 
 Everything is checked against the files' headers, so that a checkpoint that does not fit its
-settings is refused before anything is read. Which modules are quantised is told by the tensors
+settings is refused before anything is read. Which modules are quantised follows from the tensors
 there are; lists of modules that are not need no reading. No torch.
 """
 
@@ -28,8 +28,8 @@ def quantized_tensors(config: Config, tensors: Mapping[str, TensorInfo]) -> dict
     found = dict(tensors)
     if (quantization := require_quantization(config)) is None:
         return found
-    told = str(config.get("dtype") or config.get("torch_dtype"))
-    dtype = DTYPES.get(told, DTYPES[main_dtype(tensors)])
+    declared = str(config.get("dtype") or config.get("torch_dtype"))
+    dtype = DTYPES.get(declared, DTYPES[main_dtype(tensors)])
     for name, info in tensors.items():
         for suffix in _SUFFIXES:
             if not name.endswith(suffix):
@@ -68,9 +68,9 @@ def _gptq(parts: Parts) -> Matrices:
     parts.maybe(".g_idx", "I32", "I64", rank=1)
     groups, height = scales.shape
     bits = 32 * zeros.shape[1] // max(height, 1)
-    told = parts.scheme.bits
-    if bits not in (2, 4, 8) or (told and bits != told):
-        raise parts.wrong(f"has {bits} bits a weight in {parts.module}, expected {told or 4}")
+    declared = parts.scheme.bits
+    if bits not in (2, 4, 8) or (declared and bits != declared):
+        raise parts.wrong(f"has {bits} bits a weight in {parts.module}, expected {declared or 4}")
     per_word = 32 // bits
     width = codes.shape[0] * per_word
     parts.expect(".qweight", (width // per_word, height))
@@ -144,9 +144,9 @@ def _fp8(parts: Parts) -> Matrices:
         parts.parts[".weight_scale"] = parts.parts.pop(".weight_scale_inv")
     parts.drop(*_ACTIVATIONS, ".activation_scale", ".input_scale_ub")
     height, width = codes.shape
-    one, told = scales.shape in ((), (1,), (1, 1)), parts.scheme.block
+    one, declared = scales.shape in ((), (1,), (1, 1)), parts.scheme.block
     shape = (1, 1) if one else (*scales.shape, 1)[:2]
-    block = told if told and not one else (-(-height // shape[0]), -(-width // shape[1]))
+    block = declared if declared and not one else (-(-height // shape[0]), -(-width // shape[1]))
     if len(scales.shape) > 2 or shape != (-(-height // block[0]), -(-width // block[1])):
         raise parts.misshapen(".weight_scale", scales, f"{block[0]} x {block[1]} weights each")
     matrix = parts.matrix(".weight", (height, width), 8, width, block=block)

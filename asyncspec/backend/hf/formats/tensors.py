@@ -112,16 +112,16 @@ class Parts:
 
     def group_of(self, width: int, groups: int, suffix: str) -> int:
         """Columns that share a scale, where a row of ``width`` has so many scales."""
-        told = self.scheme.group
-        group = width if groups == 1 else told if told > 0 else width // max(groups, 1)
+        declared = self.scheme.group
+        group = width if groups == 1 else declared if declared > 0 else width // max(groups, 1)
         if groups < 1 or -(-width // group) != groups or (groups > 1 and group not in GROUPS):
-            expected = f"groups of {told}" if told > 0 else "groups of 16 to 1024"
+            expected = f"groups of {declared}" if declared > 0 else "groups of 16 to 1024"
             raise self.wrong(
                 f"has {groups} scales for each {width} weights of {self.module}{suffix}, expected "
                 f"{expected}"
             )
-        if (told == -1 and groups != 1) or (0 < told < width and groups == 1):
-            raise self.wrong(f"has not the group_size {told} in {self.module}{suffix}")
+        if (declared == -1 and groups != 1) or (0 < declared < width and groups == 1):
+            raise self.wrong(f"has not the group_size {declared} in {self.module}{suffix}")
         return group
 
     def matrix(

@@ -1,5 +1,5 @@
 """Matrices of unsigned 4- or 8-bit levels in blocks of a row that share a scale: the one form in
-which kernels take quantised weights, whoever quantised them.
+which kernels take quantised weights, whatever tool quantised them.
 
 A weight is ``(level - zero point) * scale``. Rows are output channels. Matrices are read and
 quantised some rows at a time, so that a dense matrix never lies beside its quantised form.

@@ -3,7 +3,7 @@ function choose(lifetime, token = -1) {
   chosen.lifetime = lifetime;
   chosen.round = -1;
   chosen.spans = lifetime < 0 ? [] : spansOf(lifetime);
-  chosen.token = token >= 0 ? token : (broughtBy.get(lifetime)?.[0] ?? -1);
+  chosen.token = token >= 0 ? token : (emittedBy.get(lifetime)?.[0] ?? -1);
   if (lifetime >= 0) {
     const moments = [lifetimes.sent[lifetime], lifetimes.verified[lifetime],
       ...lifetimes.hops[lifetime].flatMap((hop) => hop.slice(1, 5))].filter((time) => time >= 0);

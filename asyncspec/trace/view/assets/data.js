@@ -53,12 +53,12 @@ function spansOf(lifetime) {
 }
 
 // Tokens by the lifetime that brought them.
-const broughtBy = new Map();
+const emittedBy = new Map();
 tokens.lifetime.forEach((lifetime, i) => {
-  if (!broughtBy.has(lifetime)) broughtBy.set(lifetime, []);
-  broughtBy.get(lifetime).push(i);
+  if (!emittedBy.has(lifetime)) emittedBy.set(lifetime, []);
+  emittedBy.get(lifetime).push(i);
 });
-broughtBy.delete(-1);
+emittedBy.delete(-1);
 
 // Rounds that ended by a miss, by the moment of the miss.
 const missed = rounds.at.map((_, i) => i).filter((i) => rounds.end[i] === "miss")

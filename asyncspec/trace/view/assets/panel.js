@@ -36,14 +36,14 @@ function describeLifetime(lifetime) {
   const hops = lifetimes.hops[lifetime], last = hops.length ? lanes[hops[hops.length - 1][0]].name : "";
   const where = outcome === "pruned" && last ? `, last seen at ${last}` : "";
   const after = verified < 0 ? "" : ` at ${milliseconds(verified)}, after ${milliseconds(verified - sent)}`;
-  const brought = broughtBy.get(lifetime) ?? [];
-  const text = brought.map((i) => tokens.text[i]).join("");
+  const emitted = emittedBy.get(lifetime) ?? [];
+  const text = emitted.map((i) => tokens.text[i]).join("");
   return [
     ["session", `${lifetimes.session[lifetime]}`],
     ["nodes", `${lifetimes.nodes[lifetime]} (${nodeRange(lifetimes.first[lifetime], lifetimes.last[lifetime])}), ` +
       `${lifetimes.useful[lifetime]} useful`],
     ["outcome", `${OUTCOMES[outcome] ?? outcome}${where}${after}`],
-    ["brought", plural(lifetimes.brought[lifetime], "token") + (text ? `: ${JSON.stringify(text)}` : "")],
+    ["emitted", plural(lifetimes.emitted[lifetime], "token") + (text ? `: ${JSON.stringify(text)}` : "")],
     ["sent", milliseconds(sent)],
   ];
 }

@@ -30,7 +30,7 @@ function showTokens() {
 }
 
 function markTokens() {
-  const same = new Set(broughtBy.get(chosen.lifetime) ?? []);
+  const same = new Set(emittedBy.get(chosen.lifetime) ?? []);
   for (const item of strip.querySelectorAll("[aria-selected=true], .same")) {
     item.setAttribute("aria-selected", "false");
     item.classList.remove("same");

@@ -186,11 +186,11 @@ def from_statuses(statuses: Sequence[Status], target: TargetCost) -> Devices:
         if not status.pass_rows:
             raise ClusterError(f"stage {status.rank} reports no pass times; upgrade it")
         seconds = interpolate(status.pass_rows, status.pass_seconds)(1)
-        held, free, sharing = status.memory_bytes, status.free_bytes, on_host[status.host]
+        held, free, nodes_there = status.memory_bytes, status.free_bytes, on_host[status.host]
         if status.device_held_bytes:
             held, free = status.device_held_bytes, status.device_free_bytes
-            sharing = on_device[status.host, status.device]
-        memory = held + free // sharing
+            nodes_there = on_device[status.host, status.device]
+        memory = held + free // nodes_there
         devices.append(Device(_name(status), memory, target.speed(status.layers, seconds)))
     return Devices(tuple(devices), Network(_measured_links(statuses)))
 

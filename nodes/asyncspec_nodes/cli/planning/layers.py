@@ -41,7 +41,7 @@ from asyncspec_nodes.simulation.prediction import DraftModel, Prediction, predic
 
 GOALS = ("throughput", "answer", "plain")
 SESSIONS = LimitsTable().sessions
-TOP, FADE = 0.6, 1.0
+TOP, DECAY = 0.6, 1.0
 """A middling draft model of its own."""
 
 
@@ -94,8 +94,12 @@ def add_arguments(parser: Parser) -> None:
     add("--policy", default="flow", metavar="NAME", help="to predict the speed of (default: flow)")
     text = f"chance that the draft's first candidate is right (default: {TOP})"
     bounds.CHANCE.add_to(parser, "--top", "P", text, default=TOP)
-    text = f"factor on it for every further token (default: {FADE:g})"
-    bounds.CHANCE.add_to(parser, "--fade", "F", text, default=FADE)
+    text = f"factor on it for every further token (default: {DECAY:g})"
+    bounds.CHANCE.add_to(parser, "--decay", "F", text, default=DECAY)
+    # Its former name.
+    bounds.CHANCE.add_to(
+        parser, "--fade", "F", argparse.SUPPRESS, dest="decay", default=argparse.SUPPRESS
+    )
     text = "a level of a draft tree (default: a thirtieth of a pass over the whole target)"
     bounds.SECONDS.add_to(parser, "--draft-seconds", "S", text)
     text = f"rows that cost no more than one (default: {DEFAULT_SHAPE.plateau})"
@@ -142,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = placement.best_placement(
         target, devices.devices, devices.network, rate, Constraints(arguments.stages)
     )
-    draft = DraftModel(arguments.top, arguments.fade, level)
+    draft = DraftModel(arguments.top, arguments.decay, level)
     plan = LayersPlan(
         target,
         devices,

@@ -17,12 +17,22 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_protocol.ids import SessionId, draft_number, owner
 from asyncspec_protocol.messages import PlanStatus, Rates
 
-REASONS = {
-    "plan": "a plan is in use: it is forecast to bring more than greedy batching",
-    "greedy": "greedy batching is in use: no plan is forecast to bring noticeably more",
-    "dropped": "greedy batching is in use: a plan brought less, and rests for a while",
-    "look": "greedy batching is in use for a moment, to see what it brings; then a plan again",
+USED = {
+    "plan": ("plan", "a plan is in use: its forecast is above that of greedy batching"),
+    "greedy": (
+        "greedy",
+        "greedy batching is in use: no plan's forecast is noticeably above that of greedy batching",
+    ),
+    "dropped": (
+        "plan_paused",
+        "greedy batching is in use: plans were slower than it, and are tried again after a while",
+    ),
+    "look": (
+        "greedy_probe",
+        "greedy batching is in use for a moment, to measure it; then a plan again",
+    ),
 }
+"""By ``PlanStatus.used``: its name in JSON, and a sentence."""
 
 
 class Measured(Struct, frozen=True):
@@ -92,7 +102,7 @@ def as_dict(measured: Measured) -> dict[str, Any]:
     """The JSON object's ``running``."""
     status, names = measured.status, measured.names
     return {
-        "used": status.used,
+        "used": USED[status.used][0] if status.used in USED else "",
         "why": why(status),
         "version": status.version,
         "batches": [
@@ -102,13 +112,13 @@ def as_dict(measured: Measured) -> dict[str, Any]:
         "lengths": dict(zip(names, status.lengths, strict=True)),
         "period_ms": 1000 * status.period,
         "forecast": {"plan": status.planned, "greedy": status.greedy},
-        "brought": {"throughput": status.throughput, "seconds": status.measured_seconds},
-        "of_greedy_forecast": {
+        "measured": {"throughput": status.throughput, "seconds": status.measured_seconds},
+        "share_of_greedy_forecast": {
             "plan": {"share": status.plan_share, "rounds": status.plan_rounds},
             "greedy": {"share": status.greedy_share, "rounds": status.greedy_rounds},
         },
         "unknown": status.unknown,
-        "aside": status.suspended,
+        "suspended": status.suspended,
         "measured_users": [
             {
                 "name": name,
@@ -131,7 +141,7 @@ def as_dict(measured: Measured) -> dict[str, Any]:
 
 def why(status: PlanStatus) -> str:
     """What is in use and why, as a sentence."""
-    return REASONS.get(status.used, "nothing is decided yet: ready sessions are verified")
+    return USED.get(status.used, ("", "nothing is decided yet: ready sessions are verified"))[1]
 
 
 def measured_lines(measured: Measured) -> Iterator[str]:
@@ -158,7 +168,7 @@ def measured_lines(measured: Measured) -> Iterator[str]:
 
 
 def use_lines(measured: Measured) -> Iterator[str]:
-    """What is in use, and what it brings."""
+    """What is in use, and its throughput."""
     status = measured.status
     yield f"there now: {why(status)}"
     if not status.used:
@@ -170,7 +180,7 @@ def use_lines(measured: Measured) -> Iterator[str]:
         yield f"{f'batch {batch}' if batch else 'whenever ready'}; user:draft length {members}"
     yield f"forecast: plan {status.planned:.1f} tokens/s, greedy batching {status.greedy:.1f}"
     seconds = status.measured_seconds
-    yield f"brought: {status.throughput:.1f} tokens/s, the last {seconds:.1f} s counting most"
+    yield f"measured: {status.throughput:.1f} tokens/s, the last {seconds:.1f} s counting most"
     for name, share, rounds in (
         ("plans", status.plan_share, status.plan_rounds),
         ("greedy batching", status.greedy_share, status.greedy_rounds),

@@ -32,7 +32,7 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     waits for a prompt that another session is reading lets others pass."""
     effects: Effects = ()
     most = state.config.max_sessions
-    while state.up and len(state.sessions) < most and not lifecycle.on_trial(state):
+    while state.up and len(state.sessions) < most and not lifecycle.runs_suspect(state):
         state, queued = _next(state)
         if queued is None:
             break
@@ -58,11 +58,11 @@ def _next(state: DraftState) -> tuple[DraftState, QueuedRequest | None]:
     for place, queued in enumerate(state.backlog):
         if prefix_cache.awaits_prefix(state, queued):
             continue
-        awaited = prefix_cache.prefix_in_progress(state, prefix_cache.prompt_key(state, queued))
-        if awaited is None:
+        pending = prefix_cache.prefix_in_progress(state, prefix_cache.prompt_key(state, queued))
+        if pending is None:
             return state, queued
         backlog = list(state.backlog)
-        backlog[place] = replace(queued, awaited_prefix=awaited)
+        backlog[place] = replace(queued, pending_prefix=pending)
         state = replace(state, backlog=tuple(backlog))
     return state, None
 

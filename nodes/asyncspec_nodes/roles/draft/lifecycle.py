@@ -1,9 +1,9 @@
-"""How sessions and requests end: close, accounts, pending releases, breaks of the pipeline.
+"""How sessions and requests end: close, statistics, pending releases, breaks of the pipeline.
 
 A ``Close`` goes straight to every stage, and the ``Open`` of the next session through those before
 it, which may be the faster way. So that no stage has to hold both, cache slots count as taken until
-the stage reports that they are free: with the session's account, or with its answer to a ``Floor``
-where a break of the pipeline has ended the session.
+the stage reports that they are free: with the session's statistics, or with its answer to a
+``Floor`` where a break of the pipeline has ended the session.
 
 Poison requests: a stage that dies of a request comes back, is given it again, and dies again; which
 of many sessions it was cannot be seen. So requests that have brought nothing between two breaks are
@@ -49,11 +49,11 @@ MAX_SESSIONS_LEFT = 2**32
 def finish_request(
     state: DraftState, session: DraftSession, reason: str, now: float
 ) -> tuple[DraftState, Effects]:
-    """Close a session everywhere; its request ends when the stages have given account."""
+    """Close a session everywhere; its request ends when the stages have reported its statistics."""
     state, cached = prefix_cache.cache_prompt(state, session)
     state, effects = close_session(state, session, keep=cached)
     finishing = FinishingRequest(session, reason, now, missing=frozenset(state.linked_stages))
-    timer = SetTimer(account_timer(session.session), now + state.config.account_seconds)
+    timer = SetTimer(stats_timer(session.session), now + state.config.stats_seconds)
     return _with_finishing(state, finishing), (*effects, timer)
 
 
@@ -84,12 +84,12 @@ def forget_prompts(state: DraftState, prompts: Sequence[CachedPrompt]) -> DraftS
     return _with_releases(replace(state, cached_prompts=left), *releases)
 
 
-def account_timer(session: SessionId) -> str:
-    """The name of the timer that bounds the wait for accounts."""
-    return f"account:{session}"
+def stats_timer(session: SessionId) -> str:
+    """The name of the timer that bounds the wait for statistics."""
+    return f"stats:{session}"
 
 
-def record_account(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
+def record_stage_stats(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
     """A node reports what a session cost it, and that its cache is free of it."""
     name, kept = message.session, message.kept
     state = _released(
@@ -97,10 +97,10 @@ def record_account(state: DraftState, message: Closed) -> tuple[DraftState, Effe
     )
     finishing = state.finishing.get(name)
     if finishing is None:
-        return _record_late_account(state, message), ()
+        return _record_late_stats(state, message), ()
     if message.rank not in finishing.missing and message.rank != state.config.source:
         return state, ()
-    counters = finishing.session.counters.with_account(message)
+    counters = finishing.session.counters.with_stage_stats(message)
     finishing = replace(
         finishing,
         session=replace(finishing.session, counters=counters),
@@ -109,15 +109,15 @@ def record_account(state: DraftState, message: Closed) -> tuple[DraftState, Effe
     return finish_if_complete(_with_finishing(state, finishing), name)
 
 
-def _record_late_account(state: DraftState, message: Closed) -> DraftState:
-    """The account of a session that a break has ended, or is about to, as a stage may be the first
-    to know. Where its request has ended it is too late."""
+def _record_late_stats(state: DraftState, message: Closed) -> DraftState:
+    """The statistics of a session that a break has ended, or is about to, as a stage may be the
+    first to know. Where its request has ended it is too late."""
     name = message.session
 
     def booked(one: C, *sessions: SessionId) -> C:
         if name not in (*sessions, *one.counters.earlier):
             return one
-        return replace(one, counters=one.counters.with_account(message))
+        return replace(one, counters=one.counters.with_stage_stats(message))
 
     finishing = state.finishing.items()
     return replace(
@@ -128,9 +128,9 @@ def _record_late_account(state: DraftState, message: Closed) -> DraftState:
     )
 
 
-def accounts_overdue(state: DraftState, timer: str) -> tuple[DraftState, Effects]:
-    """A request that has ended stops waiting for accounts."""
-    key = next((key for key in state.finishing if account_timer(key) == timer), None)
+def stats_overdue(state: DraftState, timer: str) -> tuple[DraftState, Effects]:
+    """A request that has ended stops waiting for statistics."""
+    key = next((key for key in state.finishing if stats_timer(key) == timer), None)
     return (state, ()) if key is None else finish_if_complete(state, key, force=True)
 
 
@@ -142,7 +142,7 @@ def _with_finishing(state: DraftState, finishing: FinishingRequest) -> DraftStat
 def finish_if_complete(
     state: DraftState, key: SessionId, *, force: bool = False
 ) -> tuple[DraftState, Effects]:
-    """End a request when every stage has given account, or with ``force``."""
+    """End a request when every stage has reported statistics, or with ``force``."""
     finishing = state.finishing[key]
     if finishing.missing and not force:
         return state, ()
@@ -161,7 +161,7 @@ def finish_if_complete(
         stats["lossy"] = 1
     finish = Finish(request.request, finishing.reason, key, stats, earlier=counters.earlier)
     left = {k: v for k, v in state.finishing.items() if k != key}
-    return replace(state, finishing=left), (SetTimer(account_timer(key), None), finish)
+    return replace(state, finishing=left), (SetTimer(stats_timer(key), None), finish)
 
 
 def unserved(queued: QueuedRequest, reason: str, detail: str, now: float, code: str = "") -> Finish:
@@ -239,8 +239,8 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
         return state, ()  # only its slots have changed: another draft node came or went
     if message.up:
         return _send_floor(replace(state, ready=state.ready | {rank}))
-    down, heard = replace(state, ready=state.ready - {rank}), now - message.silent
-    return _broken(down, now, was_up=state.up, heard=-math.inf if echo else heard)
+    down, last_seen = replace(state, ready=state.ready - {rank}), now - message.silent
+    return _broken(down, now, was_up=state.up, last_seen=-math.inf if echo else last_seen)
 
 
 def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
@@ -254,9 +254,9 @@ def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
 
 
 def link_down(
-    state: DraftState, peer: Rank, now: float, *, heard: float
+    state: DraftState, peer: Rank, now: float, *, last_seen: float
 ) -> tuple[DraftState, Effects]:
-    """A peer, last heard at a time, is gone, and with it its accounts and every session."""
+    """A peer, last heard at a time, is gone, and with it its statistics and every session."""
     if peer not in state.peers:
         return state, ()
     was_up = state.up
@@ -272,9 +272,9 @@ def link_down(
     )
     if peer == state.config.source:
         state = replace(state, source_features=())  # the next one may read others
-    state, effects = _broken(state, now, was_up=was_up, heard=heard)
+    state, effects = _broken(state, now, was_up=was_up, last_seen=last_seen)
     for key, finishing in state.finishing.items():
-        # No account of a lost peer will come.
+        # No statistics of a lost peer will come.
         left = replace(finishing, missing=finishing.missing - {peer})
         state, finished = finish_if_complete(_with_finishing(state, left), key)
         effects += finished
@@ -282,13 +282,13 @@ def link_down(
 
 
 def _broken(
-    state: DraftState, now: float, *, was_up: bool, heard: float
+    state: DraftState, now: float, *, was_up: bool, last_seen: float
 ) -> tuple[DraftState, Effects]:
     """All sessions end, and their requests go back to the head of the backlog, suspects first, but
-    for a poison request. ``was_up``: they wait from now on. ``heard``: when the lost peer was heard
-    last. Where that was before the last break, no session of now can be to blame: it is counted
-    already."""
-    new_breaks = int(heard > state.last_break)
+    for a poison request. ``was_up``: they wait from now on. ``last_seen``: when the lost peer last
+    sent something. Where that was before the last break, no session of now can be to blame: it
+    is counted already."""
+    new_breaks = int(last_seen > state.last_break)
     state = replace(state, last_break=now)
     effects: list[Effect] = []
     silent = [session for session in state.sessions.values() if not session.committed]
@@ -326,7 +326,7 @@ def _poison_detail(breaks: int) -> str:
     )
 
 
-def on_trial(state: DraftState) -> bool:
+def runs_suspect(state: DraftState) -> bool:
     """Whether a suspect is tried: no other session is opened until it has brought a token."""
     return any(s.counters.is_suspect and not s.committed for s in state.sessions.values())
 

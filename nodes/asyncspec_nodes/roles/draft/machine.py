@@ -81,11 +81,11 @@ class DraftMachine:
             case TimerFired(lifecycle.REJOIN):
                 state, effects = lifecycle.rejoin_failed(state, now)
             case TimerFired(timer):
-                state, effects = lifecycle.accounts_overdue(state, timer)
+                state, effects = lifecycle.stats_overdue(state, timer)
             case LinkUp(peer):
                 state, effects = lifecycle.link_up(state, peer)
             case LinkDown(peer, _, silent):
-                state, effects = lifecycle.link_down(state, peer, now, heard=now - silent)
+                state, effects = lifecycle.link_down(state, peer, now, last_seen=now - silent)
             case _:
                 raise LocalProtocolError(f"a draft node has no use for {type(event).__name__}")
         state, more = schedule(state, now)
@@ -111,7 +111,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
                 state = state.with_session(replace(session, planned_length=message.length))
             return state, ()
         case Closed() if peer == message.rank:
-            return lifecycle.record_account(state, message)
+            return lifecycle.record_stage_stats(state, message)
         case Expanded() if peer == state.config.source:
             return drafting.expanded_received(state, message, peer), ()
         case _:

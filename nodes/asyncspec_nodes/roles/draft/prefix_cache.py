@@ -69,7 +69,7 @@ def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
 
 def awaits_prefix(state: DraftState, queued: QueuedRequest) -> bool:
     """Whether a session is still reading the prompt that a request waits for."""
-    name = queued.awaited_prefix
+    name = queued.pending_prefix
     session = None if name is None else state.sessions.get(name)
     return session is not None and not session.decoding
 

@@ -64,8 +64,8 @@ class DraftConfig(Struct, frozen=True):
     rejoin_seconds: float = 30.0
     # Breaks of the pipeline in a row without a token after which a request counts as their cause.
     max_breaks: int = MAX_BREAKS
-    # How long the end of a request waits for the stages' accounts.
-    account_seconds: float = 2.0
+    # How long the end of a request waits for the stages' statistics.
+    stats_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
     features: tuple[int, ...] = ()
     # The token source's node says so (``Ready.features``).
@@ -85,7 +85,7 @@ class QueuedRequest(Struct, frozen=True):
     counters: Counters
     given: tuple[int, ...] = ()
     # A session that is reading a common prefix of its prompt, for which it waits.
-    awaited_prefix: SessionId | None = None
+    pending_prefix: SessionId | None = None
 
 
 class DraftRequest(Struct, frozen=True):
@@ -221,7 +221,7 @@ class DraftSession(Struct, frozen=True):
 
 
 class FinishingRequest(Struct, frozen=True):
-    """A request whose last tokens are out; accounts of the stages ``missing`` are still to come."""
+    """A request whose last tokens are out; the stages ``missing`` still owe statistics."""
 
     session: DraftSession
     reason: str

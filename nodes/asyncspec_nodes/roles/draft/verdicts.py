@@ -77,13 +77,15 @@ def _target_outputs(
     session: DraftSession, verdict: Verdict
 ) -> Iterator[tuple[NodeId, TargetOutput]]:
     """What a verdict says of each node, in the detail that the policy needs."""
-    tops = len(verdict.top_tokens) // max(1, len(verdict.ids))
-    if bool(tops) != bool(session.top_logprobs and verdict.ids):
-        raise RemoteProtocolError(f"{tops} likeliest tokens a node in session {session.session}")
+    likeliest = len(verdict.top_tokens) // max(1, len(verdict.ids))
+    if bool(likeliest) != bool(session.top_logprobs and verdict.ids):
+        raise RemoteProtocolError(
+            f"{likeliest} likeliest tokens a node in session {session.session}"
+        )
     if bool(verdict.token_log_probs) != bool(session.request.log_probs and verdict.ids):
         raise RemoteProtocolError(f"log-probabilities or none in session {session.session}")
     for i, (node, token) in enumerate(zip(verdict.ids, verdict.tokens, strict=True)):
-        part = slice(i * tops, (i + 1) * tops)
+        part = slice(i * likeliest, (i + 1) * likeliest)
         log_prob = verdict.token_log_probs[i] if verdict.token_log_probs else None
         top = (verdict.top_tokens[part], verdict.top_token_log_probs[part])
         yield node, TargetOutput(token, *top, log_prob)

@@ -3,7 +3,7 @@
 Segments of ``window`` passes may wait here. A link with latency holds segments too, and so does the
 way of the credit back. How many is measured: a segment that waited for credit and finds this stage
 idle shows that there was too little, a queue that is still full when a pass starts that there was
-too much. Each link has its own account, so a draft node cannot take another's places.
+too much. Each link has its own count, so a draft node cannot take another's places.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def report_costs(state: VerifyState) -> tuple[VerifyState, Effects]:
     state = replace(state, cost=cost, reported_row_seconds=state.row_seconds)
     # A slow link is reported at once, with what is known of passes: segments queue before it.
     table = cost.table() if cost.reported else cost.averages()
-    crowding = cost.reported_crowding if cost.reported else cost.crowding
+    contention = cost.reported_contention if cost.reported else cost.contention
     jitter = cost.deviation.relative
-    times = PassTimes(state.config.rank, *table, state.row_seconds, jitter, crowding)
+    times = PassTimes(state.config.rank, *table, state.row_seconds, jitter, contention)
     return state, tuple([Send(draft, times) for draft in state.drafts])

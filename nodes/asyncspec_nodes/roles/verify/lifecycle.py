@@ -163,7 +163,7 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
 
 
 def report(session: StageSession, *, kept: bool = False) -> SendClosed:
-    """The account of a session. ``kept``: its prompt stays cached."""
+    """The statistics of a session. ``kept``: its prompt stays cached."""
     name = session.opening.session
     rows, dead = session.rows, session.dead_rows
     return SendClosed(
@@ -226,8 +226,8 @@ def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState,
     """End sessions with all that waits of them, and report what they have cost."""
     held = (*state.sessions, *state.cached_prompts)
     releases = tuple(Compute(Release(name)) for name in held if name in over)
-    accounts = {**state.closing, **state.sessions}.items()
-    reports = tuple(report(session) for name, session in accounts if name in over)
+    known = {**state.closing, **state.sessions}.items()
+    reports = tuple(report(session) for name, session in known if name in over)
     state = replace(
         state,
         sessions={k: v for k, v in state.sessions.items() if k not in over},

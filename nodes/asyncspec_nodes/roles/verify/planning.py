@@ -253,7 +253,7 @@ def _apply(
     return replace(state, schedule=schedule), (*armed, *schedules)
 
 
-def plan_status(state: VerifyState, question: int) -> PlanStatus:
+def plan_status(state: VerifyState, query: int) -> PlanStatus:
     """The answer to an operator's ``PlanStatusRequest``."""
     schedule = state.schedule
     decision, comparison = schedule.decision, schedule.comparison
@@ -262,7 +262,7 @@ def plan_status(state: VerifyState, question: int) -> PlanStatus:
     place = {s: n for n, batch in enumerate(schedule.batches, start=1) for s in batch}
     stages = _stage_costs(state, len(sessions)) or ()
     status = PlanStatus(
-        question=question,
+        query=query,
         sessions=tuple(sessions),
         rounds=tuple([one.rounds for one in rates]),
         lows=tuple([one.alpha for one in rates]),
@@ -287,7 +287,7 @@ def plan_status(state: VerifyState, question: int) -> PlanStatus:
     used = "plan" if schedule.batches else "greedy"
     if decision.groups and not schedule.batches:
         used = "look" if comparison.probing else "dropped"
-    account = comparison.greedy if comparison.tried is None else comparison.plans
+    measured = comparison.greedy if comparison.tried is None else comparison.plans
     return replace(
         status,
         used=used,
@@ -295,8 +295,8 @@ def plan_status(state: VerifyState, question: int) -> PlanStatus:
         period=schedule.period if schedule.batches else 0.0,
         planned=decision.planned,
         greedy=decision.greedy,
-        throughput=account.rate * len(schedule.forecast),
-        measured_seconds=account.seconds / max(1, len(schedule.forecast)),
+        throughput=measured.rate * len(schedule.forecast),
+        measured_seconds=measured.seconds / max(1, len(schedule.forecast)),
         plan_share=_share(comparison.plans),
         plan_rounds=comparison.plans.rounds,
         greedy_share=_share(comparison.greedy),
@@ -304,5 +304,5 @@ def plan_status(state: VerifyState, question: int) -> PlanStatus:
     )
 
 
-def _share(account: Throughput) -> float:
-    return account.share if account.rounds else 0.0
+def _share(measured: Throughput) -> float:
+    return measured.share if measured.rounds else 0.0

@@ -263,7 +263,7 @@ def _verdict(
         features = TensorRows(output.features, tuple(alive))
     if not verified and features is None:
         return None
-    tops = [top_tokens[i] for i in verified] if top_tokens else []
+    likeliest = [top_tokens[i] for i in verified] if top_tokens else []
     message = Verdict(
         session=opening.session,
         segment=segment.segment,
@@ -271,8 +271,8 @@ def _verdict(
         ids=tuple([ids[sampled[i]] for i in verified]),
         tokens=tuple([tokens[i] for i in verified]),
         feature_ids=() if features is None else tuple([ids[row] for row in alive]),
-        top_tokens=tuple([token for some, _ in tops for token in some]),
-        top_token_log_probs=tuple([log_prob for _, some in tops for log_prob in some]),
+        top_tokens=tuple([token for some, _ in likeliest for token in some]),
+        top_token_log_probs=tuple([log_prob for _, some in likeliest for log_prob in some]),
         token_log_probs=tuple([log_probs[i] for i in verified]) if log_probs else (),
         stage_seconds=segment.stage_seconds(now),
         pass_number=segment.pass_number,

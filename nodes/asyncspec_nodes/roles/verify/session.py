@@ -69,7 +69,7 @@ class VerifyConfig(Struct, frozen=True):
 
 
 class LinkCredit(Struct, frozen=True):
-    """The account of one inbound link, since it came up, in segments."""
+    """The credit of one inbound link, since it came up, in segments."""
 
     # What the peer may have sent in all, and what came.
     granted: int = 0
@@ -249,7 +249,7 @@ class VerifyState(Struct, frozen=True):
         return replace(self, watermarks={**self.watermarks, draft: marks})
 
     def with_credit(self, peer: Rank, credit: LinkCredit) -> VerifyState:
-        """The state with another account of an inbound link."""
+        """The state with another count of an inbound link."""
         return replace(self, inbound={**self.inbound, peer: credit})
 
 
