@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.dipsd.model import Budget, Plan, Tables, problem
+from asyncspec.dipsd.model import Budget, Plan, Tables, violation
 
 
 class VerifierLine:
@@ -100,7 +100,7 @@ class Evaluation(Struct, frozen=True):
 
 def evaluate(plan: Plan, tables: Tables) -> Evaluation:
     """The plan's steady state. ``ValueError`` if it is not a plan for the tables' deployment."""
-    if wrong := problem(plan, tables.deployment):
+    if wrong := violation(plan, tables.deployment):
         raise ValueError(wrong)
     batches = tuple(batch_times(users, plan.lengths, tables) for users in plan.batches)
     hop = tables.deployment.verifier.hop_ms

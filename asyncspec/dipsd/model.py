@@ -113,7 +113,7 @@ class Plan(Struct, frozen=True):
     lengths: tuple[int, ...]
 
 
-def problem(plan: Plan, deployment: Deployment) -> str:
+def violation(plan: Plan, deployment: Deployment) -> str:
     """Why ``plan`` is not one for ``deployment``; empty if it is."""
     users = len(deployment.users)
     if sorted(chain.from_iterable(plan.batches)) != list(range(users)):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Budget, Deployment, Groups, Tables, User, problem
+from asyncspec.dipsd.model import Budget, Deployment, Groups, Tables, User, violation
 from asyncspec.dipsd.online.decide import EFFORT, decide
 from asyncspec.dipsd.online.request import clamp_ms, measured_deployment
 from asyncspec.dipsd.optimizer.association import dealt
@@ -99,7 +99,7 @@ def test_plans_of_little_effort_are_plans_and_pass_what_is_simple(
     # A hundredth of a decision's: the first impression is all there is.
     found = plan_best(tables, effort=EFFORT / 100)
     assert found is not None
-    assert problem(found.plan, tables.deployment) == ""
+    assert violation(found.plan, tables.deployment) == ""
     rate = evaluate(found.plan, tables).throughput
     assert rate <= found.bound * (1 + 1e-9)
     alone = best_lengths(tables, tuple((m,) for m in range(users)), work=Budget(0))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import batch_times, evaluate
-from asyncspec.dipsd.model import Deployment, Tables, even_stages, problem
+from asyncspec.dipsd.model import Deployment, Tables, even_stages, violation
 from asyncspec.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
 from dipsd.test_lengths import two_terms
@@ -29,7 +29,7 @@ def check(deployment: Deployment) -> None:
     assert (ours is None) == (theirs is None)
     if ours is None or theirs is None:
         return
-    assert problem(theirs.plan, deployment) == ""
+    assert violation(theirs.plan, deployment) == ""
     plan = theirs.plan
     assert tables.all_fit(plan.batches)
     batches = [batch_times(users, plan.lengths, tables) for users in plan.batches]

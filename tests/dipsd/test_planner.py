@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Tables, problem
+from asyncspec.dipsd.model import Deployment, Tables, violation
 from asyncspec.dipsd.optimizer.association import associations, fewest_batches, packed
 from asyncspec.dipsd.optimizer.baselines import NODES, algorithm1, associate, cost, depth_first
 from asyncspec.dipsd.optimizer.bound import Bound
@@ -62,7 +62,7 @@ def test_ours_is_the_optimum(kind: str, users: int) -> None:
         best = optimum(tables)
         ours = plan_best(tables)
         assert ours is not None
-        assert problem(ours.plan, tables.deployment) == ""
+        assert violation(ours.plan, tables.deployment) == ""
         assert evaluate(ours.plan, tables).throughput == pytest.approx(best, rel=1e-9)
         assert ours.bound == pytest.approx(best, rel=1e-9)
         # Algorithm 1 never beats the best of its own kind, and stays near it.
@@ -198,7 +198,7 @@ def test_a_crowd_is_planned_within_its_bound() -> None:
     tables = Tables(instance(Random(3), 12, "paper"))
     found = plan_best(tables)
     assert found is not None
-    assert problem(found.plan, tables.deployment) == ""
+    assert violation(found.plan, tables.deployment) == ""
     rate = evaluate(found.plan, tables).throughput
     assert 0.85 * found.bound < rate <= found.bound * (1 + 1e-9)
     theirs = algorithm1(tables)

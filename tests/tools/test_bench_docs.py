@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,51 @@ def test_every_key_option_and_parameter_is_listed() -> None:
     shared = cli.reference(cli.SHARED)
     for name, parser in cli.parsers().items():
         text = cli.reference(name) + shared
-        for option in set(parser._option_string_actions) - {"-h", "--help"}:
+        shown = {o for o, a in parser._option_string_actions.items() if a.help != SUPPRESS}
+        for option in shown - {"-h", "--help"}:
             assert option in text
 
 
 def test_names_of_pages_become_links() -> None:
     assert comments.linked("see docs/reference/dip-sd.md") == "see [dip sd](dip-sd.md)"
     assert comments.linked("(docs/guide/install.md)") == "([install](../guide/install.md))"
+
+
+MESSAGES = """
+class ApiError(Exception): ...
+def check(name, most):
+    if not name:
+        raise UserError("give a name")
+    text = f"{name} is too long"
+    if most:
+        text = "shorten it, " + name
+        raise ApiError(400, text)
+    return Refusal(f"{name} is " + ("bad" if most else "worse"), "invalid")
+def name_problem(name):
+    if name:
+        return None
+    return f"{name} is no name"
+def other(name):
+    raise ValueError("for nobody to see")
+"""
+
+
+def test_messages_are_found_where_they_are_raised_returned_or_sent(tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text(MESSAGES)
+    assert set(errors._raised(tmp_path / "some.py")) == {
+        *("give a name", "… is too long", "shorten it, …"),
+        *("… is bad", "… is worse", "… is no name"),
+    }
+
+
+def test_every_message_is_explained() -> None:
+    page = (command.ROOT / command.MESSAGES).read_text(encoding="utf-8")
+    assert errors.NEW not in page, "move new messages to where a paragraph explains them"
+    for before in page.split("```text\n")[:-1]:
+        paragraph = before.rstrip().rsplit("\n\n", 1)[-1]
+        assert paragraph[0] not in "#", paragraph
+        assert not paragraph.endswith("```"), paragraph
+        assert len(paragraph.split()) > 4, paragraph
 
 
 def test_reworded_messages_keep_their_place() -> None:

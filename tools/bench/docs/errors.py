@@ -9,15 +9,37 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 
 PACKAGES = ("asyncspec", "nodes/asyncspec_nodes", "protocol/asyncspec_protocol")
 
-SHOWN = ("UserError", "CheckpointError", "ClusterError")
-"""Errors that end a command with one line, or refuse a request with it."""
+SHOWN = {
+    # End a command with one line.
+    "UserError": 0,
+    "CheckpointError": 0,
+    "ClusterError": 0,
+    "NobodyThereError": 0,
+    "AsyncSpecError": 0,
+    # Answers of the HTTP service.
+    "ApiError": 1,
+    "invalid": 0,
+    "unavailable": 0,
+    # Requests that are not served, or end early.
+    "GrammarError": 0,
+    "Refusal": 0,
+    "Finished": 2,
+    "unserved": 2,
+    # Refused links, and machines that may not join.
+    "Fault": 1,
+    "Refused": 0,
+}
+"""What is raised, returned or sent with a sentence for a user, and which argument that is."""
+
+SENTENCES = re.compile(r"(problem|refusal|why_not|poison_detail|missing_peers)$")
+"""Functions that return such a sentence."""
 
 GAP = "…"
 
@@ -39,21 +61,59 @@ def templates() -> list[str]:
 
 
 def _raised(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
-            continue
-        if node.func.id in SHOWN:
-            text = re.sub(rf"{GAP}+", GAP, _text(node.args[0])).replace("`", "'")
-            if len(_words(text)) > 1:
-                yield text
+    for found in _sentences(ast.parse(path.read_text(encoding="utf-8")), {}):
+        text = re.sub(rf"{GAP}+", GAP, found).replace("`", "'")
+        if len(_words(text)) > 1:
+            yield text
 
 
-def _text(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) for part in node.values)
-    return GAP
+def _sentences(scope: ast.AST, names: Mapping[str, list[ast.expr]]) -> Iterator[str]:
+    """Those of a module or function; ``names``: what variables around it stand for."""
+    names = {**names, **_assigned(scope)}
+    returns = isinstance(scope, ast.FunctionDef) and SENTENCES.search(scope.name) is not None
+    for node in _inside(scope):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from _sentences(node, names)
+            case ast.Call(func=ast.Name(id=name), args=arguments) if name in SHOWN:
+                if len(arguments) > SHOWN[name]:
+                    yield from _texts(arguments[SHOWN[name]], names)
+            case ast.Return(value=ast.expr() as value) if returns:
+                yield from _texts(value, names)
+
+
+def _inside(scope: ast.AST) -> Iterator[ast.AST]:
+    """Its nodes, in their order, without those of functions in it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from _inside(node)
+
+
+def _assigned(scope: ast.AST) -> dict[str, list[ast.expr]]:
+    found: dict[str, list[ast.expr]] = {}
+    for node in _inside(scope):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault(node.targets[0].id, []).append(node.value)
+    return found
+
+
+def _texts(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> list[str]:
+    """All that an expression may be, with gaps."""
+    match node:
+        case ast.Constant(value=str() as text):
+            return [text]
+        case ast.JoinedStr(values=parts):
+            return ["".join("".join(_texts(part, {})[:1]) for part in parts)]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [a + b for a in _texts(left, names) for b in _texts(right, names)]
+        case ast.IfExp(body=body, orelse=other):
+            return _texts(body, names) + _texts(other, names)
+        case ast.BoolOp(values=values):
+            return [text for value in values for text in _texts(value, names)]
+        case ast.Name(id=name) if name in names:
+            return [text for value in names[name] for text in _texts(value, {})]
+    return [GAP]
 
 
 def _words(text: str) -> frozenset[str]:
