@@ -7,6 +7,7 @@ import resource
 import pytest
 
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.cli.main import main
 from asyncspec_nodes.node import resources
 
 
@@ -28,6 +29,18 @@ def test_the_limit_is_raised(
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
     resources.raise_file_limit()
     assert given == ([] if then is None else [then])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run --target toy: --prompt x", "serve --target toy: --port 0", "up --target toy: --port 0"],
+)
+def test_commands_say_so_before_they_start_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err.startswith("asyncspec: this process may open 24 files, and")
 
 
 def test_too_low_a_limit_is_a_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

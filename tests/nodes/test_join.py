@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import ssl
 import threading
 from collections import Counter
@@ -379,6 +380,23 @@ def test_what_is_kept_is_whole_or_refused(tmp_path: Path) -> None:
     with TokenFile(None, said.append) as stored:
         stored.write(first)
         assert stored.read() is None
+
+
+def test_a_token_that_a_full_disk_does_not_keep_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    kept = new_cluster("one")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TokenFile(tmp_path / "up.json", said.append) as file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # no file grows beyond
+        try:
+            file.write(kept)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "up.json cannot be written (No space left on device)" in said.pop()
+        assert file.read() is None
+        file.write(kept)
+        assert file.read() == kept
+    assert not said
 
 
 @pytest.mark.parametrize(

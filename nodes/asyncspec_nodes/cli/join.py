@@ -14,6 +14,7 @@ from asyncspec_nodes.console.hosts import address, is_host
 from asyncspec_nodes.join.agent import AgentOptions
 from asyncspec_nodes.join.own_machine import join_until_signal
 from asyncspec_nodes.join.token import read
+from asyncspec_nodes.node.resources import raise_file_limit
 
 MEMORY = bounds.Bounds(0.0, 1e6, above=True)
 SPEED = bounds.Bounds(0.0, 1e9, above=True)
@@ -78,6 +79,7 @@ def speed(arguments: argparse.Namespace) -> float | None:
 def run(arguments: argparse.Namespace) -> int:
     """Until a signal. Raises ``AsyncSpecError``."""
     token = read(arguments.token)
+    raise_file_limit()
     target = arguments.target
     if target is not None:
         backend_of(target).inspect(target)

@@ -34,7 +34,7 @@ from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.resources import freeze_objects
+from asyncspec_nodes.node.resources import freeze_objects, raise_file_limit
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 
@@ -148,6 +148,7 @@ Start = Callable[[AsyncExitStack, Serving], Coroutine[Any, Any, Cluster | None]]
 
 def run_service(options: ServeOptions, start: Start) -> int:
     """Serve HTTP until a signal. Raises ``AsyncSpecError``."""
+    raise_file_limit()
     with listen.bind(options.host, options.port, whose="--host and --port") as sock:
         return asyncio.run(_serve(options, start, sock))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -123,11 +123,14 @@ class TokenFile:
             )
         except OSError as error:
             self._close()
-            self._say(
-                f"{self._file} cannot be written ({error.strerror}): the token ends with this "
-                "cluster; --token-file FILE keeps it elsewhere"
-            )
+            self._say_unwritten(error)
         return self
+
+    def _say_unwritten(self, error: OSError) -> None:
+        self._say(
+            f"{self._file} cannot be written ({error.strerror}): the token ends with this cluster; "
+            "--token-file FILE keeps it elsewhere"
+        )
 
     def __exit__(self, *exception: object) -> None:
         self._close()
@@ -155,9 +158,14 @@ class TokenFile:
         return found
 
     def write(self, keys: StoredKeys) -> None:
-        """Keep it."""
-        if self._descriptor is None:
+        """Keep it, whole or not at all."""
+        data = msgspec.json.encode(keys)
+        if self._descriptor is None or os.pread(self._descriptor, 1 << 20, 0) == data:
             return
-        with contextlib.suppress(OSError):  # a full disk: it was said where it could not be opened
+        try:
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, msgspec.json.encode(keys), 0)
+            if os.pwrite(self._descriptor, data, 0) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            os.ftruncate(self._descriptor, 0)
+            self._say_unwritten(error)

@@ -39,6 +39,7 @@ from asyncspec_nodes.local.children import (
 )
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
+from asyncspec_nodes.node.resources import raise_file_limit
 from asyncspec_nodes.node.supervisor import PERIOD_SECONDS, RESTARTS, RestartBudget
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.links import role_of
@@ -270,6 +271,7 @@ class LocalCluster:
         return "bitwise" if found == {"bitwise"} else "tolerance"
 
     async def __aenter__(self) -> LocalCluster:
+        raise_file_limit()
         try:
             await self._start()
         except BaseException:
