@@ -70,6 +70,16 @@ def test_a_source_gets_a_floor_when_it_is_back() -> None:
     assert sent(driven.feed(LinkUp(V2)), Floor, to=V2) == [Floor(SessionId(1))]
 
 
+def test_sessions_are_above_those_of_a_clock_that_has_been_set_back_since() -> None:
+    """A draft node that starts again numbers from its clock on; stages know what it has opened."""
+    driven = draft(stages=2)
+    driven.feed(LinkDown(V1), LinkUp(V1))
+    effects = driven.feed(Received(V1, Ready(V1, True, opened=SessionId(41))))
+    assert sent(effects, Floor, to=V2) == [Floor(SessionId(42))]
+    effects = driven.feed(Submitted(ask(0)))
+    assert [one.session for one in sent(effects, Open, to=V1)] == [42]
+
+
 def test_a_floor_ends_the_sessions_below_it_and_no_other() -> None:
     only = stage()
     only.feed(Received(DRAFT, opening(1, session=1)), Received(DRAFT, opening(1, session=2)))

@@ -371,4 +371,10 @@ RECOVERY: tuple[Mutant, ...] = (
         "max(LEAST_SILENCE_SECONDS, lost)",
         "test_a_process_on_busy_cores_is_kept",
     ),
+    Mutant(
+        "recovery-clock-set-back",
+        "if message.opened >= state.next_session:",
+        "if message.opened > state.next_session + 99:",
+        "test_sessions_are_above_those_of_a_clock_that_has_been_set_back_since",
+    ),
 )
