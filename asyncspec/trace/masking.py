@@ -94,10 +94,9 @@ class Mask:
                 return effect
 
     def _hashed(self, session: int, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        known = session.to_bytes(8, "little")
         found = []
         for token in tokens:
-            text = known + token.to_bytes(4, "little")
+            text = f"{session} {token}".encode()  # of any size: a peer may claim any number
             digest = hashlib.blake2b(text, digest_size=4, key=self._key).digest()
             found.append(int.from_bytes(digest, "little") >> 1)
         return tuple(found)

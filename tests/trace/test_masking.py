@@ -43,11 +43,12 @@ def test_no_message_keeps_a_token(message: Message, key: bytes) -> None:
 
 def test_equal_tokens_of_other_sessions_and_recordings_are_not_equal() -> None:
     found = set()
-    for session, key in itertools.product((1, 2), (b"a", b"b")):
+    # -1: no session, which a peer may claim all the same.
+    for session, key in itertools.product((-1, 1, 2), (b"a", b"b")):
         segment = Segment(SessionId(session), SegmentId(0), Version(0), NODES, (-1, 0), (7, 7))
         masked = Mask(key).message(segment)
         assert isinstance(masked, Segment)
         first, second = masked.tokens
         assert first == second
         found.add(first)
-    assert len(found) == 4
+    assert len(found) == 6
