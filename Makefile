@@ -35,7 +35,7 @@ help:
 	@echo "make nightly every test, every cell of the matrices, fuzz, schedules and mutants: hours"
 	@echo "make fuzz    the property tests with many more examples"
 	@echo "make schedules  10,000 random schedules of requests and faults on simulated clusters"
-	@echo "make fuzz-wire  a million mutated frames for each role of live nodes: hours"
+	@echo "make fuzz-wire  a million mutated frames for each role of live nodes: an hour"
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clean   remove what these made"
 

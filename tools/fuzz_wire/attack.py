@@ -17,7 +17,7 @@ from asyncspec_protocol.ids import MAX_DRAFTS, Rank, draft_rank, first_session
 from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Hello, Message, Segment, Submit, Welcome
 from tools.fuzz_wire.bed import READ, SOURCE, STAGES, Bed
-from tools.fuzz_wire.mutations import damaged, frame_of, restructured
+from tools.fuzz_wire.mutations import damaged, frame_of, passable, restructured
 from tools.fuzz_wire.traffic import Drafter, Pipeline, from_client, hidden_states
 
 LONGEST = 80
@@ -59,7 +59,8 @@ class Attack:
             await self._connection(random.Random(f"{self._seed}/{self._role}/{self._number}"))
 
     async def _connection(self, rng: random.Random) -> None:
-        ranks = {"verify": range(1, STAGES + 1), "source": (SOURCE,), "draft": (0,)}[self._role]
+        # A later stage reads little of a draft node.
+        ranks = {"verify": (1,) * 9 + (STAGES,), "source": (SOURCE,), "draft": (0,)}[self._role]
         rank, draft = rng.choice(ranks), rng.randrange(1, MAX_DRAFTS)
         while draft in self._drafts:
             draft = rng.randrange(1, MAX_DRAFTS)
@@ -109,7 +110,10 @@ class Attack:
     def _next_frame(self, rng: random.Random, rank: int, drafter: Drafter) -> bytes:
         if not rank:
             return frame_of(from_client(rng))
-        message = drafter.to_source() if rank == SOURCE else drafter.to_stage()
+        if rank == SOURCE:
+            message = drafter.to_source()
+        else:
+            message = drafter.to_stage() if rank == 1 else drafter.to_later_stage()
         if isinstance(message, Segment) and rng.random() < 0.02:
             return frame_of(message, *hidden_states(rng, message))
         return frame_of(message)
@@ -125,7 +129,7 @@ class Attack:
         self._pool.append(frame)
         mutated = rng.random() < share
         if mutated:
-            frame = (restructured if rng.random() < 0.97 else damaged)(rng, frame)
+            frame = (passable if rng.random() < 0.97 else damaged)(rng, frame)
         made.frames.append(frame)
         made.mutated.append(mutated)
         return frame

@@ -112,8 +112,10 @@ class Bed:
         self._nodes: dict[str, Node] = {}
         self.hellos: dict[int, Hello] = {}
         self.ports: dict[int, int] = {}
+        self._mistake: BaseException | None = None
 
     async def __aenter__(self) -> Bed:
+        asyncio.get_running_loop().set_exception_handler(self._failed)
         setattr(mesh, "Link", _CountingLink)  # noqa: B010
         self._stack.callback(setattr, mesh, "Link", Link)
         socks = {rank: listen.loopback() for rank in range(SOURCE + 1)}
@@ -147,8 +149,17 @@ class Bed:
         node = self._nodes[name] = assemble(config, loaded, sock, Security(), reporter, None)
         self._tasks[name] = asyncio.get_running_loop().create_task(node.runtime.run())
 
+    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception that nobody expected, as of a link's callback: it ends that link alone."""
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        if error is not None and not isinstance(error, OSError):
+            self._mistake = self._mistake or error
+
     def check(self) -> None:
-        """Raises ``Found`` where a node has ended."""
+        """Raises ``Found`` where a node has ended, or has made a mistake."""
+        if self._mistake is not None:
+            raise Found(f"a node has made a mistake: {self._mistake!r}") from self._mistake
         for name, task in self._tasks.items():
             if task.done():
                 error = task.exception()

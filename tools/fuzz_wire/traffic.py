@@ -52,6 +52,8 @@ class _Session:
         self.name = name
         self.prompt = prompt
         self.tip = prompt - 1
+        # The node that a new root follows, which is sent with the next segment; -1: there is none.
+        self.parent = -1
         self.next_node = prompt
         self.version = 0
         self.segments = 0
@@ -82,8 +84,15 @@ class Drafter:
             for session in self._sessions:
                 session.asked &= session.name != message.session
 
+    def to_later_stage(self) -> Message:
+        """What a draft node says to a stage that gets segments from the one before."""
+        if self._sessions and self._rng.random() < 0.95:
+            return self._other(self._rng.choice(self._sessions))
+        self._sessions.append(_Session(self._new(), 1))
+        return self.to_stage() if self._rng.random() < 0.1 else Heartbeat(1.0, 0.0)
+
     def to_stage(self) -> Message:
-        """The next message of its sessions, most often one that follows."""
+        """The next message of its sessions to the first stage, most often one that follows."""
         rng = self._rng
         if not self._sessions or (len(self._sessions) < 4 and rng.random() < 0.15):
             return self._open()
@@ -123,9 +132,11 @@ class Drafter:
         rng, like = self._rng, -1
         prompt = rng.choice((1, 2, 3, 9, 40))
         shared = 0
-        if self._sessions and rng.random() < 0.3:
-            older = rng.choice(self._sessions)
-            shared, like = min(older.prompt, prompt) - 1, older.name
+        # Those that have read their prompts, or soon will have.
+        older = [one for one in self._sessions if one.segments > one.prompt // 16 + 3]
+        if older and rng.random() < 0.5:
+            parent = rng.choice(older)
+            shared, like = min(parent.prompt, prompt) - 1, parent.name
         session = _Session(self._new(), prompt)
         session.read = shared = max(0, shared)
         self._sessions.append(session)
@@ -137,7 +148,9 @@ class Drafter:
             rng.choice((0.0, 0.0, 0.8)),
             rng.choice((0, 0, 5)),
             1.0,
-            presence_penalty=rng.choice((0.0, 0.0, 0.5)),
+            presence_penalty=rng.choice((0.0, 0.0, 0.5))
+            if rng.random() < 0.02 or not shared
+            else 0.0,
             top_logprobs=rng.choice((0, 0, 3)),
             log_probs=rng.random() < 0.2,
             parent_session=like if shared else -1,  # type: ignore[arg-type]
@@ -155,15 +168,18 @@ class Drafter:
         else:
             above = [session.tip, *session.live[-12:]]
             ids = tuple(range(session.next_node, session.next_node + rng.randint(1, 6)))
-            parents = tuple(rng.choice(above) for _ in ids)
             session.live += ids
             session.next_node += len(ids)
+            parents = tuple(rng.choice(above) for _ in ids)
+            if session.parent >= 0:
+                ids, parents = (session.tip, *ids), (session.parent, *parents)
+                session.parent = -1
         session.segments += 1
         tokens = tuple(rng.randrange(VOCAB) for _ in ids)
         return Segment(
             session.name,  # type: ignore[arg-type]
             session.segments - 1,  # type: ignore[arg-type]
-            0,  # type: ignore[arg-type]
+            session.version,  # type: ignore[arg-type]
             ids,  # type: ignore[arg-type]
             parents,  # type: ignore[arg-type]
             tokens,
@@ -171,8 +187,11 @@ class Drafter:
         )
 
     def _prune(self, session: _Session) -> Message:
-        """A miss: the new root follows the tip."""
+        """A miss: the new root follows the tip, which has been sent."""
+        if (session.parent >= 0 or session.read < session.prompt) and self._rng.random() < 0.99:
+            return Heartbeat(1.0, 0.0)
         session.version += 1
+        session.parent = session.tip
         root, session.next_node = session.next_node, session.next_node + 1
         session.tip, session.live = root, []
         return PruneIndices(session.name, session.version, session.next_node, (root,), ())  # type: ignore[arg-type]
@@ -182,10 +201,10 @@ class Drafter:
         if rng.random() < 0.02:
             name = self._foreign()
         kind = rng.random()
-        if kind < 0.6:
+        if kind < 0.15:
             self._sessions.remove(session)
             return Close(name, rng.random() < 0.3)  # type: ignore[arg-type]
-        if kind < 0.65:
+        if kind < 0.2:
             self._sessions.clear()
             return Floor(rng.choice((name, self._next + 1)))  # type: ignore[arg-type]
         if kind < 0.9:
