@@ -52,13 +52,13 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--load", action="store_true", help=load_help)
     machines_help = "a machine (namespace) a node, of which one falls silent; needs root"
     parser.add_argument("--machines", action="store_true", help=machines_help)
-    COUNT.add_to(parser, "--repeats", "N", "of each fault (default: 3)", default=3)
+    COUNT.add_to(parser, "--repeats", "N", "of each fault, or of all loads (default: 3)", default=3)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Exit code 1 where a text differs."""
     if options.load:
-        _show(asyncio.run(load.measure()), as_json=options.json)
+        _show(asyncio.run(load.measure(options.repeats)), as_json=options.json)
         return 0
     known, of = (machines.KINDS, machine_rows) if options.machines else (KINDS, measure)
     kinds = chosen_parts(options.only, dict.fromkeys(known))

@@ -24,7 +24,9 @@ async def asked(port: int, seconds: list[float]) -> AsyncIterator[None]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
+    assert child.stdout is not None
     try:
+        await child.stdout.readline()  # it has its first answer
         yield
     finally:
         told, _ = await child.communicate(b"")  # ends its stdin
@@ -33,12 +35,15 @@ async def asked(port: int, seconds: list[float]) -> AsyncIterator[None]:
 
 def main(port: int) -> None:
     """One connection, one request after another."""
-    connection, seconds = http.client.HTTPConnection("127.0.0.1", port), []
-    while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    seconds: list[float] = []
+    while not seconds or not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
         start = time.monotonic()
         connection.request("GET", "/health")
         connection.getresponse().read()
         seconds.append(time.monotonic() - start)
+        if len(seconds) == 1:
+            print("asking", flush=True)
     print(json.dumps(seconds))
 
 

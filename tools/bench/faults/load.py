@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -129,8 +130,9 @@ LOADS: dict[str, Callable[[Bed], Awaitable[None]]] = {
 }
 
 
-async def measure(loads: Sequence[str] = tuple(LOADS)) -> list[Row]:
-    """A row for each load."""
+async def measure(rounds: int, loads: Sequence[str] = tuple(LOADS)) -> list[Row]:
+    """A row for each load, all of them in so many rounds: the second and later ones show whether
+    memory still grows."""
     rows: list[Row] = []
     with TemporaryDirectory() as folder:
         target = TargetTable(path=str(longer_context(Path(folder), CONTEXT)))
@@ -138,8 +140,8 @@ async def measure(loads: Sequence[str] = tuple(LOADS)) -> list[Row]:
         async with served(config, "--max-concurrent", str(TOGETHER)) as service:
             await service.complete(prompt=opening(0), max_tokens=TOKENS)
             bed = Bed(service)
-            for name in loads:
-                rows.append(await _row(bed, name, LOADS[name]))
+            for number, name in product(range(1, rounds + 1), loads):
+                rows.append({"round": number, **await _row(bed, name, LOADS[name])})
                 sys.stderr.write(f"{json.dumps(rows[-1])} {bed.errors[:3]}\n")
     return rows
 

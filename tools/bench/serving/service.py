@@ -101,15 +101,17 @@ async def served(config: Config, *options: str) -> AsyncIterator[Service]:
     """A service of a cluster's own, with further options of ``asyncspec serve``. Raises
     ``AsyncSpecError``."""
     async with LocalCluster(config, lambda report: None) as cluster:
-        host, port = cluster.address
-        command = ("serve", "--port", "0", "--connect", f"{host}:{port}")
+        where = ":".join(map(str, cluster.address))
+        command = ("serve", "--port", "0", "--connect", where)
         named = ("--cluster", cluster.config.cluster.name)
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", *command, *named, *options),
             stderr=asyncio.subprocess.PIPE,
         )
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        reading = asyncio.create_task(_read(child, port))
         try:
-            place = await _port(child)
+            place = await port
             pids = {f"rank {rank}": pid for rank, pid in enumerate(cluster.pids)}
             async with _web(place) as web:
                 service = Service(web, place, pids | {"http": child.pid})
@@ -118,15 +120,18 @@ async def served(config: Config, *options: str) -> AsyncIterator[Service]:
         finally:
             if child.returncode is None:
                 child.terminate()
-            await child.communicate()
+            await asyncio.gather(reading, child.wait())
 
 
-async def _port(child: asyncio.subprocess.Process) -> int:
-    """Where it serves. Raises ``ClusterError`` with what it said where it has ended."""
+async def _read(child: asyncio.subprocess.Process, port: asyncio.Future[int]) -> None:
+    """Read what it says to the end, or it would wait for its log's reader. Sets where it serves, or
+    ``ClusterError`` with what it said where it has ended before."""
     assert child.stderr is not None
     said: deque[str] = deque(maxlen=5)
     async for line in child.stderr:
         said.append(line.decode(errors="replace"))
-        if found := re.search(r"http://127\.0\.0\.1:(\d+)", said[-1]):
-            return int(found[1])
-    raise ClusterError(f"asyncspec serve has ended: {''.join(said).strip()}")
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", said[-1])
+        if found and not port.done():
+            port.set_result(int(found[1]))
+    if not port.done():
+        port.set_exception(ClusterError(f"asyncspec serve has ended: {''.join(said).strip()}"))
