@@ -1,5 +1,8 @@
 """Segments at a stage: checked and queued as they arrive, pruned at once, and what passes make of
-them, which goes to the next stage or becomes a verdict."""
+them, which goes to the next stage or becomes a verdict.
+
+A segment arrives here (``receive_segment``), is started by ``batching``, and ends in
+``pass_done``."""
 
 from __future__ import annotations
 
