@@ -126,8 +126,10 @@ class Run(Struct):
         """Every answer is the sequential decoder's, as far as it had to come; nothing is left."""
         finished, ended = self.world.finished, self.world.ended
         for number, one in self.asked.items():
-            told, expected = tuple(self.world.tokens.get(number, ())), self.expected(one)
-            assert told == expected[: len(told)], f"request {number}: {told}, not {expected}"
+            reported, expected = tuple(self.world.tokens.get(number, ())), self.expected(one)
+            assert reported == expected[: len(reported)], (
+                f"request {number}: {reported}, not {expected}"
+            )
             if number in self.doomed:
                 continue
             finish = finished[number]
@@ -137,7 +139,7 @@ class Run(Struct):
             elif finish.reason == "error":
                 self.check_error(finish)
             elif finish.reason == "stop" and finish.stats["new_tokens"] == ended.get(number):
-                assert len(told) >= ended[number]
+                assert len(reported) >= ended[number]
             else:
                 check_answer(self.cluster, one.request)
         check_empty(self.cluster)

@@ -18,7 +18,7 @@ class Reader:
         self.delay = delay
         self.got = 0
         # Tokens that had been emitted when the machine was told, if it was before the end.
-        self.told: int | None = None
+        self.reported: int | None = None
         # Of each token: whether it was a node of the tree; None for the first of a session.
         self.hits: list[bool | None] = []
         self._sessions: set[int] = set()
@@ -29,7 +29,7 @@ class Reader:
         check_node(self.cluster, rank)
         for effect in effects:
             if isinstance(effect, Emit) and effect.request == self.stop.request:
-                assert self.told is None, "tokens after the end"
+                assert self.reported is None, "tokens after the end"
                 self.got += len(effect.tokens)
                 if effect.session not in self._sessions:
                     self._sessions.add(effect.session)
@@ -42,5 +42,5 @@ class Reader:
 
     def tell(self) -> None:
         if self.stop.request not in self.cluster.world.finished:
-            self.told = self.got
+            self.reported = self.got
         self.cluster.world.feed(DRAFT, self.stop)

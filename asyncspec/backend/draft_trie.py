@@ -104,10 +104,10 @@ class Trie:
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the bookkeeping contradicts itself."""
-        tail = set(self.slots.speculative_nodes)
-        assert set(self._children.values()) == tail
-        assert self._proposals.keys() <= tail | {self.tip}
-        assert all(parent in tail | {self.tip} for parent, _ in self._children)
+        speculative = set(self.slots.speculative_nodes)
+        assert set(self._children.values()) == speculative
+        assert self._proposals.keys() <= speculative | {self.tip}
+        assert all(parent in speculative | {self.tip} for parent, _ in self._children)
 
     def _issue(self, many: int) -> tuple[NodeId, ...]:
         return tuple(NodeId(number) for number in islice(self._ids, many))

@@ -63,11 +63,11 @@ def read(
     return drawn
 
 
-def _handed_on(stage: StageBackend, following: StageBackend, rows: object, count: int) -> object:
+def _handed_on(stage: StageBackend, successor: StageBackend, rows: object, count: int) -> object:
     """A stage's result as the next one takes it; their backends may differ."""
-    if type(stage) is type(following):
+    if type(stage) is type(successor):
         return rows
-    return following.unpack(stage.pack(TensorRows(rows, tuple(range(count)))))
+    return successor.unpack(stage.pack(TensorRows(rows, tuple(range(count)))))
 
 
 def chain(

@@ -32,7 +32,7 @@ class Log:
     def __init__(self, lengths: Sequence[float]) -> None:
         self.lengths = lengths
         self.threads: list[str] = []
-        self.told: list[tuple[str, int]] = []
+        self.reported: list[tuple[str, int]] = []
         self.failed: list[BaseException] = []
         self.end = asyncio.Event()
         self._busy = threading.Lock()
@@ -55,14 +55,14 @@ class Log:
 
     def _ran(self, some: Job, at: float, until: float) -> None:
         assert at <= until
-        self.told.append(("ran", some.session))
+        self.reported.append(("ran", some.session))
         if some.session + 1 == len(self.lengths):
             self.end.set()
 
     def _done(self, some: Job, result: object, seconds: float, waited: float) -> None:
         assert result == some.session + 1
         assert waited == 0
-        self.told.append(("done", some.session))
+        self.reported.append(("done", some.session))
 
     def _failed(self, some: Job, error: BaseException) -> None:
         self.failed.append(error)
@@ -91,9 +91,9 @@ def test_jobs_are_reported_in_the_order_of_submit(jobs: list[tuple[float, bool]]
                 await asyncio.sleep(0)
 
     log = on_a_device([length for length, _ in jobs], act)
-    ran = [number for what, number in log.told if what == "ran"]
+    ran = [number for what, number in log.reported if what == "ran"]
     assert ran == list(range(len(jobs)))
-    assert [n for what, n in log.told if what == "done"] == [n for n in ran if n % 3]
+    assert [n for what, n in log.reported if what == "done"] == [n for n in ran if n % 3]
     assert set(log.threads) == {"device"}
 
 
@@ -114,7 +114,7 @@ class Gated:
     def __init__(self) -> None:
         self.begun: SimpleQueue[Job] = SimpleQueue()
         self.gates: dict[Job, threading.Event] = {}
-        self.told: list[Job] = []
+        self.reported: list[Job] = []
         self.waits: list[float] = []
         self.device = DeviceThread(
             self._run, self._ran, self._done, self._failed, lambda: None, on_processor=True
@@ -139,7 +139,7 @@ class Gated:
         self.gates[some].set()
 
     def deliver(self, until: Job) -> None:
-        while until not in self.told:
+        while until not in self.reported:
             self.device.deliver()
 
     def _run(self, some: Job) -> object:
@@ -148,7 +148,7 @@ class Gated:
         return some
 
     def _ran(self, some: Job, at: float, until: float) -> None:
-        self.told.append(some)
+        self.reported.append(some)
 
     def _done(self, some: Job, result: object, seconds: float, waited: float) -> None:
         assert result is some
@@ -194,13 +194,13 @@ def test_the_last_announced_job_starts_behind_submitted_jobs(
                 gate.end(some)
             order.append(coming)
             if said:  # it is at work before anybody has heard of the end of the other
-                assert running not in gate.told
+                assert running not in gate.reported
             gate.deliver(running)
             gate.submit(coming)
         assert gate.began() is order[-1]
         gate.end(order[-1])
         gate.deliver(order[-1])
-        assert gate.told == order
+        assert gate.reported == order
         assert gate.device.pending == 0
 
     gated(act)
@@ -229,7 +229,7 @@ def test_an_announced_job_may_be_replaced_while_the_start_lock_is_held() -> None
         gate.end(other)
         gate.submit(other)
         gate.deliver(other)
-        assert gate.told == [first, other]
+        assert gate.reported == [first, other]
 
     gated(act)
 

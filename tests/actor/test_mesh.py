@@ -68,7 +68,7 @@ class Owner:
     """Keeps what it is told of peers that are not linked."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
 
     def joined(self, link: Link) -> None:
         raise AssertionError("nobody says hello here")
@@ -80,7 +80,7 @@ class Owner:
         """Nobody says anything here."""
 
     def refused(self, rank: Rank, reason: str) -> None:
-        self.told.append((rank, reason))
+        self.reported.append((rank, reason))
 
 
 class Curt(asyncio.Protocol):
@@ -135,15 +135,15 @@ def test_a_certificate_of_another_authority_is_reported_once(
         peer, owner = Peer(security(theirs, theirs).server), Owner()
         async with peer.dialled_by(owner, security(ours, ours)):
             await peer.dialled(REDIALS)
-            ((rank, why),) = owner.told
+            ((rank, why),) = owner.reported
             assert rank == 1
             refused, _, because = why.partition(": ")
             assert refused == "its certificate is refused"
             assert "certificate" in because
             peer.tls = None  # it does not speak TLS any more
             await peer.dialled(REDIALS)
-            assert [rank for rank, _ in owner.told] == [1, 1]
-            assert owner.told[1] != owner.told[0]
+            assert [rank for rank, _ in owner.reported] == [1, 1]
+            assert owner.reported[1] != owner.reported[0]
 
     run(main())
 
@@ -155,7 +155,7 @@ def test_so_is_that_a_peer_refuses_ours(run: Runner, ours: Path, theirs: Path) -
         peer, owner = Peer(security(theirs, ours).server), Owner()
         async with peer.dialled_by(owner, security(ours, ours)):
             await peer.dialled(REDIALS)
-            ((rank, why),) = owner.told
+            ((rank, why),) = owner.reported
             assert rank == 1
             assert why.endswith("it may have refused this node's certificate")
 
@@ -189,11 +189,11 @@ def test_a_refused_peer_is_reported_once_for_each_reason(run: Runner) -> None:
             for changes in ({"fingerprint": "other"}, {"dtype": "int8"}):
                 fault = await dial(sock.getsockname(), hello(1, 2, **changes))
                 reasons.append((1, fault.text))
-        assert owner.told == reasons[:2]
-        assert "another target model" in owner.told[0][1]
+        assert owner.reported == reasons[:2]
+        assert "another target model" in owner.reported[0][1]
         # A client is told so itself.
         assert "rank 0" in (await dial(sock.getsockname(), client_hello("toy"))).text
-        assert len(owner.told) == 2
+        assert len(owner.reported) == 2
         await mesh.close("over")
 
     run(main())
@@ -209,13 +209,13 @@ def test_a_peer_without_a_certificate_learns_nothing(run: Runner, ours: Path) ->
         stranger.check_hostname = False
         await mesh.start(sock)
         try:
-            told = b""
+            reported = b""
             with contextlib.suppress(OSError):  # some of them say that a certificate is required
                 host, port = sock.getsockname()
                 reader, writer = await asyncio.open_connection(host, port, ssl=stranger)
                 writer.write(write_frame(hello(0, 1))[0])
-                told = await reader.read()
-            assert told == b""
+                reported = await reader.read()
+            assert reported == b""
         finally:
             await mesh.close("over")
 

@@ -95,15 +95,15 @@ class Pair:
 
     def __init__(self, stage: Keys, draft: Keys) -> None:
         sock = bound()
-        self.told = Owner(), Owner()
+        self.reported = Owner(), Owner()
         ports: Any = {Rank(1): sock.getsockname()}
         self.sock = sock
-        self.stage = Mesh(hello(1, 1), {}, self.told[0], QUICK, stage)
-        self.draft = Mesh(hello(0, 1), ports, self.told[1], QUICK, draft)
+        self.stage = Mesh(hello(1, 1), {}, self.reported[0], QUICK, stage)
+        self.draft = Mesh(hello(0, 1), ports, self.reported[1], QUICK, draft)
 
     async def news(self) -> tuple[str, str]:
         """What the stage learns next."""
-        return await asyncio.wait_for(self.told[0].news.get(), 60)
+        return await asyncio.wait_for(self.reported[0].news.get(), 60)
 
 
 @asynccontextmanager
@@ -144,8 +144,8 @@ def test_a_node_is_only_its_own_rank(
 def test_what_is_dialled_must_be_the_rank_that_was_dialled(folder: Path) -> None:
     async def main() -> None:
         async with pair(keys(folder, "guest"), keys(folder, "draft")) as both:
-            told = [await asyncio.wait_for(both.told[1].news.get(), 60)]
-            assert told == [("refused", "its certificate is for client, not rank 1")]
+            reported = [await asyncio.wait_for(both.reported[1].news.get(), 60)]
+            assert reported == [("refused", "its certificate is for client, not rank 1")]
             assert both.draft.refusals
 
     asyncio.run(main())
@@ -215,9 +215,9 @@ def test_only_operators_record() -> None:
             await asyncio.sleep(0)
             cluster.nodes[0]._mesh._security = Guests()
             client = await Client.connect(*cluster.ports[Rank(0)], "toy", options=QUICK)
-            told: asyncio.Queue[Events] = asyncio.Queue()
-            client.collect(-1, lambda events, data: told.put_nowait(events), tokens=True)
-            events = await asyncio.wait_for(told.get(), 60)
+            reported: asyncio.Queue[Events] = asyncio.Queue()
+            client.collect(-1, lambda events, data: reported.put_nowait(events), tokens=True)
+            events = await asyncio.wait_for(reported.get(), 60)
             assert (events.done, events.reason) == (True, OPERATORS_ONLY)
             assert cluster.collectors[0].recorder is None
             await client.close()

@@ -56,7 +56,7 @@ def dflash(
 
 def save_zlab(directory: Path, state: State, sizes: Sizes | None = None, **settings: Any) -> Path:
     """As z-lab publishes a head: settings are flat but ``dflash_config``."""
-    told = {
+    reported = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "block_size": ROWS,
@@ -64,14 +64,14 @@ def save_zlab(directory: Path, state: State, sizes: Sizes | None = None, **setti
         # Layers whose output is read.
         "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [d - 1 for d in DEPTHS]},
     }
-    return save(directory, state, sizes or Sizes(layers=2), **(told | settings))
+    return save(directory, state, sizes or Sizes(layers=2), **(reported | settings))
 
 
 def save_block_speculators(
     directory: Path, state: State, sizes: Sizes | None = None, **settings: Any
 ) -> Path:
     """As speculators saves a head."""
-    told = {
+    reported = {
         "architectures": ["DFlashSpeculator"],
         "speculators_model_type": "dflash",
         "aux_hidden_state_layer_ids": [*DEPTHS],
@@ -81,7 +81,7 @@ def save_block_speculators(
         "sample_from_anchor": False,
         "layer": {"model_type": "qwen3", "layer_types": ["full_attention"] * 2},
     }
-    return save_speculators(directory, state, sizes or Sizes(layers=2), **(told | settings))
+    return save_speculators(directory, state, sizes or Sizes(layers=2), **(reported | settings))
 
 
 class PlainBlocks:

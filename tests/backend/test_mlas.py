@@ -95,7 +95,7 @@ def test_without_onnxruntime_another_kernel_serves(monkeypatch: pytest.MonkeyPat
 
 def test_onnxruntime_sends_no_telemetry(tmp_path: Path) -> None:
     """No thread and no file, which telling its makers of its use would need."""
-    told = """
+    reported = """
 import os
 from asyncspec.backend.hf.kernels.cpu import ort
 ort.import_onnxruntime()
@@ -105,7 +105,7 @@ assert len(os.listdir("/proc/self/task")) == 1
         pytest.skip("threads are counted in /proc")
     environment = {name: value for name, value in os.environ.items() if "ORT_" not in name}
     subprocess.run(
-        [sys.executable, "-c", told],
+        [sys.executable, "-c", reported],
         check=True,
         timeout=120,
         env=environment

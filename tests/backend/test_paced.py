@@ -77,10 +77,10 @@ def test_a_job_that_is_given_up_ends_with_the_step_it_is_in() -> None:
 
 def test_a_job_that_was_given_up_before_its_turn_costs_one_step_and_no_other_job_less() -> None:
     useless, next_one = forward(1), forward(2)
-    told: list[Job] = []
-    paced = Paced(lambda job: None, told.append, PACE)
+    reported: list[Job] = []
+    paced = Paced(lambda job: None, reported.append, PACE)
     paced.abandon(useless)
-    assert told == [useless]
+    assert reported == [useless]
     times = [time.monotonic()]
     for job in (useless, next_one):
         paced.run(job)

@@ -41,7 +41,7 @@ def peagle(**options: Any) -> State:
 
 
 def save(directory: Path, state: State, **settings: Any) -> Path:
-    told = {
+    reported = {
         "speculators_model_type": "peagle",
         "mask_token_id": MASK,
         "speculators_config": {
@@ -50,7 +50,7 @@ def save(directory: Path, state: State, **settings: Any) -> Path:
             "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "org/other"},
         },
     }
-    return save_speculators(directory, state, SIZES, **(told | settings))
+    return save_speculators(directory, state, SIZES, **(reported | settings))
 
 
 class PlainParallel(PlainBlocks):

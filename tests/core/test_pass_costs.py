@@ -44,11 +44,14 @@ def test_an_unchanged_cost_is_not_reported(measured: list[tuple[int, float]]) ->
     cost = PassCost()
     for count, seconds in measured:
         cost = cost.observe(count, seconds)
-        told = cost.report()
-        if told is not None:
-            assert (told.table(), told.reported_jitter) != (cost.table(), cost.reported_jitter)
-            assert told.report() is None
-            cost = told
+        reported = cost.report()
+        if reported is not None:
+            assert (reported.table(), reported.reported_jitter) != (
+                cost.table(),
+                cost.reported_jitter,
+            )
+            assert reported.report() is None
+            cost = reported
 
 
 tried = st.dictionaries(st.sampled_from([1, 4, 16, 64]), st.floats(0.001, 10.0), min_size=1)
@@ -57,10 +60,10 @@ tried = st.dictionaries(st.sampled_from([1, 4, 16, 64]), st.floats(0.001, 10.0),
 @given(tried)
 def test_calibrated_times_are_known_at_once(times: dict[int, float]) -> None:
     sizes = sorted(times)
-    told = PassCost.from_trial(sizes, [times[size] for size in sizes]).report()
-    assert told is not None
-    assert told.table() == (tuple(map(float, sizes)), tuple(times[size] for size in sizes))
-    assert told.report() is None
+    reported = PassCost.from_trial(sizes, [times[size] for size in sizes]).report()
+    assert reported is not None
+    assert reported.table() == (tuple(map(float, sizes)), tuple(times[size] for size in sizes))
+    assert reported.report() is None
     assert PassCost.from_trial((), ()) == PassCost()
 
 
@@ -91,8 +94,8 @@ def test_jitter_is_how_far_passes_are_from_others_as_large(
     for number in range(600):
         cost = cost.observe(8, (fixed + 8 * row) * (1 + (share if number % 2 else -share)))
     assert cost.deviation.relative == pytest.approx(share, rel=0.2, abs=0.08)
-    told = cost.report() or cost
-    assert abs(told.reported_jitter - cost.deviation.relative) <= 0.05
+    reported = cost.report() or cost
+    assert abs(reported.reported_jitter - cost.deviation.relative) <= 0.05
 
 
 @given(passes, rows, rows)

@@ -74,8 +74,8 @@ class Trial:
     def check(self) -> None:
         """Every text is the sequential decoder's."""
         for request in self.asked:
-            told = tuple(self.cluster.world.tokens.get(request.request, ()))
-            assert told == self.cluster.expected(request), request.request
+            reported = tuple(self.cluster.world.tokens.get(request.request, ()))
+            assert reported == self.cluster.expected(request), request.request
 
     @property
     def schedule(self) -> BatchSchedule:

@@ -115,10 +115,10 @@ async def test_answers_are_sent_as_soon_as_they_are_there(concurrency: int) -> N
         async with Toy("link") as toy:
             host, port = toy.cluster.ports[Rank(0)]
             asker = await Client.connect(host, port, "toy", options=QUICK)
-            told: list[Answer] = []
+            reported: list[Answer] = []
 
             def done(answer: Answer) -> None:
-                told.append(answer)
+                reported.append(answer)
                 if not first.done():
                     first.set_result(answer)
 
@@ -127,11 +127,11 @@ async def test_answers_are_sent_as_soon_as_they_are_there(concurrency: int) -> N
             )
             assert (await first).turn == 0
             await slow.begun.wait()
-            assert [(answer.index, answer.turn) for answer in told] == [(0, 0)]
+            assert [(answer.index, answer.turn) for answer in reported] == [(0, 0)]
             slow.go.set()
             await pending
             await asker.close()
-    places = [(answer.index, answer.turn) for answer in told]
+    places = [(answer.index, answer.turn) for answer in reported]
     assert places == [(0, 0), (0, 1), (1, 0), (2, 0)]
 
 
@@ -511,8 +511,8 @@ async def test_keys_do_not_share_prompt_prefixes(
             headers = {"Authorization": f"Bearer {key}"}
             async with web.post(PATH, json=body, headers=headers) as reply:
                 usage = (await reply.json())["usage"]
-            told = usage["prompt_tokens_details"]["cached_tokens"]
-            assert told == (len(prompt) - 1 if cached else 0)
+            reported = usage["prompt_tokens_details"]["cached_tokens"]
+            assert reported == (len(prompt) - 1 if cached else 0)
 
 
 async def test_without_keys_all_requests_share_prompt_prefixes() -> None:
@@ -579,8 +579,10 @@ async def test_draining_ends(hurried: bool) -> None:
             if hurried:
                 hurry.set()
             await draining
-        told = [line for line in (await reading).split(b"\n\n") if line.startswith(b"data: ")][-1]
-        assert "stopping" in json.loads(told[6:])["error"]["message"]
+        reported = [line for line in (await reading).split(b"\n\n") if line.startswith(b"data: ")][
+            -1
+        ]
+        assert "stopping" in json.loads(reported[6:])["error"]["message"]
         async with await waiting as reply:
             assert reply.status == 503
             assert int(reply.headers["Retry-After"]) > 0

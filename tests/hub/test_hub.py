@@ -313,7 +313,7 @@ def test_a_cluster_of_machines_with_caches_of_their_own(
             )
             stack.callback(node.wait)
             stack.callback(node.terminate)
-        answer = told(machine, "--connect", f"127.0.0.1:{ports[0]}", *asked)
+        answer = reported(machine, "--connect", f"127.0.0.1:{ports[0]}", *asked)
     _, out, _ = machine.command("run", "--target", str(sharded), *asked)
     assert answer["token_ids"] == json.loads(out)["token_ids"]
     held = [
@@ -323,7 +323,7 @@ def test_a_cluster_of_machines_with_caches_of_their_own(
     assert held == held_by_nodes(sharded)
 
 
-def told(machine: Machine, *argv: str) -> dict[str, Any]:
+def reported(machine: Machine, *argv: str) -> dict[str, Any]:
     """The answer, as soon as the cluster has loaded."""
     for _ in range(12):
         code, out, err = machine.command("run", *argv)

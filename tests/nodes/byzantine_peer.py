@@ -58,9 +58,9 @@ class Node:
         """A message comes over a link, or is refused there."""
         spec = None if wire is None else TensorSpec(wire.dtype, wire.shape)
         try:
-            heard = decode(encode(message, spec)).message
+            received = decode(encode(message, spec)).message
             handle = None if wire is None else self._unpacked(wire)
-            self.feed(Received(Rank(peer), heard, handle))
+            self.feed(Received(Rank(peer), received, handle))
         except RemoteProtocolError as error:
             self.refused.append(error)
 

@@ -66,7 +66,7 @@ def passes(effects: list[Effect]) -> list[Forward]:
     return [e.job for e in effects if isinstance(e, Compute) and isinstance(e.job, Forward)]
 
 
-def following(effects: list[Effect]) -> list[Job | None]:
+def announced(effects: list[Effect]) -> list[Job | None]:
     """What the device was told to go on with by itself."""
     return [e.job for e in effects if isinstance(e, RunNext)]
 
@@ -156,7 +156,7 @@ def prune(version: int, horizon: int, accepted: tuple[int, ...], keep: tuple[int
     )
 
 
-def heard(driven: Driven, number: int, nodes: dict[int, int], **more: Any) -> Received:
+def received(driven: Driven, number: int, nodes: dict[int, int], **more: Any) -> Received:
     """A segment from whom they come."""
     rank = driven.machine.config.rank
     message = segment(number, nodes, tokens=rank == 1, **more)

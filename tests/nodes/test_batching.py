@@ -279,12 +279,12 @@ def test_results_sent_together_say_how_many_follow() -> None:
 
 def test_the_draft_node_receives_pass_times() -> None:
     last = stage()
-    told = []
+    reported = []
     for number in range(20):
         last.feed(Received(DRAFT, segment(number, {number: number - 1})))
         job = last.state.running.job
-        told += [e for e in last.feed(done(job, (5,))) if isinstance(e, Send)]
-    times = [e.message for e in told if isinstance(e.message, PassTimes)]
+        reported += [e for e in last.feed(done(job, (5,))) if isinstance(e, Send)]
+    times = [e.message for e in reported if isinstance(e.message, PassTimes)]
     assert times == [PassTimes(Rank(1), (1.0,), (0.5,))]
 
 

@@ -99,12 +99,12 @@ async def test_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     chat = await talk(
         "/system be brief", "/set seed 3", "one", "/retry", "fail", "//two", "/bye", "three"
     )
-    told = capsys.readouterr()
-    answers = told.out.splitlines()
+    reported = capsys.readouterr()
+    answers = reported.out.splitlines()
     assert answers[0] == answers[1] == '["be brief", "one"] {\'seed\': 3}'
     assert answers[2].startswith('["be brief", "one", ')
     assert answers[2].endswith(', "/two"] ' + "{'seed': 3}")
-    assert told.err == "asyncspec: it failed\n"
+    assert reported.err == "asyncspec: it failed\n"
     assert [message.role for message in chat.messages] == ["user", "assistant"] * 2
 
 
@@ -128,7 +128,7 @@ async def test_both_ways_lead_to_the_same_answer() -> None:
     settings: Settings = {"temperature": 0.7, "seed": 5, "max_new_tokens": 30}
     async with Toy("link", keys=("secret",)) as toy:
         client = toy.engine.client  # type: ignore[union-attr]
-        heard: list[str] = []
+        received: list[str] = []
         ends: list[End] = []
         async with HttpTalker(f"{toy.url}/v1/", "secret") as http:
             assert http.name == "toy"
@@ -136,12 +136,12 @@ async def test_both_ways_lead_to_the_same_answer() -> None:
                 events = [event async for event in talker.answer(messages, settings)]
                 pieces = [event for event in events if isinstance(event, Piece)]
                 assert sum(piece.tokens for piece in pieces) <= 30
-                heard.append("".join(piece.text for piece in pieces))
+                received.append("".join(piece.text for piece in pieces))
                 ends += [event for event in events if isinstance(event, End)]
                 with pytest.raises(UserError):
                     async for _ in talker.answer([ChatText("assistant", "x")], {}):
                         pass
-        assert heard[0] == heard[1] != ""
+        assert received[0] == received[1] != ""
         assert [end.reason for end in ends] == [ends[0].reason] * 2
         with pytest.raises(UserError, match="give it as --api-key"):
             await HttpTalker(toy.url).__aenter__()

@@ -442,8 +442,8 @@ def test_statistics_that_overflow() -> None:
     for _ in range(3000):
         driven.feed(Received(V1, closed))
     (finish,) = [e for e in driven.feed(Cancelled(0), LinkDown(V1)) if isinstance(e, Finish)]
-    told = Finished(finish.request, finish.reason, finish.detail, finish.stats)
-    assert decode(encode(told)).message == told
+    reported = Finished(finish.request, finish.reason, finish.detail, finish.stats)
+    assert decode(encode(reported)).message == reported
     assert finish.stats["rows"] == most
 
 

@@ -271,13 +271,13 @@ def test_a_cluster_serves_when_the_last_node_does_that_was_started() -> None:
                 await served[0].wait()
             return await super().start(rank, log, again=again)
 
-    def heard(report: Report) -> None:
+    def received(report: Report) -> None:
         if isinstance(report, ReadyReport):
             served[report.rank].set()
 
     async def main() -> None:
         config = local_config(target, draft, 1, 1)
-        async with cluster.LocalCluster(config, heard, launch=Slow()):
+        async with cluster.LocalCluster(config, received, launch=Slow()):
             assert served[1].is_set()
 
     with no_process_left():

@@ -39,10 +39,10 @@ def test_rows_are_bounded_by_the_slowest_link(
     times: dict[Rank, PassTimes], back: float, way: float
 ) -> None:
     rows = most_rows(times, back, way)
-    lines = [back, *(told.row_seconds for told in times.values())]
+    lines = [back, *(reported.row_seconds for reported in times.values())]
     assert 1 <= rows <= PARAMETERS.max_rows
     if rows > 1:
-        slowest_pass = max(told.seconds[0] for told in times.values())
+        slowest_pass = max(reported.seconds[0] for reported in times.values())
         assert rows * max(lines) <= PARAMETERS.link_utilization * slowest_pass * (1 + 1e-9)
         assert not way or rows * sum(lines) <= PARAMETERS.transfer_share * way * (1 + 1e-9)
 
@@ -64,7 +64,7 @@ def test_round_trips_exclude_the_cost_of_rows(
     times: dict[Rank, PassTimes], back: float, probes: list[tuple[int, float]]
 ) -> None:
     costs = PipelineCosts(times, back)
-    a_row = back + sum(told.row_seconds for told in times.values())
+    a_row = back + sum(reported.row_seconds for reported in times.values())
     for rows, way in probes:
         costs = costs.with_round_trip(rows, way + rows * a_row)
     ways = [way for _, way in probes]
@@ -101,7 +101,7 @@ def test_a_link_can_be_the_slowest_stage() -> None:
 def second() -> Driven:
     """The last of two stages, which has told what its passes take."""
     last = stage(rank=2, stages=2)
-    assert [told.row_seconds for told in times_of(serve(last, 16, 0.0))] == [0.0]
+    assert [reported.row_seconds for reported in times_of(serve(last, 16, 0.0))] == [0.0]
     return last
 
 
@@ -122,11 +122,11 @@ def times_of(effects: list[Effect]) -> list[PassTimes]:
 
 def test_a_stage_reports_the_seconds_of_a_row_on_its_link() -> None:
     last = second()
-    (told,) = times_of(serve(last, 5, 0.25))
-    assert told == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
+    (reported,) = times_of(serve(last, 5, 0.25))
+    assert reported == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
     # What is about the same is no news, nor is it that somebody has measured nothing.
     assert times_of(serve(last, 5, 0.26) + serve(last, 5, 0.0)) == []
-    assert [told.row_seconds for told in times_of(serve(last, 5, 0.125))] == [0.125]
+    assert [reported.row_seconds for reported in times_of(serve(last, 5, 0.125))] == [0.125]
 
 
 def test_a_link_with_negligible_cost_is_not_reported() -> None:
@@ -137,23 +137,23 @@ def test_a_link_with_negligible_cost_is_not_reported() -> None:
 
 def test_a_slow_link_is_reported_at_once() -> None:
     last = stage(rank=2, stages=2)
-    (told,) = times_of(serve(last, 1, 0.25))
-    assert told == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
+    (reported,) = times_of(serve(last, 1, 0.25))
+    assert reported == PassTimes(Rank(2), (1.0,), (0.5,), 0.25)
 
 
 def test_a_new_draft_node_receives_the_link_cost() -> None:
     last = second()
     serve(last, 3, 0.25)
     other = Rank(1001)
-    told = sent(last.feed(LinkUp(other)), PassTimes, other)
-    assert [one.row_seconds for one in told] == [0.25]
+    reported = sent(last.feed(LinkUp(other)), PassTimes, other)
+    assert [one.row_seconds for one in reported] == [0.25]
     assert times_of(serve(last, 1, 0.25)) == []
 
 
 def test_the_first_draft_node_receives_calibrated_times() -> None:
     config = VerifyConfig(Rank(1), 1, tried_rows=(1, 16), tried_microseconds=(250000, 750000))
-    told = sent(Driven(VerifyMachine(config)).feed(LinkUp(DRAFT)), PassTimes, DRAFT)
-    assert told == [PassTimes(Rank(1), (1.0, 16.0), (0.25, 0.75))]
+    reported = sent(Driven(VerifyMachine(config)).feed(LinkUp(DRAFT)), PassTimes, DRAFT)
+    assert reported == [PassTimes(Rank(1), (1.0, 16.0), (0.25, 0.75))]
     untried = Driven(VerifyMachine(VerifyConfig(Rank(1), 1)))
     assert sent(untried.feed(LinkUp(DRAFT)), PassTimes, DRAFT) == []
 

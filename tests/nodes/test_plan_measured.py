@@ -85,9 +85,9 @@ def test_users_of_one_draft_node_are_distinguished() -> None:
         (replace(TOLD, pass_seconds=(), row_seconds=(), pass_jitters=()), "too little is known"),
     ],
 )
-def test_where_there_is_nothing_to_plan(told: PlanStatus, says: str) -> None:
+def test_where_there_is_nothing_to_plan(reported: PlanStatus, says: str) -> None:
     with pytest.raises(ClusterError, match=says):
-        measured(told)
+        measured(reported)
 
 
 @pytest.mark.parametrize("used", ["plan", "greedy", "dropped", "look", "", "something new"])
@@ -99,12 +99,12 @@ def test_it_says_what_is_in_use_and_what_that_brings(used: str) -> None:
     if used:
         assert "batch 2; user:draft length draft-2:3" in text
         assert "brought: 74.0 tokens/s" in text
-    told = running_cluster.as_dict(found)
-    assert told["batches"] == [["draft-0"], ["draft-2"]]
-    assert told["lengths"] == {"draft-0": 5, "draft-2": 3}
-    assert told["forecast"] == {"plan": 76.5, "greedy": 57.25}
-    assert told["measured_users"][1]["alpha"] == [0.5, 0.6, 0.7]
-    assert len(told["measured_stages"]) == 2
+    reported = running_cluster.as_dict(found)
+    assert reported["batches"] == [["draft-0"], ["draft-2"]]
+    assert reported["lengths"] == {"draft-0": 5, "draft-2": 3}
+    assert reported["forecast"] == {"plan": 76.5, "greedy": 57.25}
+    assert reported["measured_users"][1]["alpha"] == [0.5, 0.6, 0.7]
+    assert len(reported["measured_stages"]) == 2
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -65,15 +65,15 @@ def test_users_of_one_draft_node_are_seen_through_the_other() -> None:
             assert await client.plan_status() == PlanStatus(0, batch_rows=ROWS)
             request = ask(1, max_new_tokens=4000, policy="dip-sd")
             cluster.nodes[0].feed(Submitted(request))
-            while not (told := await client.plan_status()).used:
-                assert not told.missing
+            while not (reported := await client.plan_status()).used:
+                assert not reported.missing
             end = cluster.shells[0].end(1)
             assert not end.done()
-            assert len(told.sessions) == 1
-            assert told.lows[0] <= told.means[0] <= told.highs[0]
-            assert len(told.pass_seconds) == 2
-            assert told.lengths[0] > 0
-            assert told.greedy > 0
+            assert len(reported.sessions) == 1
+            assert reported.lows[0] <= reported.means[0] <= reported.highs[0]
+            assert len(reported.pass_seconds) == 2
+            assert reported.lengths[0] > 0
+            assert reported.greedy > 0
             await end
             while (await client.plan_status()).sessions:
                 pass
@@ -181,8 +181,8 @@ def test_any_message_of_a_draft_node_gets_a_readable_answer(
     schedule = BatchSchedule(members={rates.session: rates}, pass_times={DRAFT: {Rank(2): times}})
     cost = PassCost().observe(4, 0.1)
     state = VerifyState(config=VerifyConfig(Rank(1), 2), schedule=schedule, cost=cost)
-    told = plan_status(state, 3)
-    assert decode(encode(told)).message == told
-    assert told.sessions == (7,)
-    found = measured(told)
+    reported = plan_status(state, 3)
+    assert decode(encode(reported)).message == reported
+    assert reported.sessions == (7,)
+    found = measured(reported)
     decide(found.deployment, found.noise)

@@ -45,8 +45,11 @@ def read(pieces: list[int], times: dict[Rank, PassTimes], back: float, decoding:
     for piece in pieces:
         rows, at = piece + decoding, 0.0
         takes: list[float] = []
-        for told in times.values():
-            takes += [told.row_seconds * rows, interpolate(told.rows, told.seconds)(rows)]
+        for reported in times.values():
+            takes += [
+                reported.row_seconds * rows,
+                interpolate(reported.rows, reported.seconds)(rows),
+            ]
         for i, taken in enumerate([*takes, back * rows]):
             at = free[i] = max(at, free[i]) + taken
     return free[-1]

@@ -496,7 +496,7 @@ def folder_of(process: psutil.Process) -> Path | None:
     return next((Path(word).parent for word in process.cmdline() if word.endswith(FILE)), None)
 
 
-def start(config: Config, heard: Callable[[Report, list[psutil.Process]], None]) -> None:
+def start(config: Config, received: Callable[[Report, list[psutil.Process]], None]) -> None:
     """Start a cluster and stop it at once; ``heard`` also gets its processes."""
     before = nodes_of(psutil.Process())
 
@@ -506,7 +506,7 @@ def start(config: Config, heard: Callable[[Report, list[psutil.Process]], None])
     async def inside() -> None:
         # Not forked: who loads takes a while, as torch is still to be imported.
         launch = LocalLauncher(forks=False)
-        async with LocalCluster(config, lambda report: heard(report, nodes()), launch=launch):
+        async with LocalCluster(config, lambda report: received(report, nodes()), launch=launch):
             pass
 
     try:

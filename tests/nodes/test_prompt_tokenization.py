@@ -46,7 +46,7 @@ class User:
 
     def send(self, message: Output | Finished, /) -> None:
         assert isinstance(message, Finished)
-        self._world.heard(self, message)
+        self._world.received(self, message)
 
 
 class World:
@@ -80,7 +80,7 @@ class World:
     def end(self, number: int, reason: str) -> None:
         self.service.finish(Finish(number, reason, stats={"prompt_tokens": 1.0}))
 
-    def heard(self, user: User, end: Finished) -> None:
+    def received(self, user: User, end: Finished) -> None:
         """A user is told of an end."""
         key = (user.name, end.request)
         assert key not in self.ends

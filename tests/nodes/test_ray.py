@@ -40,13 +40,13 @@ def program(rest: str, *words: str) -> tuple[str, ...]:
 
 @pytest.mark.asyncio
 async def test_a_launcher_says_what_its_driver_does_and_ends_it(tmp_path: Path) -> None:
-    told: asyncio.Queue[str] = asyncio.Queue()
+    reported: asyncio.Queue[str] = asyncio.Queue()
     ended = tmp_path / "ended"
     words = program(UNTIL_THE_END, str(ended))
-    async with RayLauncher(RayOptions(2), told.put_nowait, words) as launcher:
+    async with RayLauncher(RayOptions(2), reported.put_nowait, words) as launcher:
         launcher.start(TOKEN)
-        assert await told.get() == "Ray starts 2 machines"
-        assert await told.get() == TOKEN
+        assert await reported.get() == "Ray starts 2 machines"
+        assert await reported.get() == TOKEN
     assert ended.exists()
 
 

@@ -24,10 +24,10 @@ def test_changed_files_are_read_and_links_are_checked(tmp_path: Path) -> None:
     """Half of a new pair is logged once, and changes nothing."""
     subprocess.run(["bash", SCRIPT, tmp_path, "box", "new"], check=True, capture_output=True)
     keys = Keys(SecurityTable(*(str(tmp_path / n) for n in ("ca.pem", "box.pem", "box.key"))))
-    told: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+    reported: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
     def note(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
-        told.put_nowait((event.pop("event"), dict(event)))
+        reported.put_nowait((event.pop("event"), dict(event)))
         raise structlog.DropEvent
 
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[note])
@@ -38,14 +38,14 @@ def test_changed_files_are_read_and_links_are_checked(tmp_path: Path) -> None:
         task = asyncio.create_task(renew(keys, lambda: checked.put_nowait(None), log, 0.001))
         shutil.copy(tmp_path / "new.pem", tmp_path / "box.pem")
         os.utime(tmp_path / "box.pem", ns=(1, 1))
-        event, fields = await asyncio.wait_for(told.get(), 60)
+        event, fields = await asyncio.wait_for(reported.get(), 60)
         assert event == "keys not renewed"
         assert "do not fit together" in fields["why"]
         assert checked.empty()
         shutil.copy(tmp_path / "new.key", tmp_path / "box.key")
-        assert await asyncio.wait_for(told.get(), 60) == ("keys renewed", {})
+        assert await asyncio.wait_for(reported.get(), 60) == ("keys renewed", {})
         await asyncio.wait_for(checked.get(), 60)
-        assert told.empty()
+        assert reported.empty()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -64,7 +64,7 @@ def test_a_report_of_any_length_is_read(tmp_path: Path) -> None:
     [(1, 600.0, "was stopped, or hung, for 0.4 s, and was killed"), (20, 0.0, "ended with code 0")],
 )
 def test_a_node_that_hangs_is_killed(
-    times: int, sleeps: float, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    times: int, sleeps: float, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that sends reports is not, however long it runs."""
     monkeypatch.setattr(children, "ALIVE_SECONDS", 0.2)
@@ -78,4 +78,4 @@ def test_a_node_that_hangs_is_killed(
         )
         return await ChildNode(2, "verify", process, log).watch(lambda report: None)
 
-    assert told in str(asyncio.run(main()))
+    assert reported in str(asyncio.run(main()))

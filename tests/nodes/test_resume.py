@@ -63,9 +63,9 @@ def test_tokens_go_on_from_any_beginning(
             if request.request not in world.finished:
                 # The text service ends a request whose answer the user has.
                 most = min(most, len(cluster.expected(request)) - 1)
-                told = tuple(world.tokens.get(request.request, ()))[:most]
-                world.tokens[request.request] = list(told)
-                cluster.submit(replace(request, given=told))
+                reported = tuple(world.tokens.get(request.request, ()))[:most]
+                world.tokens[request.request] = list(reported)
+                cluster.submit(replace(request, given=reported))
 
     for request in asked:
         cluster.submit(request)
@@ -101,11 +101,11 @@ class Serving:
         )
 
     def answer(
-        self, submit: Submit, answer: Sequence[int], sizes: Sequence[int], told: Told
+        self, submit: Submit, answer: Sequence[int], sizes: Sequence[int], reported: Told
     ) -> None:
         """As many tokens as there are sizes for; the end too if these are all."""
-        self._service.client(told, submit)
-        if isinstance(told.got[-1] if told.got else None, Finished):
+        self._service.client(reported, submit)
+        if isinstance(reported.got[-1] if reported.got else None, Finished):
             return
         (submitted,) = self._fed
         assert isinstance(submitted, Submitted)
@@ -155,10 +155,10 @@ def test_text_goes_on_from_any_beginning(name: str, data: st.DataObject, sizes: 
         ({"given": (0, 1)}, "the tokens that are given go on behind the answer's end"),
     ],
 )
-def test_beginnings_that_are_none(changes: dict[str, tuple[int, ...]], told: str) -> None:
+def test_beginnings_that_are_none(changes: dict[str, tuple[int, ...]], reported: str) -> None:
     world = World(RULES)
     world.ask(replace(ASK, **changes))
-    assert world.inbox.got == [Finished(7, "error", told, {}, "invalid")]
+    assert world.inbox.got == [Finished(7, "error", reported, {}, "invalid")]
 
 
 PLAIN = Submit(0, "hello", 100, 5, 0.8, 0, 0.95, ignore_eos=True, repetition_penalty=1.2)

@@ -313,10 +313,10 @@ def test_tenants_of_requests_are_kept_apart_and_blinded() -> None:
     world = World(most=9)
     for number, tenant in enumerate(("", "one", "other", "one", "")):
         world.ask(replace(ASK, request=number, tenant=tenant))
-    told = [event.request.tenant for event in world.fed if isinstance(event, Submitted)]
-    assert told[0] == told[4] == ""
-    assert told[1] == told[3]
-    assert len({"", "one", "other", *told}) == 5
+    reported = [event.request.tenant for event in world.fed if isinstance(event, Submitted)]
+    assert reported[0] == reported[4] == ""
+    assert reported[1] == reported[3]
+    assert len({"", "one", "other", *reported}) == 5
 
 
 @pytest.mark.parametrize("times", [1, 2 * SHORT])
@@ -348,9 +348,9 @@ def test_an_answer_that_breaks_off_its_grammar_is_an_error() -> None:
 
 
 def test_a_drained_service_finishes_what_it_has_and_takes_nothing_new() -> None:
-    world, told = World(most=9), list[str]()
+    world, reported = World(most=9), list[str]()
     world.ask()
-    world.service.drain(told.append)
+    world.service.drain(reported.append)
     world.ask(replace(ASK, request=8))
     assert world.inbox.got == [
         Finished(8, "error", "the draft node drains: it takes no new requests", {}, "draining")
@@ -363,28 +363,28 @@ def test_a_drained_service_finishes_what_it_has_and_takes_nothing_new() -> None:
     # The rest of an answer that was begun elsewhere is no new request.
     world.ask(replace(ASK, request=9, given=(100,), given_text=1))
     assert [type(one) for one in world.fed] == [Submitted, Submitted]
-    assert told == []
+    assert reported == []
     for number in (1, 2):
         world.service.finish(Finish(number, "length"))
-        assert told == [""] * (number == 2)
-    world.service.drain(told.append)
-    assert told == ["", ""]
+        assert reported == [""] * (number == 2)
+    world.service.drain(reported.append)
+    assert reported == ["", ""]
     world.service.resume()
     world.ask(replace(ASK, request=8))
     assert len(world.fed) == 3
 
 
 def test_a_drain_ends_with_a_cancelled_prompt_or_when_it_is_undone() -> None:
-    world, told = World(), list[str]()
+    world, reported = World(), list[str]()
     world.service.client(world.inbox, replace(ASK, prompt="a" * (SHORT + 1)))
-    world.service.drain(told.append)
-    assert told == []
+    world.service.drain(reported.append)
+    assert reported == []
     world.service.client(world.inbox, Cancel(ASK.request))
-    assert told == [""]
+    assert reported == [""]
     world.service.client(world.inbox, replace(ASK, given=(100,), given_text=1))
-    world.service.drain(told.append)
+    world.service.drain(reported.append)
     world.service.resume()
-    assert told == ["", "it takes requests again"]
+    assert reported == ["", "it takes requests again"]
 
 
 class Operator:

@@ -158,11 +158,11 @@ def test_all_draft_nodes_receive_the_next_stage_and_pass_times() -> None:
     for rank, opened in ((DRAFT, SessionId(0)), (OTHER, THEIRS)):
         assert Send(rank, Ready(Rank(1), False, 0, opened, SessionId(0))) in effects
     assert not first.state.sessions
-    only, told = shared(), []
+    only, reported = shared(), []
     for number in range(9):
         effects = only.feed(theirs(number, {number: number - 1}))
-        told += [e for e in only.feed(done(passes(effects)[0], (5,))) if isinstance(e, Send)]
-    assert {e.to for e in told if isinstance(e.message, PassTimes)} == {DRAFT, OTHER}
+        reported += [e for e in only.feed(done(passes(effects)[0], (5,))) if isinstance(e, Send)]
+    assert {e.to for e in reported if isinstance(e.message, PassTimes)} == {DRAFT, OTHER}
 
 
 def test_nothing_is_opened_for_a_draft_node_that_is_gone() -> None:

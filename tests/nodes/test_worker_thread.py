@@ -15,25 +15,25 @@ from asyncspec_nodes.serving.service import WorkQueue
 from nodes.manual_thread import ManualThread
 
 
-async def told(queue: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object]:
+async def reported(queue: WorkQueue, pieces: list[Callable[[], Any]]) -> list[object]:
     """What is told of pieces of work that are submitted at once, in the order it is told."""
-    heard: list[object] = []
+    received: list[object] = []
     all_told = asyncio.Event()
     loop_thread = threading.current_thread()
 
     def hear(what: object) -> None:
         assert threading.current_thread() is loop_thread
-        heard.append(what)
-        if len(heard) == len(pieces):
+        received.append(what)
+        if len(received) == len(pieces):
             all_told.set()
 
     for number, piece in enumerate(pieces):
         queue.submit(piece, hear, partial(hear, f"{number} failed"))
-    assert heard == []
+    assert received == []
     if isinstance(queue, ManualThread):
         queue.run()
     await all_told.wait()
-    return heard
+    return received
 
 
 @pytest.mark.asyncio
@@ -54,7 +54,7 @@ async def test_results_come_in_order(kind: Callable[[], WorkQueue]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
     pieces = [partial(piece, 0), partial(piece, 1), broken, partial(piece, 2)]
-    assert await told(queue, pieces) == [0, 1, "2 failed", 2]
+    assert await reported(queue, pieces) == [0, 1, "2 failed", 2]
     assert isinstance(queue, ManualThread | WorkerThread)
     found = queue.errors if isinstance(queue, ManualThread) else errors
     assert [str(error) for error in found] == ["broken"]
@@ -80,7 +80,7 @@ async def test_the_loop_goes_on_meanwhile() -> None:
 def test_a_loop_that_ends_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     """A node that is told to stop while a long prompt is read."""
     begun, go, second = threading.Event(), threading.Event(), threading.Event()
-    heard: list[bool] = []
+    received: list[bool] = []
 
     def first() -> bool:
         begun.set()
@@ -93,11 +93,11 @@ def test_a_loop_that_ends_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
     async def node() -> None:
         queue = WorkerThread("test")
         for work in (first, next_one):
-            queue.submit(work, heard.append, heard.clear)
+            queue.submit(work, received.append, received.clear)
         await asyncio.get_running_loop().run_in_executor(None, begun.wait)
 
     asyncio.run(node())
     go.set()
     assert second.wait(60)  # what the first has come to was told by then, if to anybody
-    assert heard == []
+    assert received == []
     assert caplog.records == []

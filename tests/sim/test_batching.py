@@ -147,12 +147,12 @@ class Told:
     """A machine that does what it is told, and remembers what came of it."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[float, Any]] = []
+        self.received: list[tuple[float, Any]] = []
 
     def step(self, state: Any, event: Any, now: float) -> tuple[Any, tuple[Effect, ...]]:
         if isinstance(event, Cancelled):
             return state, (self.todo.pop(0),)
-        self.heard.append((now, event))
+        self.received.append((now, event))
         return state, ()
 
     todo: list[Effect]
@@ -173,6 +173,6 @@ def test_a_batch_ends_early_when_all_its_jobs_are_abandoned(given_up: int, end: 
     for when in (0.0, 1.0, 2.0)[: given_up + 1]:
         world.at(when, world.feed, DRAFT, Cancelled(0))
     world.run()
-    ((when, event),) = machine.heard
+    ((when, event),) = machine.received
     assert (when, event.job) == (end, batch)
     assert ran == [[0, 9] if given_up == 1 else [0, 0]]

@@ -124,13 +124,13 @@ class Talker:
 
     def __init__(self, words: list[Message]) -> None:
         self.words = words
-        self.heard: list[tuple[float, Message]] = []
+        self.received: list[tuple[float, Message]] = []
 
     def step(self, state: None, event: Any, now: float) -> tuple[None, tuple[Effect, ...]]:
         if isinstance(event, LinkUp):
             return None, tuple(Send(event.peer, word) for word in self.words)
         if isinstance(event, Received):
-            self.heard.append((now, event.message))
+            self.received.append((now, event.message))
         return None, ()
 
 
@@ -147,9 +147,9 @@ def test_bytes_leave_one_message_after_another_and_then_take_the_latency(
     world = World(actors, pricing, wires=pricing)
     world.connect(Rank(1), Rank(2))
     world.run()
-    assert [message for _, message in listener.heard] == words
+    assert [message for _, message in listener.received] == words
     left = 0.0
-    for when, message in listener.heard:
+    for when, message in listener.received:
         left += pricing.nbytes(message) / bandwidth
         assert when == pytest.approx(left + latency)
 

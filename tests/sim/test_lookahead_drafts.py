@@ -40,8 +40,8 @@ def segments(cluster: Cluster) -> list[int]:
     sent: list[int] = []
 
     def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
-        told = [e.message for e in effects if is_draft(rank) and isinstance(e, Send)]
-        sent.extend(len(message.ids) for message in told if isinstance(message, Segment))
+        reported = [e.message for e in effects if is_draft(rank) and isinstance(e, Send)]
+        sent.extend(len(message.ids) for message in reported if isinstance(message, Segment))
 
     cluster.world.watch = watch
     return sent

@@ -66,8 +66,8 @@ class Users:
         """Nobody was told anything wrong, and all whose draft node has not ended were served."""
         world = self.cluster.world
         for wish in self.wishes:
-            told = tuple(world.tokens.get(wish.request.request, ()))
-            assert told == self.cluster.expected(wish.request)[: len(told)]
+            reported = tuple(world.tokens.get(wish.request.request, ()))
+            assert reported == self.cluster.expected(wish.request)[: len(reported)]
         served = [w.request for w in self.wishes if w.request.request not in self.doomed]
         check_after(self.cluster, served)
 

@@ -118,9 +118,9 @@ def test_sixteen_users_come_go_and_change() -> None:
         trial.ask(who)
     world.run(until=1e5)
     for request in trial.asked:
-        told = tuple(world.tokens.get(request.request, ()))
-        assert told == trial.cluster.expected(request)[: len(told)]
-        assert len(told) == request.max_new_tokens or request.request in {9}
+        reported = tuple(world.tokens.get(request.request, ()))
+        assert reported == trial.cluster.expected(request)[: len(reported)]
+        assert len(reported) == request.max_new_tokens or request.request in {9}
     assert trial.decided
     assert not trial.schedule.members
 

@@ -34,10 +34,10 @@ def test_an_answer_ends_where_its_text_does(
         world.at(when, lambda: world.cut(DRAFT, Rank(cluster.stages)))
         world.at(when + 7, cluster.connect_all)
     world.run(until=BOUND)
-    if reader.told is None:
+    if reader.reported is None:
         check_after(cluster, asked)
         return
-    assert tuple(world.tokens[0]) == cluster.expected(asked[0])[: reader.told]
+    assert tuple(world.tokens[0]) == cluster.expected(asked[0])[: reader.reported]
     assert world.finished[0].reason == "stop"
     assert world.finished[0].stats["new_tokens"] == kept
     assert world.finished[0].stats["wasted_rows"] >= 0
@@ -54,7 +54,7 @@ def test_after_an_immediate_stop_nothing_is_sent_or_drafted() -> None:
     for cluster in (whole, cut):
         cluster.submit(request)
         cluster.world.run()
-    assert reader.told in (9, 10, 11, 12)
+    assert reader.reported in (9, 10, 11, 12)
     assert cut.world.finished[0].stats["new_tokens"] == 9
     for name in ("rows", "drafted_nodes", "turns"):
         assert cut.world.finished[0].stats[name] < whole.world.finished[0].stats[name] / 3

@@ -22,7 +22,7 @@ BOUND = 100_000.0
 
 def listen(cluster: Cluster) -> dict[int, list[tuple[int, TargetOutput]]]:
     """Every emitted token with its target output, by request, as they come."""
-    heard: dict[int, list[tuple[int, TargetOutput]]] = {}
+    received: dict[int, list[tuple[int, TargetOutput]]] = {}
 
     def watch(rank: Rank, event: Any, effects: tuple[Any, ...]) -> None:
         for effect in effects:
@@ -30,10 +30,10 @@ def listen(cluster: Cluster) -> dict[int, list[tuple[int, TargetOutput]]]:
                 # Either for all of them or for none.
                 assert len(effect.outputs) in (0, len(effect.tokens))
                 pairs = zip(effect.tokens, effect.outputs, strict=False)
-                heard.setdefault(effect.request, []).extend(pairs)
+                received.setdefault(effect.request, []).extend(pairs)
 
     cluster.world.watch = watch
-    return heard
+    return received
 
 
 @settings(max_examples=examples(200, quick=80))
@@ -51,14 +51,14 @@ def test_log_probs_of_tokens_are_those_of_the_target_alone(
         replace(request, log_probs=wanted > 0, top_logprobs=max(0, wanted - 1))
         for request, wanted in zip(asked, counts, strict=False)
     ]
-    heard = listen(cluster)
+    received = listen(cluster)
     for request in asked:
         cluster.submit(request)
     lose_links(cluster, losses)
     cluster.world.run(until=BOUND)
     check_after(cluster, asked)
     for request in asked:
-        said = heard.get(request.request, [])
+        said = received.get(request.request, [])
         assert len(said) == (len(cluster.world.tokens[request.request]) if request.log_probs else 0)
         state = cluster.model.read(request.prompt)
         for token, output in said:

@@ -228,19 +228,19 @@ def test_a_tree_that_comes_level_by_level_teaches_as_much(text: Any, rounds: Any
     whole, level = (
         HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()]) for _ in range(2)
     )
-    base, told = 0, (*text, *text)
+    base, reported = 0, (*text, *text)
     for right, bonus in rounds:
-        at_once = whole.run(replace(chain(base, told, ()), depth=3, count=3))
+        at_once = whole.run(replace(chain(base, reported, ()), depth=3, count=3))
         stem: tuple[int, ...] = ()
-        end = base + len(told)
-        for known, news in ((base, told), (end, ()), (end, ())):
+        end = base + len(reported)
+        for known, news in ((base, reported), (end, ()), (end, ())):
             grown = level.run(chain(known, news, stem))
             assert grown is not None
             stem = grown.tokens
         assert at_once is not None
         assert at_once.tokens == stem
-        base, told = end, (*stem[:right], bonus)
-    job = expand(base, told)
+        base, reported = end, (*stem[:right], bonus)
+    job = expand(base, reported)
     assert whole.run(job) == level.run(job)
 
 

@@ -43,8 +43,8 @@ def test_tables_are_markdown() -> None:
     assert quality_markdown([row]).splitlines()[-1].count("|") == 9
     proof = Proof("paper", 2, 3, 1e-9, 0.001, 1.2)
     assert "| 1e-09 | 0.001 | 1.2 |" in proofs_markdown([proof])
-    told = Unsteady(4, "as planned", 1.0, 1.0, None, 1.0)
-    assert unsteady_markdown([told]).splitlines()[-1].count("|") == 7
+    reported = Unsteady(4, "as planned", 1.0, 1.0, None, 1.0)
+    assert unsteady_markdown([reported]).splitlines()[-1].count("|") == 7
 
 
 def test_a_count_of_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_all_users_tokens_count_until_the_first_is_done() -> None:
 
 
 def test_a_run_is_shown_beside_what_the_first_stage_says() -> None:
-    told = PlanStatus(
+    reported = PlanStatus(
         0,
         sessions=(SessionId(1), SessionId(2)),
         means=(0.7, 0.8),
@@ -73,7 +73,7 @@ def test_a_run_is_shown_beside_what_the_first_stage_says() -> None:
         measured_seconds=9.0,
     )
     rows = (Row("dip-sd:length=2,plan=false", 50.0), Row("dip-sd", 60.0))
-    text = table(Measured(rows, (told,), 12, 12))
+    text = table(Measured(rows, (reported,), 12, 12))
     assert "| `dip-sd` | 60.0 | 1.200 |" in text
     assert "| forecast of plan (2 batches in use) | 65.0 | 1.300 |" in text
     assert "| brought, by the first stage's count of 9 s | 62.5 | 1.250 |" in text

@@ -69,8 +69,8 @@ def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_command_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--users", "2", "--stages", "1", "--only", "equal", "--max-new-tokens", "40"]
     assert main(["dipsd-machines", *small, "--json", "--jobs", "1", "--out", str(tmp_path)]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["crowds"]
-    assert told["users"] == 2
-    assert told["planned"]["policy"] == "dip-sd"
+    (reported,) = json.loads(capsys.readouterr().out)["crowds"]
+    assert reported["users"] == 2
+    assert reported["planned"]["policy"] == "dip-sd"
     assert (tmp_path / "machines.md").read_text().startswith("| users |")
     assert (tmp_path / "machines.png").exists()

@@ -131,5 +131,5 @@ def test_suffixes_of_earlier_answers(engines: tuple[VirtualEngine, VirtualEngine
     first, second = (cell.earlier for cell in cells(exhibit, point, sets, 24))
     assert [one.prompt for one in (*first, *second)] == [other.prompt, ask.prompt]
     cell, answer = Cell(ask, point.setting), engines[0].target.write(ask)
-    alone, told = engines[0].measure(cell, answer), engines[0].measure(cell, answer, [answer])
-    assert told["turns"] < alone["turns"]
+    alone, reported = engines[0].measure(cell, answer), engines[0].measure(cell, answer, [answer])
+    assert reported["turns"] < alone["turns"]

@@ -55,9 +55,9 @@ def project(tmp_path: Path) -> Path:
 
 def tried(project: Path, *mutants: Mutant) -> list[Result]:
     scratch = project.parent / "scratch"
-    told: list[Result] = []
-    results = Gate(project, scratch, ("package",), jobs=2).run(mutants, told.append)
-    assert sorted(r.name for r in told) == sorted(r.name for r in results)
+    reported: list[Result] = []
+    results = Gate(project, scratch, ("package",), jobs=2).run(mutants, reported.append)
+    assert sorted(r.name for r in reported) == sorted(r.name for r in results)
     return results
 
 

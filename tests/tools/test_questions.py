@@ -42,8 +42,8 @@ def section(link: str) -> str:
 def test_the_answer_is_one_hop_away(word: str) -> None:
     (answer,) = (answer for question, answer in ROWS if word in question)
     text = "".join(map(section, re.findall(r"\]\(([^)]+)\)", answer)))
-    for told in ANSWERS[word]:
-        assert told in text
+    for reported in ANSWERS[word]:
+        assert reported in text
 
 
 def test_there_are_no_other_questions_and_the_readme_leads_there() -> None:

@@ -137,7 +137,7 @@ async def _until(
     bed: Bed,
 ) -> None:
     """Wait for attackers, with progress on stderr. Raises what any task does."""
-    told = time.monotonic()
+    reported = time.monotonic()
     while not all(task.done() for task in attackers):
         done, _ = await asyncio.wait(
             [task for task in attackers if not task.done()] + others, timeout=5.0,
@@ -146,8 +146,8 @@ async def _until(
         for task in done:
             task.result()
         bed.check()
-        if time.monotonic() - told > 5.0 and not options.json:
-            told = time.monotonic()
+        if time.monotonic() - reported > 5.0 and not options.json:
+            reported = time.monotonic()
             sys.stderr.write(f"{attack.mutated:,} of {options.frames:,} mutated frames\n")
 
 

@@ -15,16 +15,16 @@ class Watch:
 
     def __init__(self, cluster: str, port: int) -> None:
         self._cluster, self._port = cluster, port
-        self.told: PlanStatus | None = None
+        self.reported: PlanStatus | None = None
 
     async def run(self, users: int) -> None:
         """Until it is cancelled; what was told last while all ``users`` took part stays."""
         client = await Client.connect("127.0.0.1", self._port, self._cluster)
         try:
             while True:
-                told = await client.plan_status()
-                if told.used and len(told.sessions) == users:
-                    self.told = told
+                reported = await client.plan_status()
+                if reported.used and len(reported.sessions) == users:
+                    self.reported = reported
                 await asyncio.sleep(WATCH_SECONDS)
         finally:
             await client.close()

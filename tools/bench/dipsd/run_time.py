@@ -75,7 +75,7 @@ class Measured(Struct, frozen=True):
     work."""
 
     rows: tuple[Row, ...]
-    told: tuple[PlanStatus, ...]
+    reported: tuple[PlanStatus, ...]
     answers: int
     equal: int
 
@@ -106,17 +106,17 @@ async def _measure(tokens: int) -> Measured:
                 greedy = [f"dip-sd:length={length},plan=false" for length in LENGTHS]
                 policies = [*greedy, "dip-sd", "dip-sd"]
                 runs: list[list[Answer]] = []
-                told: list[PlanStatus] = []
+                reported: list[PlanStatus] = []
                 for policy in policies:
                     answers, last = await _together(config, ports, policy, tokens)
                     runs.append(answers)
-                    told += [last] if last is not None else []
+                    reported += [last] if last is not None else []
             finally:
                 await asyncio.gather(*(child.stop() for child in drafts))
     requests = [answer.request for answers in runs for answer in answers]
     compared = await check(cluster.config, requests)
     rows = tuple(Row(p, throughput(r)) for p, r in zip(policies, runs, strict=True))
-    return Measured(rows, tuple(told), len(compared), sum(one.equal for one in compared))
+    return Measured(rows, tuple(reported), len(compared), sum(one.equal for one in compared))
 
 
 def _config() -> Config:
@@ -145,11 +145,11 @@ async def _drafts(config: Config, folder: Path) -> tuple[list[ChildNode], list[i
             children.append(await ChildNode.start(rank, "draft", file, sock, log))
     serving = asyncio.Event()
 
-    def heard(report: Report) -> None:
+    def received(report: Report) -> None:
         if all(child.ready for child in children):
             serving.set()
 
-    watches = [asyncio.create_task(child.watch(heard)) for child in children]
+    watches = [asyncio.create_task(child.watch(received)) for child in children]
     try:
         async with asyncio.timeout(START_SECONDS):
             await serving.wait()
@@ -177,7 +177,7 @@ async def _together(
     finally:
         watching.cancel()
         await asyncio.wait((watching,))
-    return answers, watch.told
+    return answers, watch.reported
 
 
 async def _ask(name: str, port: int, prompt: str, policy: str, tokens: int) -> Answer:
@@ -214,19 +214,19 @@ def table(found: Measured) -> list[str]:
     for row in found.rows:
         share = row.throughput / greedy
         lines.append(f"| `{row.policy}` | {row.throughput:.1f} | {share:.3f} |")
-    for told in found.told:
-        in_use = f"{max(told.batches)} batches" if any(told.batches) else told.used
-        forecasts = (("plan", told.planned), ("greedy batching", told.greedy))
+    for reported in found.reported:
+        in_use = f"{max(reported.batches)} batches" if any(reported.batches) else reported.used
+        forecasts = (("plan", reported.planned), ("greedy batching", reported.greedy))
         rates = [(f"forecast of {name} ({in_use} in use)", rate) for name, rate in forecasts]
         rates.append(
             (
-                f"brought, by the first stage's count of {told.measured_seconds:.0f} s",
-                told.throughput,
+                f"brought, by the first stage's count of {reported.measured_seconds:.0f} s",
+                reported.throughput,
             )
         )
         lines += [f"| {name} | {rate:.1f} | {rate / greedy:.3f} |" for name, rate in rates]
-    for told in found.told:
-        alpha = sum(told.means) / len(told.means)
-        lines += ["", f"measured at the end: alpha {alpha:.2f}, {why(told)}"]
+    for reported in found.reported:
+        alpha = sum(reported.means) / len(reported.means)
+        lines += ["", f"measured at the end: alpha {alpha:.2f}, {why(reported)}"]
     lines += ["", f"{found.equal} of {found.answers} texts are the sequential decoder's"]
     return lines

@@ -36,9 +36,9 @@ def unsteady(seed: int) -> Iterator[Unsteady]:
         for sigma in (0.1, 0.2, 0.4):
             yield _run(f"jitter {sigma:g}", base, Noise(sigma, seed))
         yield _run("slow uplinks (100 ms), jitter .2", paper(users, link_ms=100), Noise(0.2, seed))
-        for told, true in ((0.78, 0.5), (0.95, 0.5), (0.5, 0.78), (0.78, 0.95)):
+        for reported, true in ((0.78, 0.5), (0.95, 0.5), (0.5, 0.78), (0.78, 0.95)):
             noise = Noise(0.0, seed, (true,) * users)
-            yield _run(f"told {told:g}, true {true:g}", paper(users, told), noise)
+            yield _run(f"told {reported:g}, true {true:g}", paper(users, reported), noise)
         yield _churn("a quarter has left, old plan", base, seed, again=False)
         yield _churn("a quarter has left, planned again", base, seed, again=True)
 
@@ -62,8 +62,8 @@ def _churn(case: str, deployment: Deployment, seed: int, *, again: bool) -> Unst
     return _simulated(case, left, plan, left if again else whole, Noise(0.2, seed))
 
 
-def _simulated(case: str, tables: Tables, plan: Plan, told: Tables, noise: Noise) -> Unsteady:
-    length, _ = best_greedy(told)
+def _simulated(case: str, tables: Tables, plan: Plan, reported: Tables, noise: Noise) -> Unsteady:
+    length, _ = best_greedy(reported)
     all_users = (tuple(range(tables.users)),)
     lengths = best_lengths(tables, all_users)
     single = None

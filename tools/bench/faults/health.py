@@ -29,8 +29,8 @@ async def asked(port: int, seconds: list[float]) -> AsyncIterator[None]:
         await child.stdout.readline()  # it has its first answer
         yield
     finally:
-        told, _ = await child.communicate(b"")  # ends its stdin
-        seconds.extend(json.loads(told))
+        reported, _ = await child.communicate(b"")  # ends its stdin
+        seconds.extend(json.loads(reported))
 
 
 def main(port: int) -> None:

@@ -249,7 +249,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
                 function: Any = tool["function"]
                 tool["function"] = {k: v for k, v in function.items() if v is not None}
         elif self.callable:
-            messages = _told(messages, described(self.callable))
+            messages = _reported(messages, described(self.callable))
         # Without a limit an answer may fill the context.
         submit = replace(
             self.submit(self.limit or MAX_INT, context.tenant),
@@ -283,7 +283,7 @@ def _opened(facts: ChatFacts, options: Mapping[str, Any]) -> bool:
     return facts.reasoning == "open" and not off
 
 
-def _told(messages: list[Json], what: str) -> list[Json]:
+def _reported(messages: list[Json], what: str) -> list[Json]:
     """A conversation with something more in its system message."""
     if messages[0]["role"] == "system":
         first = {**messages[0], "content": f"{messages[0]['content']}\n\n{what}"}

@@ -229,8 +229,8 @@ def schedule(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if state.running is None and (state.next_pass or (state.queue and not state.outbox)):
         state, started = _start(state, now)
         effects += started
-    state, following = _look_ahead(state, now)
-    return state, effects + following
+    state, announced = _look_ahead(state, now)
+    return state, effects + announced
 
 
 def send_computed(
@@ -263,19 +263,19 @@ def send_computed(
 
 def _start(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     """Start the next pass, and return the credit of its segments."""
-    following = state.next_pass or plan_next(state)
-    if following is None:
+    next_pass = state.next_pass or plan_next(state)
+    if next_pass is None:
         return state, ()
-    if state.next_pass is None and (until := share_deadline(state, following, now)) is not None:
+    if state.next_pass is None and (until := share_deadline(state, next_pass, now)) is not None:
         return wait_until(state, until, now)
     unset: Effects = () if state.waiting is None else (SetTimer(SHARE_DEADLINE, None),)
-    parts, job = following.planned.parts, following.planned.job
-    slots = following.slots.items()
+    parts, job = next_pass.planned.parts, next_pass.planned.job
+    slots = next_pass.slots.items()
     changed = {name: replace(state.sessions[name], slots=table) for name, table in slots}
     state = replace(
         state,
-        queue=following.queue,
-        running=replace(following.planned, started=now),
+        queue=next_pass.queue,
+        running=replace(next_pass.planned, started=now),
         next_pass=None,
         waiting=None,
         sessions={**state.sessions, **changed},
@@ -300,15 +300,15 @@ def _look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     basis = _basis(state)
     if state.planned_from and all(map(is_, basis, state.planned_from)):
         return state, ()
-    before, following = state.next_pass, plan_next(state)
-    if following is not None:
+    before, next_pass = state.next_pass, plan_next(state)
+    if next_pass is not None:
         end = running.started + interpolate(*state.cost.averages())(running.job.row_count)
-        if share_deadline(state, following, max(now, end)) is not None:
-            following = None
-    state = replace(state, next_pass=following, planned_from=basis)
-    if following is None:
+        if share_deadline(state, next_pass, max(now, end)) is not None:
+            next_pass = None
+    state = replace(state, next_pass=next_pass, planned_from=basis)
+    if next_pass is None:
         return state, () if before is None else (RunNext(running.job, None),)
-    return state, (RunNext(running.job, following.planned.job),)
+    return state, (RunNext(running.job, next_pass.planned.job),)
 
 
 def _basis(state: VerifyState) -> tuple[object, ...]:

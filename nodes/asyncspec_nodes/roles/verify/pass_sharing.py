@@ -33,20 +33,20 @@ SHARE_DEADLINE = "share deadline"
 """The timer of a pass that waits."""
 
 
-def share_deadline(state: VerifyState, following: NextPass, start: float) -> float | None:
+def share_deadline(state: VerifyState, next_pass: NextPass, start: float) -> float | None:
     """Until when the next pass, which could begin at ``start``, waits; None where it does not. With
     more in the queue than it takes there is work for the time until others come."""
     waiting, sessions = state.waiting, state.sessions
-    if state.config.rank != 1 or following.queue or not state.cost.sizes:
+    if state.config.rank != 1 or next_pass.queue or not state.cost.sizes:
         return None
     if len(sessions) == 1 or state.schedule.members:
         return None
     if waiting is not None and waiting.over:
         return None
-    parts = following.planned.parts
+    parts = next_pass.planned.parts
     if any(is_prefill(part.segment, sessions[part.segment.session]) for part in parts):
         return None
-    ready, running = _rows(following.planned), _rows(state.running)
+    ready, running = _rows(next_pass.planned), _rows(state.running)
     away: list[ReturnTime] = []
     for name, session in sessions.items():
         returns = session.returns

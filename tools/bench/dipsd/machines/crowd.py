@@ -115,16 +115,19 @@ class Crowd:
 
     def _forecast(self, start: float, end: float) -> tuple[float | None, float]:
         """The mean over a time, and the share of it with a plan."""
-        told = [one for one in self.forecasts if one[0] < end]
-        if not told:
+        reported = [one for one in self.forecasts if one[0] < end]
+        if not reported:
             return None, 0.0
-        ends = [*(at for at, _, _ in told[1:]), end]
+        ends = [*(at for at, _, _ in reported[1:]), end]
         lasting = [
-            max(0.0, until - max(at, start)) for (at, _, _), until in zip(told, ends, strict=True)
+            max(0.0, until - max(at, start))
+            for (at, _, _), until in zip(reported, ends, strict=True)
         ]
         whole = sum(lasting)
-        mean = sum(s * forecast for s, (_, forecast, _) in zip(lasting, told, strict=True)) / whole
-        return mean, sum(s for s, (_, _, one) in zip(lasting, told, strict=True) if one) / whole
+        mean = (
+            sum(s * forecast for s, (_, forecast, _) in zip(lasting, reported, strict=True)) / whole
+        )
+        return mean, sum(s for s, (_, _, one) in zip(lasting, reported, strict=True) if one) / whole
 
 
 def _wishes(case: Case, user: int, tokens: int) -> list[tuple[float, int]]:

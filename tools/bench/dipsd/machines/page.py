@@ -19,11 +19,11 @@ def page(found: Sequence[Compared]) -> str:
     ]
     for one in found:
         forecast = one.planned.forecast
-        told = "-" if forecast is None else f"{forecast:.1f}"
+        reported = "-" if forecast is None else f"{forecast:.1f}"
         lines.append(
             f"| {one.users} | {one.stages} | {one.case} | {one.variant} "
             f"| {one.best_greedy:.1f} ({one.length}) | {one.planned.tokens_per_second:.1f} "
-            f"| {one.ratio:.3f} | {told} | {one.planned.planned:.0%} |"
+            f"| {one.ratio:.3f} | {reported} | {one.planned.planned:.0%} |"
         )
     return "\n".join(lines) + "\n"
 
