@@ -86,7 +86,10 @@ RENAMED = {
 }
 """Whole identifiers, without leading underscores."""
 
-IN_DOCS = re.compile(r"\b(rota|breakers|courier|quick floor|lean layers|going_on|narrowed)\b")
+IN_DOCS = re.compile(
+    r"\b(rota|breakers|courier|quick floor|lean layers|going_on|narrowed|whoever|keeper)\b",
+    re.IGNORECASE,
+)
 
 
 IN_PACKAGES = re.compile(r"\b(whoever|elder|crowding|luck|at whose door)\b", re.IGNORECASE)

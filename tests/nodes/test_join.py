@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import socket
 import ssl
 import threading
 from collections import Counter
@@ -38,6 +39,7 @@ from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
 from asyncspec_nodes.join.members import Member, Members, report_missing_links
 from asyncspec_nodes.join.messages import Offer
 from asyncspec_nodes.join.token import Token, TokenFile, new_cluster
+from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.node import listen
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
@@ -525,3 +527,18 @@ def test_messages_of_another_version_are_refused() -> None:
     for wrong in ('{"type":"offer"}', "[]", '{"type":"order"}'):
         with pytest.raises(AsyncSpecError, match="another version"):
             messages.decode(wrong, messages.FromMember)  # type: ignore[arg-type]
+
+
+@pytest.mark.asyncio
+async def test_a_draft_node_that_cannot_be_started_ends_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(*arguments: Any, **more: Any) -> ChildNode:
+        raise ClusterError("the draft node cannot be started: too many open files")
+
+    monkeypatch.setattr(ChildNode, "start", fails)
+    async with Cluster(1) as cluster:
+        with socket.socket() as sock:
+            await cluster.coordinator._run_draft(sock)
+        error = await cluster.coordinator.watch()
+        assert str(error) == "the draft node cannot be started: too many open files"

@@ -78,7 +78,7 @@ def test_users_of_one_draft_node_are_distinguished() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("reported", "says"),
     [
         (PlanStatus(0), "no request uses the policy dip-sd there now"),
         (PlanStatus(0, unknown=3), "too little is known yet of 3 answers"),

@@ -60,7 +60,7 @@ def test_a_report_of_any_length_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "sleeps", "told"),
+    ("times", "sleeps", "reported"),
     [(1, 600.0, "was stopped, or hung, for 0.4 s, and was killed"), (20, 0.0, "ended with code 0")],
 )
 def test_a_node_that_hangs_is_killed(

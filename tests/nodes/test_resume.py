@@ -148,7 +148,7 @@ def test_text_goes_on_from_any_beginning(name: str, data: st.DataObject, sizes: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"given": (1,) * 6}, "6 tokens are given, but only 5 asked for"),
         ({"given": (200,)}, "a token that is given is not in the vocabulary of 200"),

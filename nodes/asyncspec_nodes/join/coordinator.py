@@ -322,7 +322,11 @@ class Coordinator:
             self._drafts = self._drafts or isinstance(report, ReadyReport)
             self._changed.set()
 
-        self._end(await run_draft(self.file, sock, report, self.say))
+        try:
+            error = await run_draft(self.file, sock, report, self.say)
+        except AsyncSpecError as unstarted:
+            error = unstarted
+        self._end(error)
 
     async def _guard(self) -> None:
         """Repair whatever happens."""
