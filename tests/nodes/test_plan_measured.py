@@ -91,15 +91,17 @@ def test_where_there_is_nothing_to_plan(reported: PlanStatus, says: str) -> None
 
 
 @pytest.mark.parametrize("used", ["plan", "greedy", "dropped", "look", "", "something new"])
-def test_it_says_what_is_in_use_and_what_that_brings(used: str) -> None:
+def test_it_says_what_is_in_use_and_its_throughput(used: str) -> None:
     found = measured(replace(TOLD, used=used))
     text = "\n".join((*running_cluster.measured_lines(found), *running_cluster.use_lines(found)))
     assert "draft-0  0.80 (0.75 to 0.85, 20 rounds)" in text
     assert f"there now: {running_cluster.why(found.status)}" in text
     if used:
         assert "batch 2; user:draft length draft-2:3" in text
-        assert "brought: 74.0 tokens/s" in text
+        assert "measured: 74.0 tokens/s" in text
     reported = running_cluster.as_dict(found)
+    names_in_json = {"dropped": "plan_paused", "look": "greedy_probe"}
+    assert reported["used"] == names_in_json.get(used, used)
     assert reported["batches"] == [["draft-0"], ["draft-2"]]
     assert reported["lengths"] == {"draft-0": 5, "draft-2": 3}
     assert reported["forecast"] == {"plan": 76.5, "greedy": 57.25}

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.core.cost_model.measured import ReturnTime
 from asyncspec.core.jobs import Batch, Forward
 from asyncspec.core.machine import Compute, Effect, LinkDown, Received, SetTimer, TimerFired
 from asyncspec_nodes.roles.verify.pass_sharing import SHARE_DEADLINE, best_deadline
-from asyncspec_nodes.roles.verify.return_time import ReturnTime
 from asyncspec_protocol.ids import DRAFT, SessionId
 from asyncspec_protocol.messages import Close
 from nodes.machine_driver import Driven, done, opening, segment, stage

@@ -102,7 +102,7 @@ def as_dict(measured: Measured) -> dict[str, Any]:
     """The JSON object's ``running``."""
     status, names = measured.status, measured.names
     return {
-        "used": USED[status.used][0] if status.used in USED else "",
+        "used": USED.get(status.used, (status.used, ""))[0],
         "why": why(status),
         "version": status.version,
         "batches": [

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec.core.cost_model.measured import ReturnTime
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.jobs import Batch, Compact, Forward, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Send
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
-from asyncspec_nodes.roles.verify.return_time import ReturnTime, Waiting
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version, is_draft, owner
 from asyncspec_protocol.limits import MAX_TREE_NODES
@@ -194,6 +194,15 @@ class StageSession(Struct, frozen=True):
     def aux_states(self, layers: int) -> int:
         """Hidden states of the first ``layers`` layers that a row brings for the token source."""
         return sum(0 <= depth <= layers for depth in self.opening.features) if layers else 0
+
+
+class Waiting(Struct, frozen=True):
+    """A pass that waits for other sessions."""
+
+    since: float
+    until: float
+    # The time is up.
+    over: bool = False
 
 
 class VerifyState(Struct, frozen=True):
