@@ -110,6 +110,13 @@ def user_cells() -> Iterator[Cell]:
         )
 
 
+def perfect_cells() -> Iterator[Cell]:
+    """A draft that is always right, as the target itself is: stages x row price."""
+    for stages, row in product((2, 3, 5), (0.0, 0.05)):
+        plateau = 1 if row else 16
+        yield Cell(stages=stages, coverage=(1.0,), plateau=plateau, row_seconds=row)
+
+
 def core_cells() -> Iterator[Cell]:
     """Stages x draft x row price x draft level x latency: 108 cells."""
     for coverage, stages, (plateau, row), draft, latency in product(
@@ -211,9 +218,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cells",
         default="core",
-        metavar="core|shared|users|wide|FILE",
+        metavar="core|shared|users|perfect|wide|FILE",
         help="108 regular cells, 54 of nodes that share processors, 54 of users who come at random "
-        "times, cells of a wider space, or a JSON list of cells (default: core)",
+        "times, 6 of a perfect draft, cells of a wider space, or a JSON list of cells (default: "
+        "core)",
     )
     parser.add_argument("--count", type=int, default=60, help="cells of the wider space")
     parser.add_argument(
@@ -247,12 +255,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cells(name: str, count: int) -> list[Cell]:
-    if name == "core":
-        return list(core_cells())
-    if name == "shared":
-        return list(shared_cells())
-    if name == "users":
-        return list(user_cells())
+    regular = {
+        "core": core_cells,
+        "shared": shared_cells,
+        "users": user_cells,
+        "perfect": perfect_cells,
+    }
+    if name in regular:
+        return list(regular[name]())
     if name == "wide":
         return list(wide_cells(count))
     try:
