@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncspec.actor.link import Link
+from asyncspec.actor.routing import Incoming
+from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.messages import Collect
 from tools.fuzz_wire.__main__ import main
 from tools.fuzz_wire.bed import Bed, Found
 
@@ -41,6 +45,22 @@ def test_a_node_that_ends_is_found_and_its_frames_are_kept(
     assert all(one["rank"] in (1, 2) and one["frames"] for one in connections)
     monkeypatch.undo()
     assert main(["--replay", str(saved), "--json"]) == 0
+
+
+def test_a_mistake_that_ends_one_link_alone_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Incoming.frame
+
+    def frame(self: Incoming, link: Link, frame: Frame) -> None:
+        if isinstance(frame.message, Collect):  # of attackers alone
+            raise OverflowError("negative")
+        handle(self, link, frame)
+
+    monkeypatch.setattr(Incoming, "frame", frame)
+    named = ["--role", "verify", "--save", str(tmp_path / "found.json"), "--json"]
+    assert main([*named, "--frames", "500"]) == 1
+    assert "a node has made a mistake: OverflowError('negative')" in capsys.readouterr().err
 
 
 def test_no_frames_are_a_users_mistake(capsys: pytest.CaptureFixture[str]) -> None:
