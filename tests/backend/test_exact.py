@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from torch import Tensor
 
-from asyncspec.backend.hf.attention import ExactAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.stage import HFStage
 from asyncspec_protocol.ids import NodeId
 from backend.conformance import Pipeline, Walk, sequential
@@ -76,13 +77,13 @@ def test_more_speculation_than_a_chain_holds(
     stages: list[HFStage], prompt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered = []
-    add = ExactAttention._add_gathered
+    indices = ExactAttention._gather_indices
 
-    def counted(self: ExactAttention, *args: object) -> object:
+    def counted(self: ExactAttention) -> list[Tensor]:
         gathered.append(self.end - self.tail)
-        return add(self, *args)  # type: ignore[arg-type]
+        return indices(self)
 
-    monkeypatch.setattr(ExactAttention, "_add_gathered", counted)
+    monkeypatch.setattr(ExactAttention, "_gather_indices", counted)
     random = Random(prompt)
     tokens = [random.randrange(VOCAB) for _ in range(prompt + 60)]
     compare(stages, Walk(tokens, prompt, VOCAB, random, noise=0.85, prunes=0.02))

@@ -57,16 +57,16 @@ def test_shapes_types_and_settings_make_kinds() -> None:
 
 def seen_layers(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int]:
     """How many layers the passes of a stage's start went through."""
-    from asyncspec.backend.hf.attention import ExactAttention
+    from asyncspec.backend.hf.batched_attention import BatchedAttention
 
     seen: dict[int, set[int]] = {}
-    mix = ExactAttention.compute
+    mix = BatchedAttention.compute
 
     def watched(self: Any, asked: Any, *rows: torch.Tensor) -> torch.Tensor:
-        seen.setdefault(id(self.cache), set()).add(asked.layer)
+        seen.setdefault(id(self.parts[0].cache), set()).add(asked.layer)
         return mix(self, asked, *rows)
 
-    monkeypatch.setattr(ExactAttention, "compute", watched)
+    monkeypatch.setattr(BatchedAttention, "compute", watched)
     (stage,) = cut(open_checkpoint(tiny("gemma3")), 1)
     assert stage.guarantee == "bitwise"
     assert len(stage.shard.model.model.layers) == LAYERS

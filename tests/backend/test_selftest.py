@@ -61,7 +61,9 @@ def test_the_self_test_passes_here(checkpoint: Checkpoint, product: type[Rowwise
     assert stage.guarantee == "bitwise"
     # One row is doubled for oneDNN alone. What attention's products can do depends on the CPU.
     found = stage.settings
-    assert found == KernelSettings(found.max_k, found.row_tiles, product.min_tested_rows)
+    assert found == KernelSettings(
+        found.max_k, found.row_tiles, product.min_tested_rows, block_rows=found.block_rows
+    )
     # Layers are graphs where onnxruntime multiplies, and the head is by itself.
     graphs = {PreAttentionGraph, PostAttentionGraph} if product is MlasLinear else set()
     assert {type(x) for x in stage.shard.linears} == {product, *graphs}

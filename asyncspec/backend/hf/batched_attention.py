@@ -11,13 +11,14 @@ from torch import Tensor
 
 from asyncspec.backend.hf.attention import (
     AttentionParams,
-    ExactAttention,
     FastAttention,
     RecurrentLayer,
     TreeAttention,
     TreeMask,
 )
+from asyncspec.backend.hf.block_attention import BlockAttention
 from asyncspec.backend.hf.cache import KVCache
+from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.accelerator.paths import (
     PathKernel,
     Scoring,
@@ -111,4 +112,5 @@ def attention_of(
         return PathAttention([TreeAttention(*part) for part in parts], kernel)
     if settings is None:
         return BatchedAttention([FastAttention(*part) for part in parts])
-    return BatchedAttention([ExactAttention(*part, settings) for part in parts])
+    kind = BlockAttention if settings.block_rows else ExactAttention
+    return BatchedAttention([kind(*part, settings) for part in parts])

@@ -8,7 +8,7 @@ A property that does not hold is not relied on; if equality still fails, the sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
 from asyncspec.backend.hf.batched_attention import attention_of
+from asyncspec.backend.hf.block_attention import block_rows
 from asyncspec.backend.hf.cache import ONES, KVCache, LayerShape
 from asyncspec.backend.hf.device import CPU, Device
 from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, DeviceLinear
@@ -54,9 +55,11 @@ def choose_settings(shard: Shard) -> KernelSettings:
     layers = {layer for layer in shape.layers if isinstance(layer, LayerShape)}
     found = row_tiles_of(layers, shape.dtype)
     tiles = found or RowTiles()
+    max_k = min((max_masked_k(layer, tiles) for layer in layers), default=MAX_K)
     return KernelSettings(
-        max_k=min((max_masked_k(layer, tiles) for layer in layers), default=MAX_K),
+        max_k=max_k,
         row_tiles=tiles,
+        block_rows=block_rows_of(layers, shape.dtype, max_k),
         min_rows=max(linear.min_rows for linear in shard.linears),
         row_invariant=None not in min_rows and found is not None,
     )
@@ -116,7 +119,8 @@ def min_invariant_rows(linears: list[RowwiseLinear]) -> int | None:
     return next((n for n in _MIN_ROWS if equal.issuperset(x for x in _ROW_COUNTS if x >= n)), None)
 
 
-# --- Attention's products. They are torch's own, so MKL's or whatever this torch was built with.
+# --- Attention's products. They are torch's own, so MKL's or whatever this torch was built with, or
+# numpy's.
 
 _KNOWN_TILES = (
     RowTiles(),
@@ -154,7 +158,48 @@ def row_tiles_of(layers: Collection[LayerShape], dtype: torch.dtype) -> RowTiles
     return next(filter(fit, _KNOWN_TILES), None)
 
 
-def max_masked_k(layer: LayerShape, tiles: RowTiles, device: Device = CPU) -> int:
+def block_rows_of(layers: Collection[LayerShape], dtype: torch.dtype, max_k: int) -> int:
+    """``KernelSettings.block_rows``: numpy's where its products of all even numbers of rows give a
+    row the same bits, and chains of ``max_k`` terms ignore zeros."""
+    # torch shares the attention of many rows among threads.
+    if dtype != torch.float32 or torch.get_num_threads() > 1 or not layers:
+        return 0
+    most = min(block_rows(layer.key_width, layer.value_width + ONES) for layer in layers)
+    counts, tiles = range(2, most + 1, 2), RowTiles(2, most)
+    for layer in layers:
+        heads, columns = layer.kv_heads, layer.value_width + ONES
+        for width, right in (
+            (layer.key_width, noise(heads, BLOCK, layer.key_width, seed=1).mT),
+            (BLOCK, noise(heads, BLOCK, columns, seed=1)),
+        ):
+            row = noise(heads, 1, width)
+            if not _all_rows_equal(multiply(_repeated(row, n), right) for n in counts):
+                return 0
+        if max_masked_k(layer, tiles, add_product=add_by_numpy) < max_k:
+            return 0
+    return most
+
+
+AddProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A sum [heads, rows, n] and a product added to it."""
+
+
+def add_by_numpy(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """As ``BlockAttention`` does."""
+    return total + multiply(left, right)
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """numpy's product."""
+    return torch.from_numpy(left.numpy() @ right.numpy())
+
+
+def max_masked_k(
+    layer: LayerShape,
+    tiles: RowTiles,
+    device: Device = CPU,
+    add_product: AddProduct = torch.baddbmm,
+) -> int:
     """Largest inner dimension, up to ``MAX_K``, for which weights [kv_heads, rows, K] times values
     [kv_heads, K, V + ONES] depends neither on zeros between its terms nor on the number of
     rows."""
@@ -163,7 +208,7 @@ def max_masked_k(layer: LayerShape, tiles: RowTiles, device: Device = CPU) -> in
         for count in (layer.groups, 5 * layer.groups, 16 * layer.groups):
             rows = tiles.padded(count)
             shape = (min(rows, tiles.most or rows), length, tiles.multiple)
-            if not _ignores_zeros(layer, *shape, device):
+            if not _ignores_zeros(layer, *shape, device, add_product):
                 return longest
         longest = length
     return longest
@@ -214,7 +259,9 @@ def _all_rows_equal(products: Iterable[Tensor]) -> bool:
     return True
 
 
-def _ignores_zeros(layer: LayerShape, rows: int, length: int, few: int, device: Device) -> bool:
+def _ignores_zeros(
+    layer: LayerShape, rows: int, length: int, few: int, device: Device, add_product: AddProduct
+) -> bool:
     """Whether terms among zeros add up to what they do as a dense block of ``few`` rows."""
     heads, columns = layer.kv_heads, layer.value_width + ONES
     terms = BLOCK - 3
@@ -233,7 +280,7 @@ def _ignores_zeros(layer: LayerShape, rows: int, length: int, few: int, device: 
     spread_values[:, places] = values
     start = noise(heads, rows, columns, seed=3)
     want, got = (
-        torch.baddbmm(*map(device.put, products))
+        add_product(*map(device.put, products))
         for products in (
             (start[:, :few].contiguous(), dense, dense_values),
             (start, spread, spread_values),

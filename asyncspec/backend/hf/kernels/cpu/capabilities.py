@@ -123,6 +123,8 @@ class KernelSettings(Struct, frozen=True):
     # Of an accelerator: a pass is padded to one of these numbers of rows, ascending, and one of
     # more rows runs in parts; none: passes have any number of rows.
     buckets: tuple[int, ...] = ()
+    # Most rows of an attention's product by numpy; 0: torch computes attention.
+    block_rows: int = 0
 
 
 FAST = KernelSettings(min_rows=1, row_invariant=False)
