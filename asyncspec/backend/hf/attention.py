@@ -30,6 +30,9 @@ IMPLEMENTATION = "asyncspec"
 """Name of our attention function in transformers."""
 
 
+Array = npt.NDArray[np.float32]
+
+
 class AttentionParams(Struct, frozen=True):
     """A layer's constants."""
 
@@ -78,6 +81,12 @@ class TreeMask:
             query, key, value = (x[:, : self.count] for x in (query, key, value))
         out = self.compute(params, query, key, value)
         return pad_rows(out, given)
+
+    def attend_arrays(self, params: AttentionParams, *heads: Array) -> Array:
+        """As ``attend``, of float32 rows on the CPU: query [n, H, K], key [n, Hkv, K] and value
+        [n, Hkv, V] -> [n, H, V]."""
+        out = self.attend(params, *(torch.from_numpy(x).transpose(0, 1) for x in heads))
+        return out.numpy()
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As ``attend``, of ``count`` rows."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asyncspec.backend.hf.attention import (
+    Array,
     AttentionParams,
     FastAttention,
     RecurrentLayer,
@@ -45,6 +47,16 @@ class BatchedAttention(TreeMask):
         self.slices = [*map(slice, [0, *ends], ends)]
         device = parts[0].cache.device
         self.positions = device.integers([row.position for part in parts for row in part.rows])
+
+    def attend_arrays(self, params: AttentionParams, *heads: Array) -> Array:
+        (part, *others), (query, *_) = self.parts, heads
+        if others or not isinstance(part, BlockAttention):
+            return super().attend_arrays(params, *heads)
+        if self.stop():
+            raise Abandoned
+        out = part.compute_arrays(params, *(x[: self.count] for x in heads))
+        missing = len(query) - self.count
+        return np.concatenate([out, out[-1:].repeat(missing, 0)]) if missing else out
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if len(self.parts) == 1:

@@ -10,22 +10,17 @@ multiplies batches, for any number of rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncspec.backend.hf.attention import AttentionParams
+from asyncspec.backend.hf.attention import Array, AttentionParams
 from asyncspec.backend.hf.cache import ONES, KVCache
 from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import MAX_K, KernelSettings
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import BLOCK
-
-Array = npt.NDArray[Any]
-"""float32."""
 
 _PARTS = 1 << 20
 """Numbers of blocks' sums that are in memory at a time."""
@@ -58,24 +53,31 @@ class BlockAttention(ExactAttention):
         self._block_masks: dict[tuple[int | None, int], tuple[int, Array]] = {}
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = (x.transpose(0, 1).numpy() for x in (query, key, value))
+        return torch.from_numpy(self.compute_arrays(params, *heads))
+
+    def compute_arrays(
+        self, params: AttentionParams, query: Array, key: Array, value: Array
+    ) -> Array:
+        """query [n, H, K], key [n, Hkv, K], value [n, Hkv, V] -> [n, H, V]."""
         keys, values = (x[params.layer].numpy() for x in (self.cache.keys, self.cache.values))
         slots = self.slots if isinstance(self.slots, slice) else self.slots.numpy()
-        keys[:, slots] = key.numpy()
-        values[:, slots, :-ONES] = value.numpy()
-        heads, count, width = query.shape
+        keys[:, slots] = key.swapaxes(0, 1)
+        values[:, slots, :-ONES] = value.swapaxes(0, 1)
+        count, heads, width = query.shape
         groups = heads // len(keys)
         padded = np.zeros((len(keys), *self._tiles(groups), width), np.float32)
         own = padded.reshape(len(keys), -1, width)[:, : groups * count]
+        by_head = query.swapaxes(0, 1).reshape(own.shape)
         # Scaled here, as there are fewer queries than scores.
-        scaling = np.float32(params.scaling)
-        np.multiply(query.numpy().reshape(len(keys), -1, width), scaling, out=own)
+        np.multiply(by_head, np.float32(params.scaling), out=own)
         weights, shares = self._weights(params, padded, keys[:, : self.end], groups)
         total = self._add_tail(self._committed(weights, values), weights, values, groups)
         if shares is not None:
             total[..., -1:] += shares
         total = total.reshape(len(keys), -1, total.shape[3])[:, : groups * count]
         out = total[..., :-ONES] / total[..., -1:]
-        return torch.from_numpy(out.reshape(heads, count, -1).swapaxes(0, 1))
+        return out.reshape(heads, count, -1).swapaxes(0, 1)
 
     def _tiles(self, groups: int) -> tuple[int, int]:
         """Their number, and rows of each: an even one, as BLAS has another product for one row."""

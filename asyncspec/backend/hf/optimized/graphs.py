@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from asyncspec.backend.hf.attention import TreeMask
+from asyncspec.backend.hf.attention import Array, TreeMask
 from asyncspec.backend.hf.kernels.cpu.linear import AND, RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import CONTRIB, Graph, GraphError, WaitingLinear
+from asyncspec.backend.hf.optimized.arrays import ArrayLayer, array_layer
 from asyncspec.backend.hf.optimized.layers import (
     CosSin,
     OptimizedAttention,
@@ -113,21 +114,22 @@ class PreAttentionGraph(LayerGraph):
         super().__init__(matrices[0].in_features, sum(attention.sizes), graph, matrices)
         self._run = graph.compile(heads, *ends)
 
-    def heads(self, hidden: Tensor, cos_sin: CosSin) -> list[Tensor]:
-        """Hidden states [1, n, H] -> query, key and value [1, n, heads * D], of the same type."""
+    def heads(self, hidden: Tensor, cos_sin: CosSin) -> Sequence[Array]:
+        """Hidden states [1, n, H] -> query, key and value [1, n, heads * D] float32."""
         inputs: dict[str, npt.NDArray[Any]] = {_HIDDEN: hidden.float().numpy()}
         if self._rotary_width:
             # onnxruntime looks positions up in cos and sin; here row i is position i already.
             inputs[_POSITIONS] = np.arange(hidden.shape[1])[None]
             inputs[_COS], inputs[_SIN] = cos_sin.half_tables
-        return [torch.from_numpy(part).to(hidden.dtype) for part in self._run(inputs)]
+        return self._run(inputs)
 
     def product(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side, not rotated."""
         rows = x.view(1, -1, self.in_features)
         cos = torch.ones(rows.shape[1], 1, self._rotary_width)
         parts = self.heads(rows, CosSin((cos, torch.zeros_like(cos))))
-        return torch.cat(parts, -1).view(*x.shape[:-1], self.out_features)
+        joined = torch.from_numpy(np.concatenate(parts, -1)).to(x.dtype)
+        return joined.view(*x.shape[:-1], self.out_features)
 
 
 class PostAttentionGraph(LayerGraph):
@@ -151,9 +153,9 @@ class PostAttentionGraph(LayerGraph):
         super().__init__(self._attended + height, height, graph, matrices)
         self._run = graph.compile([out], [_ATTENDED, _HIDDEN])
 
-    def hidden(self, attended: Tensor, hidden: Tensor) -> Tensor:
+    def hidden(self, attended: Array, hidden: Tensor) -> Tensor:
         """Output of attention [1, n, heads * D], hidden states [1, n, H] -> [1, n, H]."""
-        inputs = {_ATTENDED: attended.float().numpy(), _HIDDEN: hidden.float().numpy()}
+        inputs = {_ATTENDED: attended, _HIDDEN: hidden.float().numpy()}
         (out,) = self._run(inputs)
         return torch.from_numpy(out).to(hidden.dtype)
 
@@ -161,7 +163,7 @@ class PostAttentionGraph(LayerGraph):
         """Of both inputs side by side."""
         rows = x.view(1, -1, self.in_features)
         attended, hidden = rows.split_with_sizes([self._attended, self.out_features], -1)
-        out = self.hidden(attended.contiguous(), hidden.contiguous())
+        out = self.hidden(attended.float().contiguous().numpy(), hidden.contiguous())
         return out.view(*x.shape[:-1], self.out_features)
 
 
@@ -244,15 +246,21 @@ class FusedLayer(nn.Module):
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
-        shape = (hidden.shape[1], -1, self._width)
-        heads = [part.view(shape).transpose(0, 1) for part in self.before.heads(hidden, cos_sin)]
-        attended = tree.attend(self._params, *heads)
-        return self.after.hidden(attended.flatten(1).unsqueeze(0), hidden)
+        rows = hidden.shape[1]
+        parts = self.before.heads(hidden, cos_sin)
+        heads = [part.reshape(rows, -1, self._width) for part in parts]
+        if hidden.dtype == torch.float32:
+            attended = tree.attend_arrays(self._params, *heads)
+        else:
+            given = (torch.from_numpy(x).to(hidden.dtype).transpose(0, 1) for x in heads)
+            attended = tree.attend(self._params, *given).float().numpy()
+        return self.after.hidden(attended.reshape(1, rows, -1), hidden)
 
 
 def fuse_layers(body: OptimizedModel, width: int, dtype: torch.dtype, positions: Tensor) -> None:
-    """Replace those layers of ``body``, for rows of ``dtype`` of hidden size ``width``, whose
-    weights wait to be packed and whose fused form agrees with them at these ``positions`` [n]."""
+    """Replace those layers of ``body``, for rows of ``dtype`` of hidden size ``width``, whose form
+    as graphs, where weights wait to be packed, or by numpy agrees with them at these ``positions``
+    [n]."""
     hidden = noise(1, len(positions), width).to(dtype)
     cos_sin = body.cos_sin(hidden, positions.unsqueeze(0))
     activations: dict[str, str | None] = {}
@@ -261,7 +269,11 @@ def fuse_layers(body: OptimizedModel, width: int, dtype: torch.dtype, positions:
         if not isinstance(layer.mlp, OptimizedMLP):
             continue
         if not isinstance(layer.mlp.down_proj, WaitingLinear):
-            continue  # nor do the others wait: onnxruntime is not imported for nothing
+            # Nor do the others wait: onnxruntime is not imported for nothing.
+            arrays = array_layer(layer)
+            if arrays is not None and _agrees(arrays, layer, hidden, cos_sin[i], 1):
+                body.layers[i] = arrays
+            continue
         name = repr(layer.mlp.activation)
         if name not in activations:
             activations[name] = known_activation(layer.mlp.activation)
@@ -280,20 +292,26 @@ def _fused(
         return None
     try:
         fused = FusedLayer(layer, cos_sin[0].shape[-1], activation)
-        got = _intermediates(fused, hidden, cos_sin)
         few = fused.before.computed_rows(1)
-        alone = _intermediates(fused, hidden[:, :few], CosSin(x[:few] for x in cos_sin))
+        return fused if _agrees(fused, layer, hidden, cos_sin, few) else None
     except GraphError:
         return None
-    want = _intermediates(layer, hidden, cos_sin)
+
+
+def _agrees(
+    ours: FusedLayer | ArrayLayer, layer: OptimizedLayer, hidden: Tensor, cos_sin: CosSin, few: int
+) -> bool:
+    """Whether results are those of ``layer`` up to rounding, and those of the ``few`` first rows,
+    the least that are computed, what they are among the others."""
+    got, want = (_intermediates(one, hidden, cos_sin) for one in (ours, layer))
+    alone = _intermediates(ours, hidden[:, :few], CosSin(x[:few] for x in cos_sin))
     tolerance = _LAYER_TOLERANCE if few == 1 else _ROUNDED_TOLERANCE
-    agrees = all(close(*pair, tolerance) for pair in zip(got, want, strict=True))
     rowwise = all(torch.equal(x, y[..., :few, :]) for x, y in zip(alone, got, strict=True))
-    return fused if agrees and rowwise else None
+    return rowwise and all(close(*pair, tolerance) for pair in zip(got, want, strict=True))
 
 
 def _intermediates(
-    layer: OptimizedLayer | FusedLayer, hidden: Tensor, cos_sin: CosSin
+    layer: OptimizedLayer | FusedLayer | ArrayLayer, hidden: Tensor, cos_sin: CosSin
 ) -> list[Tensor]:
     """Query, key and value [heads, n, D] and result [1, n, H] of a layer."""
     tree = RecordingAttention(hidden.shape[1])

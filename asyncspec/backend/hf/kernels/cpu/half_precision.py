@@ -84,8 +84,11 @@ class HalfLinear(RowwiseLinear):
         return _finish(self._sums(x), self.bias, x.dtype)
 
     def _sums(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return _concatenate([multiply(wide) for multiply in self._slices])
+        return _concatenate(self.parts(x.float()))
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """x [..., K] float32 -> sums [..., N] float32, without bias, in parts of their columns."""
+        return [multiply(x) for multiply in self._slices]
 
     @property
     def description(self) -> str:
