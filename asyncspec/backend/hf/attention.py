@@ -157,9 +157,9 @@ class TreeAttention(TreeMask):
         self.rows = rows
         self.row_positions = np.array([row.position for row in rows], np.int64)
         self.last_position = int(self.row_positions.max())
-        cache.positions[slots] = self.row_positions
         first, end = slots[0], slots[0] + len(rows)
         self._dense = slice(first, end) if slots == list(range(first, end)) else None
+        cache.positions[self._dense or slots] = self.row_positions
         # By window and query heads of a key head, which differ between layers.
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 

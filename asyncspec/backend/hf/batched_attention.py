@@ -45,8 +45,8 @@ class BatchedAttention(TreeMask):
         self.tiles = parts[0].tiles
         # The rows of each session.
         self.slices = [*map(slice, [0, *ends], ends)]
-        device = parts[0].cache.device
-        self.positions = device.integers([row.position for part in parts for row in part.rows])
+        positions = [part.row_positions for part in parts]
+        self.positions = parts[0].cache.device.array(np.concatenate(positions))
 
     def attend_arrays(self, params: AttentionParams, *heads: Array) -> Array:
         (part, *others), (query, *_) = self.parts, heads

@@ -28,6 +28,7 @@ from asyncspec.backend.hf.kernels.cpu.linear import AND, RowwiseLinear, pad_rows
 from asyncspec.backend.hf.kernels.cpu.ort import pack_waiting
 from asyncspec.backend.hf.latent import install_latent_attention
 from asyncspec.backend.hf.layer_shapes import layer_shapes
+from asyncspec.backend.hf.optimized.arrays import ArrayLayer
 from asyncspec.backend.hf.optimized.captured import Graphs, capture_layers
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
 from asyncspec.backend.hf.optimized.model import optimize_model
@@ -76,6 +77,8 @@ class Shard:
         self.dtype = dtype
         # Graphs first: they do not pad rows themselves. Empty until all are loaded.
         self.linears: list[RowwiseLinear] = []
+        # Whether layers are given as many rows as their products compute.
+        self.pads_rows = False
         # Number of first layers that self-tests run.
         self.probe_layers = last - first
         # Why its layers run in transformers' own code, in more operations; "" where they do not.
@@ -98,7 +101,7 @@ class Shard:
 
     def _inputs(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> dict[str, Any]:
         # Padded once here, so that no layer has to.
-        rows = self.linears[0].computed_rows(len(inputs)) if self.linears else len(inputs)
+        rows = self.linears[0].computed_rows(len(inputs)) if self.pads_rows else len(inputs)
         name = "input_ids" if self.has_embedding else "inputs_embeds"
         return {
             name: pad_rows(inputs, rows).unsqueeze(0),
@@ -229,6 +232,8 @@ def load_shard(
     pack_waiting(model)
     linears = (x for x in model.modules() if isinstance(x, RowwiseLinear))
     shard.linears = sorted(linears, key=lambda x: not isinstance(x, LayerGraph))
+    own = (isinstance(layer, ArrayLayer) for layer in model.model.layers)
+    shard.pads_rows = bool(shard.linears) and not all(own)
     shard.pad_to(settings.buckets)
     return shard
 

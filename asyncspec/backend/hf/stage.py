@@ -104,8 +104,8 @@ class HFStage(TreeStage[KVCache]):
         )
         tree.stop = lambda: self._abandoned is job
         depths = {depth for session in sessions for depth in session.depths}
-        # ``cat`` copies: layers get the same strides with and without captured hidden states.
-        hidden = torch.cat([rows[:, 0] if rows.dim() == 3 else rows for rows in inputs])
+        # Copied to the same strides as without captured hidden states.
+        hidden = _joined([rows[:, 0].contiguous() if rows.dim() == 3 else rows for rows in inputs])
         sampled = [
             own.start + row
             for one, own in zip(passes, tree.slices, strict=True)

@@ -80,24 +80,29 @@ class CachedRotary:
         self._original = original
         self._layer_type = () if layer_type is None else (layer_type,)
         self._start = self._end = 0
-        self._table = torch.empty(0)
+        # cos and sin of the window.
+        self._tables: tuple[Tensor, ...] = ()
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> CosSin:
         """Of positions [1, n], in the type of ``hidden`` or in the one ``original`` computes in."""
         if positions.device.type != "cpu":
             # To look at positions would be to wait for the device.
             return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
-        low, high = (int(x) for x in positions.aminmax())
+        # numpy: a lone row's positions take torch longer than its rotation.
+        places = positions[0].numpy()
+        low, high = int(places.min()), int(places.max())
         if not self._start <= low <= high < self._end:
             if high - low >= ROTARY_WINDOW - _ALIGNMENT:
                 return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
             self._start = low // _ALIGNMENT * _ALIGNMENT
             self._end = self._start + ROTARY_WINDOW
             window = torch.arange(self._start, self._end).unsqueeze(0)
-            computed = signed_cos_sin(*self._original(hidden, window, *self._layer_type))
-            self._table = torch.stack(computed, 1)
-        cos, sin = self._table.index_select(0, positions[0] - self._start).unbind(1)
-        return CosSin((cos, sin))
+            self._tables = signed_cos_sin(*self._original(hidden, window, *self._layer_type))
+        if low == high:
+            first = low - self._start
+            return CosSin(x.narrow(0, first, 1).expand(len(places), -1, -1) for x in self._tables)
+        index = torch.from_numpy(places - self._start)
+        return CosSin(x.index_select(0, index) for x in self._tables)
 
 
 def signed_cos_sin(cos: Tensor, sin: Tensor) -> CosSin:

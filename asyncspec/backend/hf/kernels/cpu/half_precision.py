@@ -33,7 +33,7 @@ _TOP_EXPONENT = 16
 _MAX_EXPONENT = 126
 """Of a scale: float32 has its inverse too."""
 
-_PACK_SLICE = 1 << 23
+_PACK_SLICE = 1 << 24
 """Weights packed at a time, with their float32 form in memory."""
 
 _PACK_THREADS = 4  # at most: each holds a slice's float32 form
