@@ -1,0 +1,85 @@
+"""Layers of float16 weights by numpy: the family's numbers, and bits that no neighbour changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from asyncspec.backend.hf import shard as shards
+from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.kernels.cpu import capabilities, dense, half_precision
+from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.backend.hf.optimized.arrays import ArrayLayer
+from asyncspec.backend.hf.optimized.graphs import close
+from asyncspec.backend.hf.optimized.layers import OptimizedLayer
+from asyncspec.backend.hf.shard import Shard, load_shard
+from backend.conformance import Walk, sequential
+from backend.fake_attention import Mixing
+from backend.probe import Probe, cut
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not capabilities.reads_half(), reason="this torch has no FBGEMM"),
+]
+
+MakeTiny = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def on_such_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "prefers_mlas", lambda: False)
+    monkeypatch.setattr(half_precision, "_PACK_SLICE", 1 << 12)
+
+
+def load(path: Path) -> Shard:
+    with torch.inference_mode():
+        return load_shard(open_checkpoint(path), 1, 4, torch.float32, "exact", KernelSettings())
+
+
+def outputs(shard: Shard, rows: slice) -> torch.Tensor:
+    positions = torch.arange(40) // 2 + 7
+    with torch.inference_mode():
+        taken = shard.probe_inputs(40)[rows]
+        return shard.hidden(taken, positions[rows], Mixing(len(taken)))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "olmo2", "granite", "smollm3"])
+def test_numbers_are_the_familys_and_rows_are_blind(
+    family: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny(family, dtype=torch.float16)
+    shard = load(path)
+    monkeypatch.setattr(shards, "fuse_layers", lambda *_: None)
+    want = outputs(load(path), slice(40))
+    assert {type(layer) for layer in shard.model.model.layers} == {ArrayLayer}
+    for count in (1, 2, 3, 7, 33, 40):
+        got = outputs(shard, slice(count))
+        assert close(got, want[:count], 1e-5)
+        assert torch.equal(got, outputs(shard, slice(40))[:count]), count
+
+
+@pytest.mark.parametrize("family", ["phi3", "gemma2"])
+def test_layers_of_other_parts_stay(family: str, tiny: MakeTiny) -> None:
+    """Stacked matrices, another activation."""
+    shard = load(tiny(family, dtype=torch.float16))
+    assert {type(layer) for layer in shard.model.model.layers} == {OptimizedLayer}
+
+
+def test_trees_have_the_bits_of_sequences(tiny: MakeTiny) -> None:
+    """In passes of one row and of many, with the speculative region in one block and in more than
+    a product's terms."""
+    stages = cut(open_checkpoint(tiny("llama-odd", dtype=torch.float16)), 2, dtype="float32")
+    assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
+    tokens = [Random(7).randrange(150) for _ in range(130)]
+    for chances in ({"noise": 0.4, "prunes": 0.5}, {"noise": 0.85, "prunes": 0.02}):
+        probe = Probe(stages)
+        drawn = sequential(stages, tokens, 60)
+        alone = probe.take()
+        walk = Walk(tokens, 60, 150, Random(8), watch=probe.watch, **chances)
+        assert walk.run(stages) == drawn
+        assert probe.different(alone) == []
+        probe.stop()
