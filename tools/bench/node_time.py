@@ -2,8 +2,8 @@
 
 Plain decoding on a cluster of this machine: one row a pass and stage. A stage's process has an
 event loop (links, machine) on its main thread and a device thread for passes. The loop's processor
-time is that thread's; for GGUF targets what the device thread does outside llama.cpp is measured
-on such a stage in this process.
+time is that thread's; what the device thread does outside llama.cpp, or beside products and
+onnxruntime's graphs, is measured on such a stage in this process.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import json
 import statistics
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -54,7 +54,9 @@ def run(options: Namespace) -> int:
     check_numbers(options, repeats=SEVERAL, tokens=Bounds(2, info.context_length - 64))
     figures = asyncio.run(_nodes(options))
     if backend_name(options.target) == LLAMA:
-        figures["ms_outside_llama_cpp"] = _outside(options)
+        figures["ms_outside_llama_cpp"] = _outside(options, _llama_seconds)
+    else:
+        figures["ms_beside_products"] = _outside(options, _product_seconds)
     if options.json:
         print(json.dumps(figures))
         return 0
@@ -108,23 +110,23 @@ async def _ask(client: Client, options: Namespace) -> dict[str, float]:
     raise AssertionError("an answer ends with Finished")
 
 
-def _outside(options: Namespace) -> float:
-    """Milliseconds of the device thread outside llama.cpp for a pass of one row, of a stage in the
-    middle if there is one."""
+def _outside(options: Namespace, watch: Callable[[], AbstractContextManager[list[float]]]) -> float:
+    """Milliseconds of the device thread outside what ``watch`` counts for a pass of one row, of a
+    stage in the middle if there is one."""
     found = backend_of(options.target)
     model: Any = found.open(options.target)
     spans = even_split(model.info.layers, options.stages)
     first, last = spans[min(1, len(spans) - 1)]
     outside = []
-    with _llama_seconds() as decoding:
+    with watch() as inside:
         stage: Any = found.load(StageSpec(model, (first, last)))
         stage.run(Admit(SESSION, options.tokens + 1, Sampling()))
         for place in range(options.tokens):
             states = stage.noise(1) if first else None
             job = chain(SESSION, place, [1], states, (0,) if stage.has_head else ())
-            begin, inside = time.thread_time(), decoding[0]
+            begin, before = time.thread_time(), inside[0]
             stage.run(job)
-            outside.append(time.thread_time() - begin - (decoding[0] - inside))
+            outside.append(time.thread_time() - begin - (inside[0] - before))
     return 1e3 * statistics.median(outside)
 
 
@@ -149,4 +151,31 @@ def _llama_seconds() -> Iterator[list[float]]:
         return on
 
     with patch.multiple(Engine, _decode=timed_decode, _tensor=timed_tensor):
+        yield seconds
+
+
+@contextmanager
+def _product_seconds() -> Iterator[list[float]]:
+    """Counts the thread time in products of torch's and FBGEMM's, and in onnxruntime's graphs."""
+    from asyncspec.backend.hf.kernels.cpu import linear, ort
+    from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
+
+    seconds = [0.0]
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                seconds[0] += time.thread_time() - begin
+
+        return run
+
+    compiled = ort.Graph.compile
+    with (
+        patch.object(HalfLinear, "parts", timed(HalfLinear.parts)),
+        patch.object(linear, "product_of", timed(linear.product_of)),
+        patch.object(ort.Graph, "compile", lambda *given: timed(compiled(*given))),
+    ):
         yield seconds

@@ -98,7 +98,7 @@ class BlockAttention(ExactAttention):
             scores *= cap
         first, mask = self._block_mask(params.window, groups)
         scores[:, :, first:] += mask
-        highest = scores.max((2, 4), keepdims=True)
+        highest = np.maximum.reduce(scores, (2, 4), keepdims=True)
         shares = None
         if params.sinks is not None:
             sinks = params.sinks.float().numpy().reshape(len(keys), -1, 1).repeat(self.count, 1)
@@ -123,7 +123,7 @@ class BlockAttention(ExactAttention):
             if total is not None:
                 parts[:, :, 0] += total
             # One after another: numpy adds in pairs only along memory.
-            total = parts.sum(2) if end > i + 1 else parts[:, :, 0]
+            total = np.add.reduce(parts, 2) if end > i + 1 else parts[:, :, 0]
         return total
 
     def _add_tail(self, total: Array | None, weights: Array, values: Array, groups: int) -> Array:

@@ -87,7 +87,7 @@ class Shard:
     def hidden(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> Tensor:
         """Tokens [n] (first shard) or hidden states [n, H], positions [n] -> states [n, H]."""
         out = self.model.model(**self._inputs(inputs, positions, tree))
-        return cast("Tensor", out.last_hidden_state[0, : len(inputs)])
+        return cast("Tensor", out.last_hidden_state.squeeze(0).narrow(0, 0, len(inputs)))
 
     def logits(self, inputs: Tensor, positions: Tensor, tree: TreeMask, rows: Tensor) -> Tensor:
         """As ``hidden``, but logits [len(rows), vocab]: the head runs on these rows only."""

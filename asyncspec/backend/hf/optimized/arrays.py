@@ -41,10 +41,11 @@ class ArrayNorm:
 
     def __call__(self, x: Array, out: Array | None = None) -> Array:
         """x [..., W] -> [..., W]."""
-        scale = (x * x).sum(-1, keepdims=True)
+        # Not ``sum``, which is Python.
+        scale = np.add.reduce(x * x, -1, keepdims=True)
         scale /= np.float32(x.shape[-1])
         scale += self._epsilon
-        y = np.divide(x, np.sqrt(scale, out=scale), out=out)
+        y: Array = np.divide(x, np.sqrt(scale, out=scale), out=out)
         y *= self._factors
         return y
 
@@ -173,9 +174,9 @@ class ArrayLayer(nn.Module):
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
     """As ``apply_rotary``: x [n, heads, D] by cos and sin [n, 1, R]."""
     width = cos.shape[-1]
-    halves = (*x.shape[:2], 2, width // 2)
+    split = (*x.shape[:2], 2, width // 2)
     # The other half of each number's pair.
-    other = x[..., :width].reshape(halves)[:, :, ::-1]
+    other = x[..., :width].reshape(split)[:, :, ::-1]
     turned = x[..., :width] * cos
     turned += (other * sin.reshape(len(sin), 1, 2, -1)).reshape(turned.shape)
     return turned if width == x.shape[-1] else np.concatenate([turned, x[..., width:]], -1)

@@ -98,9 +98,6 @@ class CachedRotary:
             self._end = self._start + ROTARY_WINDOW
             window = torch.arange(self._start, self._end).unsqueeze(0)
             self._tables = signed_cos_sin(*self._original(hidden, window, *self._layer_type))
-        if low == high:
-            first = low - self._start
-            return CosSin(x.narrow(0, first, 1).expand(len(places), -1, -1) for x in self._tables)
         index = torch.from_numpy(places - self._start)
         return CosSin(x.index_select(0, index) for x in self._tables)
 

@@ -34,7 +34,8 @@ _MAX_EXPONENT = 126
 """Of a scale: float32 has its inverse too."""
 
 _PACK_SLICE = 1 << 24
-"""Weights packed at a time, with their float32 form in memory."""
+"""Weights packed at a time, with their float32 form in memory. A product is called for each such
+part, and behind every one the caches hold no code."""
 
 _PACK_THREADS = 4  # at most: each holds a slice's float32 form
 
@@ -57,7 +58,7 @@ _SHORT_TILES = (1, 2, 7, 14)
 class HalfLinear(RowwiseLinear):
     """Finite weights [N, K] of 16 bits as float16 times a power of two, packed by FBGEMM, for rows
     of ``dtype``. float16 keeps all its bits, bfloat16 those down to 2^-32 of the largest in a slice
-    of 8 million; what is smaller is off by at most 2^-40 of that, below a float32 sum's
+    of 16 million; what is smaller is off by at most 2^-40 of that, below a float32 sum's
     rounding."""
 
     def __init__(
