@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from asyncspec.backend.base import StageSpec
 from asyncspec.backend.reference import SESSION, chain
-from asyncspec.backend.registry import LLAMA, backend_name, backend_of
+from asyncspec.backend.registry import DEFAULT, LLAMA, backend_name, backend_of
 from asyncspec.core.jobs import Admit
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.client.client import Client
@@ -53,9 +53,10 @@ def run(options: Namespace) -> int:
     info = check_target(options.target, options.stages)
     check_numbers(options, repeats=SEVERAL, tokens=Bounds(2, info.context_length - 64))
     figures = asyncio.run(_nodes(options))
-    if backend_name(options.target) == LLAMA:
+    name = backend_name(options.target)
+    if name == LLAMA:
         figures["ms_outside_llama_cpp"] = _outside(options, _llama_seconds)
-    else:
+    elif name == DEFAULT:
         figures["ms_beside_products"] = _outside(options, _product_seconds)
     if options.json:
         print(json.dumps(figures))
