@@ -20,7 +20,7 @@ from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand
 
 
-@lru_cache(1 << 16)
+@lru_cache(1 << 13)
 def _shuffled(key: int, vocab: int) -> tuple[int, ...]:
     """All tokens in an order that ``key`` draws. Trees grow from the same nodes again and again."""
     keys = sampling.uniforms(key, 2, np.arange(vocab))
