@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -70,6 +71,25 @@ def test_round_trips_exclude_the_cost_of_rows(
     ways = [way for _, way in probes]
     assert min(ways) * 0.999 - 1e-9 <= costs.round_trip <= max(ways) * 1.001 + 1e-9
     assert costs.max_rows == most_rows(times, back, costs.round_trip)
+
+
+@given(tables, seconds, st.lists(seconds, max_size=20))
+def test_waits_for_other_sessions_are_no_overhead(
+    times: dict[Rank, PassTimes], own: float, waits: list[float]
+) -> None:
+    """Rounds without speculation would look slow for the speculation of others, and speculation in
+    turn worth its rows."""
+    known = PipelineCosts(times)
+    passes = sum(stage(1) for stage in known.stages) + sum(known.link_row_seconds)
+    costs = known.with_round_trip(1, passes + own)
+    for wait in waits:
+        costs = costs.with_round_trip(1, passes + own + wait, alone=False)
+    assert costs.overhead == pytest.approx(own, rel=1e-6, abs=1e-9)
+    longer = costs.with_round_trip(1, passes + 2 * own).overhead
+    assert longer is not None
+    assert longer > 1.01 * own
+    shorter = costs.with_round_trip(1, passes + own / 2, alone=False).overhead
+    assert shorter == pytest.approx(own / 2, rel=1e-6, abs=1e-9)
 
 
 @given(tables, st.just(0.0) | seconds, st.floats(1, 100))

@@ -279,6 +279,23 @@ def test_useless_drafts_end_speculation() -> None:
     assert useless["rows"] < 1.5 * plain["rows"]
 
 
+def test_users_who_come_at_random_times_do_not_speculate_for_waits() -> None:
+    setting = Setting(
+        Synthetic(tabled((0.1, 0.03, 0.02)), seed=1),
+        ClusterCost(
+            stage=StageCost(plateau=1, row_seconds=0.1),
+            draft=DraftCost(level_seconds=0.15),
+            wire=LinkCost(0.05),
+        ),
+        stages=1,
+        tokens=60,
+        requests=4,
+        arrivals=(9.0, 0.5, 7.0, 3.0),
+    )
+    flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
+    assert flow <= plain / 0.9
+
+
 @pytest.mark.parametrize(
     ("first", "cost"),
     [(0.01, PRESETS["turns"]), (0.5, SLOW_ROWS), (0.9, SLOW_DRAFT)],

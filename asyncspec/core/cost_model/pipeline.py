@@ -63,14 +63,15 @@ class PipelineCosts(Struct, frozen=True):
             return self
         return replace(self, feature_row_seconds=row_seconds)._bounded()
 
-    def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
-        """A probe of so many ``rows`` has come back after so many ``seconds``."""
+    def with_round_trip(self, rows: int, seconds: float, *, alone: bool = True) -> PipelineCosts:
+        """A probe of so many ``rows`` has come back after so many ``seconds``; ``alone``: no other
+        session was there whose passes it waited for."""
         found = max(0.0, seconds - rows * sum(self.link_row_seconds))
         if self.round_trip:
             found = shorter_at_once(self.round_trip, found)
         known, overhead = self.overhead, self._overhead(rows, seconds)
         if known is not None:
-            overhead = shorter_at_once(known, overhead)
+            overhead = shorter_at_once(known, overhead) if alone else min(known, overhead)
         return replace(self, round_trip=found, overhead=overhead)._bounded()
 
     def with_congested_round_trip(self, rows: int, seconds: float) -> PipelineCosts:

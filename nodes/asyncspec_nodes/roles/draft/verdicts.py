@@ -33,7 +33,8 @@ def verdict_received(
             if probe.segment == message.segment:
                 seconds = now - probe.sent_at
                 if probe.uncongested:
-                    costs = costs.with_round_trip(probe.rows, seconds)
+                    alone = len(state.sessions) == 1
+                    costs = costs.with_round_trip(probe.rows, seconds, alone=alone)
                 else:
                     rows = len(message.ids) if session.decoding else probe.rows
                     costs = costs.with_congested_round_trip(rows, seconds - probe.wait)
