@@ -154,6 +154,16 @@ def test_no_start_promises_more_than_the_shape_that_is_chosen(
         assert rate.tokens_per_second >= round_rate(profile, other, cost).tokens_per_second
 
 
+@given(profiles, costs, shapes.filter(lambda shape: shape.rows))
+def test_levels_that_come_after_all_verdicts_add_no_token(
+    profile: list[float], cost: RoundCosts, shape: RoundShape
+) -> None:
+    cost = cost._replace(level=cost.whole(1 + shape.rows))
+    chances = MeanTree(profile, shape, (1,)).chances
+    most = sum(chances) / (shape.first * cost.level + cost.whole(1))
+    assert round_rate(profile, shape, cost).tokens_per_second <= most * (1 + 1e-9)
+
+
 @given(profiles, costs, shapes, st.integers(2, 16))
 def test_sessions_share_what_the_slowest_part_brings(
     profile: list[float], cost: RoundCosts, shape: RoundShape, sessions: int

@@ -207,7 +207,8 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     for chance, level in zip(tree.chances, tree.levels, strict=True):
         by_level[level] += chance
     tokens, deepest = sum(by_level), len(by_level) - 1
-    if deepest and count > 1:
+    # Without a row in the last one, what is drafted below comes after its parents' verdicts.
+    if deepest and tree.rows[-1] and count > 1:
         ratio = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
         hit = min(PARAMETERS.max_level_hits, ratio)
         more = by_level[-1] * hit / (1.0 - hit)
