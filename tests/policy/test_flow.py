@@ -158,7 +158,7 @@ def test_no_start_promises_more_than_the_shape_that_is_chosen(
 def test_levels_that_come_after_all_verdicts_add_no_token(
     profile: list[float], cost: RoundCosts, shape: RoundShape
 ) -> None:
-    cost = cost._replace(level=cost.whole(1 + shape.rows))
+    cost = cost._replace(level=1.001 * cost.whole(1 + shape.rows))
     chances = MeanTree(profile, shape, (1,)).chances
     most = sum(chances) / (shape.first * cost.level + cost.whole(1))
     assert round_rate(profile, shape, cost).tokens_per_second <= most * (1 + 1e-9)
@@ -172,13 +172,13 @@ def test_sessions_share_what_the_slowest_part_brings(
     shared = round_rate(profile, shape, cost._replace(sessions=sessions))
     rows, lone = max(1, shape.rows), round_rate(profile, shape, cost).spacing
     spacing = lone if shape.rows else cost.whole(1)
-    together = math.ceil(cost._replace(sessions=sessions).sessions_per_pass(rows, spacing) * rows)
+    share = cost._replace(sessions=sessions).sessions_per_pass(rows, spacing)
     if shape.rows:
-        every, joined = shared.spacing, cost.segments_per_pass(rows, together / rows)
+        every, joined = shared.spacing, cost.segments_per_pass(rows, share)
     else:
         every, joined = 1.0 / shared.tokens_per_second, 1
     assert every >= spacing * (1 - 1e-9)
-    together *= joined
+    together = math.ceil(share * joined * rows)
     assert sessions * rows / every <= together / cost.slowest(together) * (1 + 1e-9)
 
 

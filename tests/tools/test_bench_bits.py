@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
+from torch import Tensor
 
 from asyncspec.backend.hf import stage
-from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
+from asyncspec.backend.hf.attention import TreeMask
+from asyncspec.backend.hf.shard import Shard
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from tools.bench.__main__ import main
 from tools.bench.bits.compare import LENGTH
@@ -32,11 +33,15 @@ def test_a_wrong_report_of_a_stage_is_refused(
 ) -> None:
     """One whose passes of more than 32 rows have other bits."""
 
-    def sees(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        scores = query_key_products(query, keys)
-        return scores * (1 + 1e-6) if query.shape[1] > 32 else scores
+    logits = Shard.logits
 
-    monkeypatch.setattr("asyncspec.backend.hf.kernels.cpu.half_precision.query_key_products", sees)
+    def of_many(
+        shard: Shard, inputs: Tensor, positions: Tensor, tree: TreeMask, rows: Tensor
+    ) -> Tensor:
+        found = logits(shard, inputs, positions, tree, rows)
+        return found * (1 + 1e-6) if len(inputs) > 32 else found
+
+    monkeypatch.setattr(Shard, "logits", of_many)
     monkeypatch.setattr(stage, "confirm", lambda *_: "bitwise")
     assert main([*SMALL, "--types=float32"]) == 1
     (result,) = json.loads(capsys.readouterr().out)
