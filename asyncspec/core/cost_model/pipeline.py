@@ -69,21 +69,21 @@ class PipelineCosts(Struct, frozen=True):
         found = max(0.0, seconds - rows * sum(self.link_row_seconds))
         if self.round_trip:
             found = shorter_at_once(self.round_trip, found)
-        known, overhead = self.overhead, self._overhead(rows, seconds)
-        if known is not None:
-            overhead = shorter_at_once(known, overhead) if alone else min(known, overhead)
+        overhead = self._overhead(rows, seconds, grows=alone)
         return replace(self, round_trip=found, overhead=overhead)._bounded()
 
     def with_congested_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
         """A segment of which so many ``rows`` came through, maybe behind others."""
-        known, found = self.overhead, self._overhead(rows, seconds)
-        if known is not None and found >= known:
-            return self
-        return replace(self, overhead=found)
+        overhead = self._overhead(rows, seconds, grows=False)
+        return self if overhead == self.overhead else replace(self, overhead=overhead)
 
-    def _overhead(self, rows: int, seconds: float) -> float:
-        transfers = rows * sum(self.link_row_seconds)
-        return max(0.0, seconds - transfers - sum([stage(rows) for stage in self.stages]))
+    def _overhead(self, rows: int, seconds: float, *, grows: bool) -> float:
+        """After a round trip; ``grows``: a longer one counts too."""
+        passes = sum([stage(rows) for stage in self.stages])
+        found = max(0.0, seconds - rows * sum(self.link_row_seconds) - passes)
+        if self.overhead is None:
+            return found
+        return shorter_at_once(self.overhead, found) if grows else min(self.overhead, found)
 
     def _bounded(self) -> PipelineCosts:
         return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())
