@@ -1,9 +1,12 @@
-"""What arguments of several benchmarks have in common: which numbers, which policies."""
+"""What arguments of several benchmarks have in common: which numbers, which policies, how rows are
+printed."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
@@ -23,6 +26,15 @@ def check_numbers(options: argparse.Namespace, **bounds: Bounds) -> None:
         given = getattr(options, name)
         for value in given if isinstance(given, list | tuple) else (given,):
             allowed.check(option(name), value)
+
+
+def print_rows(options: argparse.Namespace, rows: Sequence[Mapping[str, object]]) -> None:
+    """A line each, or one JSON list with ``--json``."""
+    if options.json:
+        sys.stdout.write(json.dumps(rows) + "\n")
+        return
+    for row in rows:
+        sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")
 
 
 def check_policies(names: Iterable[str]) -> None:

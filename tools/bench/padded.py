@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 
@@ -25,14 +25,15 @@ from asyncspec.sim.costs import ClusterCost, DraftCost, LinkCost, StageCost
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from tools.bench.grid import PLAIN
 from tools.bench.limits.requests import OPENINGS, speed, turn_about
+from tools.bench.options import print_rows
 from tools.bench.prompts import Prompt
 from tools.bench.random_model import save_random
 from tools.bench.report.cell import Ask, Cell, Setting
 from tools.bench.report.models import Models
 from tools.bench.report.virtual import VirtualEngine
 
-PLAIN = "autoregressive"
 TOKENS = {PLAIN: 24, "chain": 64, "flowspec": 64, "flow": 64}
 """New tokens of an answer, by policy."""
 
@@ -105,11 +106,7 @@ def run(options: argparse.Namespace) -> int:
             found.append(as_dict(measure(case, useless)))
             sys.stderr.write(f"{found[-1]}\n")
             bar.advance(task)
-    if options.json:
-        sys.stdout.write(json.dumps(found) + "\n")
-    else:
-        for row in found:
-            sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")
+    print_rows(options, found)
     return 0
 
 
@@ -145,20 +142,18 @@ def simulated(case: Case, models: Models, source: str) -> dict[str, float]:
     cost = ClusterCost(
         stage=case.stage, draft=DraftCost(case.level_seconds), wire=LinkCost(latency=HOP_SECONDS)
     )
-    speeds: dict[str, float] = {}
-    for policy, tokens in TOKENS.items():
-        decoded = seconds = 0.0
-        for number, text in enumerate(OPENINGS):
-            ask = Ask(Prompt("openings", number, text), tokens=tokens)
-            answer = engine.target.write(ask)
-            if len(answer) < tokens:
-                raise ClusterError(f"{text!r} has an answer of {len(answer)} tokens")
-            cell = Cell(ask, Setting(policy, source, case.stages, cost))
-            stats = engine.measure(cell, answer)
-            decoded += stats["new_tokens"] - 1
-            seconds += stats["decode_seconds"]
-        speeds[policy] = decoded / seconds
-    return speeds
+    decoded, seconds = dict.fromkeys(TOKENS, 0.0), dict.fromkeys(TOKENS, 0.0)
+    for number, text in enumerate(OPENINGS):
+        ask = Ask(Prompt("openings", number, text), tokens=max(TOKENS.values()))
+        answer = engine.target.write(ask)
+        if len(answer) < ask.tokens:
+            raise ClusterError(f"{text!r} has an answer of {len(answer)} tokens")
+        for policy, tokens in TOKENS.items():
+            setting = Setting(policy, source, case.stages, cost)
+            stats = engine.measure(Cell(replace(ask, tokens=tokens), setting), answer[:tokens])
+            decoded[policy] += stats["new_tokens"] - 1
+            seconds[policy] += stats["decode_seconds"]
+    return {policy: decoded[policy] / seconds[policy] for policy in TOKENS}
 
 
 async def measured(config: Config) -> dict[str, float]:

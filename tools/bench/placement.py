@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from typing import Any
 
@@ -25,6 +24,7 @@ from asyncspec_nodes.cluster.placement import best_placement, target_cost
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.simulation.prediction import DraftModel, Prediction, predict
 from tools.bench.limits.requests import speed, turn_about
+from tools.bench.options import print_rows
 
 LEVEL_SECONDS = 0.004
 PLATEAU = 16
@@ -70,12 +70,7 @@ def run(options: argparse.Namespace) -> int:
         )
         rows.append(Row(case, layers, predicted(placement, top, target.row_bytes), measured))
         sys.stderr.write(f"{case}: {rows[-1]}\n")
-    found = [as_dict(row) for row in rows]
-    if options.json:
-        sys.stdout.write(json.dumps(found) + "\n")
-    else:
-        for row in found:
-            sys.stdout.write(", ".join(f"{name} {value}" for name, value in row.items()) + "\n")
+    print_rows(options, [as_dict(row) for row in rows])
     return 0
 
 
