@@ -12,8 +12,10 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from tools.bench.__main__ import main
 from tools.bench.peers.comparison import Comparison, Engine, read_engines
 from tools.bench.peers.endpoint import Endpoint, events
@@ -228,6 +230,13 @@ def test_peers_take_turns_and_other_texts_are_counted() -> None:
     assert [[len(answers) for answers in repeats] for repeats in found.values()] == [[2, 2]] * 3
 
 
+def test_only_the_same_sums_must_write_the_same_text() -> None:
+    same = Comparison(BUNDLED_TARGET, BUNDLED_DRAFT, None, dtype="fp32")
+    assert same.exact
+    for other in ({"dtype": "auto"}, {"quantize": "int4"}, {"device": "cuda"}):
+        assert not structs.replace(same, **other).exact
+
+
 def test_our_own_other_text_ends_the_run() -> None:
     base = Scripted(BASE, (1, 2, 3), [], exact=True)
     with pytest.raises(AsyncSpecError, match="ours wrote another text"):
@@ -239,7 +248,7 @@ def test_our_own_other_text_ends_the_run() -> None:
 @pytest.mark.processes
 def test_a_small_run_ranks_every_peer(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--no-enlarge --stages 1 --repeats 1 --tokens 4 --cpu 1 --network loopback --json"
-    assert main(["peers", *words.split()]) == 0
+    assert main(["peers", "--our-dtype", "fp32", *words.split()]) == 0
     found = json.loads(capsys.readouterr().out)
     ratios = {peer["name"]: peer["ratio"] for peer in found["peers"]}
     assert ratios[found["base"]] == 1

@@ -66,8 +66,8 @@ def _child(*arguments: str) -> tuple[int, str]:
             capture_output=True,
             text=True,
             timeout=_SECONDS,
-            # No debugger for the stack, and no GPU for what is tried on the CPU: builds for CUDA
-            # ended a child that only read metadata.
+            # No debugger for the stack. What is tried on the CPU needs no GPU, whose driver takes
+            # memory and time to start.
             env=os.environ
             | dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
             | {"GGML_NO_BACKTRACE": "1"},

@@ -21,7 +21,7 @@ from typing import get_args
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.backend.base import Mode
+from asyncspec.backend.base import DType, Mode, Quantize
 from asyncspec.backend.registry import backend
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
@@ -55,6 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, default=SIZE.layers, metavar="N", help="enlarged to")
     dtypes = ("auto", *DTYPES)
     add("--dtype", choices=dtypes, default="auto", help="to store enlarged weights in")
+    add(
+        "--our-dtype",
+        choices=get_args(DType),
+        default="auto",
+        help="ours compute in; default: the weights' own. fp32: each text must be generate's",
+    )
+    add("--quantize", choices=get_args(Quantize), default="none", help="our stages' weights")
+    add("--device", default="cpu", metavar="NAME", help="of ours, generate and llama.cpp")
     add("--stages", type=int, default=4, metavar="N", help="verify stages, a device each")
     add("--cpu", type=float, default=0.4, metavar="CORES", help="of each device, also the draft's")
     add("--repeats", type=int, default=3, metavar="N")
@@ -123,6 +131,9 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         draft=draft,
         size=size,
         stored=DTYPES.get(options.dtype),
+        dtype=options.our_dtype,
+        quantize=options.quantize,
+        device=options.device,
         stages=options.stages,
         cpu=options.cpu,
         repeats=options.repeats,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.base import Mode
+from asyncspec.backend.base import DType, Mode, Quantize
 from asyncspec.core.errors import UserError
 from tools.bench.enlarge import Size
 from tools.bench.limits.requests import OPENINGS
@@ -38,6 +38,11 @@ class Comparison(Struct, frozen=True):
     size: Size | None
     # The type its weights are stored in then; None: the one they are stored in before.
     stored: torch.dtype | None = None
+    # What our stages of checkpoints compute in, and how they keep their weights.
+    dtype: DType = "auto"
+    quantize: Quantize = "none"
+    # Of ours, ``generate`` and llama.cpp.
+    device: str = "cpu"
     stages: int = 4
     # Cores of each device, the draft device too.
     cpu: float = 0.4
@@ -53,6 +58,11 @@ class Comparison(Struct, frozen=True):
     # Of our stages on llama.cpp.
     llama_mode: Mode = "fast"
     network: Network = "auto"
+
+    @property
+    def exact(self) -> bool:
+        """Whether our stages of checkpoints do the same sums as ``generate``."""
+        return (self.dtype, self.quantize, self.device) == ("fp32", "none", "cpu")
 
     @property
     def devices(self) -> int:

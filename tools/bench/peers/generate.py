@@ -30,12 +30,13 @@ class Whole:
     @classmethod
     @contextmanager
     def start(
-        cls, bed: Bed, device: int, target: Path, draft: Path, folder: Path
+        cls, bed: Bed, device: int, target: Path, draft: Path, folder: Path, torch_device: str
     ) -> Iterator[Whole]:
         """With as many threads as its device has cores, one at least; ended with the context. What
         it complains of goes to a file in ``folder``."""
         threads = math.ceil(bed.description.device[device].cpu or 1)
         command = [sys.executable, "-P", str(CHILD), str(target), str(draft), str(threads)]
+        command.append(torch_device)
         log = folder / f"generate-{device}.log"
         with log.open("wb") as stderr:
             process = bed.start(

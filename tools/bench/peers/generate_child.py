@@ -1,6 +1,7 @@
 """A process with a whole model: Hugging Face ``generate``, one line of JSON a question.
 
-Arguments: directory of the target, of the draft model, number of threads. A question is ``{prompt,
+Arguments: directory of the target, of the draft model, number of threads, torch's name of a device.
+On the CPU it computes in float32, elsewhere in the type of the weights. A question is ``{prompt,
 tokens, way}``, an answer ``{seconds, token_ids, text}``. It is run as a file, not imported.
 """
 
@@ -19,14 +20,18 @@ LOOKUP_TOKENS = 10
 
 def main() -> None:
     """Serve until standard input ends."""
-    target, draft, threads = sys.argv[1:]
+    target, draft, threads, device = sys.argv[1:]
     set_thread_defaults()  # before torch is imported; more threads are asked of torch itself
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(int(threads))
     model, assistant = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32 if device == "cpu" else "auto"
+        )
+        .eval()
+        .to(device)
         for path in (target, draft)
     )
     tokenizer = AutoTokenizer.from_pretrained(target)
@@ -38,7 +43,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         start = time.perf_counter()
-        ids = tokenizer(asked["prompt"], return_tensors="pt").input_ids
+        ids = tokenizer(asked["prompt"], return_tensors="pt").input_ids.to(device)
         with torch.inference_mode():
             out = model.generate(
                 ids,

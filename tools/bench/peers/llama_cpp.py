@@ -95,8 +95,10 @@ def server_command(
     workers: Sequence[Address],
     *,
     drafts: bool,
+    gpu: bool,
 ) -> list[str]:
-    """``llama-server``; ``workers``: the RPC servers that have its layers, if any have."""
+    """``llama-server``; ``workers``: the RPC servers that have its layers, if any have. ``gpu``: it
+    computes on one, as they do, who take what their build finds."""
     host, port = at
     command = [str(sources / BINARIES[0]), "--model", str(models.target)]
     command += ["--host", host, "--port", str(port), "--threads", str(threads)]
@@ -105,9 +107,11 @@ def server_command(
         places = ",".join(f"{host}:{port}" for host, port in workers)
         even = ",".join("1" for _ in workers)
         command += ["--rpc", places, "--n-gpu-layers", "all", "--tensor-split", even]
+    elif gpu:
+        command += ["--n-gpu-layers", "all"]
     if drafts:
         command += ["--spec-type", "draft-simple", "--model-draft", str(models.draft)]
-        command += ["--device-draft", "none", "--threads-draft", str(threads)]
+        command += [] if gpu else ["--device-draft", "none", "--threads-draft", str(threads)]
     return command
 
 
@@ -191,7 +195,10 @@ async def start(
             )
         places = [bed.reach(kind.device, device) for device in workers]
         threads = 1 if workers else math.ceil(kind.cores(comparison))
-        command = server_command(sources, models, here, threads, places, drafts=kind.drafts)
+        gpu = comparison.device != "cpu"
+        command = server_command(
+            sources, models, here, threads, places, drafts=kind.drafts, gpu=gpu
+        )
         log = folder / f"{kind.name}.log"
         server, url = _start(bed, kind.device, command, log), f"http://{here[0]}:{here[1]}"
         await _ready(kind.name, server, log, partial(_healthy, f"{url}/health", session))

@@ -85,7 +85,8 @@ async def _original(comparison: Comparison, bed: Bed, folder: Path) -> list[Answ
     """What the target writes to each prompt before it is enlarged; nothing where it is not."""
     if comparison.size is None:
         return []
-    with Whole.start(bed, 1, comparison.target, comparison.draft, folder) as whole:
+    models = comparison.target, comparison.draft
+    with Whole.start(bed, 1, *models, folder, comparison.device) as whole:
         tokens = comparison.tokens
         return [await whole.ask(prompt, tokens, "plain") for prompt in comparison.prompts]
 
@@ -95,7 +96,9 @@ def _generates(
 ) -> list[Generate]:
     peers = []
     for device, (words, cores) in enumerate(((ONE, comparison.cpu), (ALL, comparison.all_cores))):
-        whole = stack.enter_context(Whole.start(bed, device, target, comparison.draft, folder))
+        whole = stack.enter_context(
+            Whole.start(bed, device, target, comparison.draft, folder, comparison.device)
+        )
         peers += [Generate(whole, way, words, cores if bed.limited else None) for way in WAYS]
     return peers
 

@@ -19,8 +19,10 @@ from tools.testbed.cluster import BedCluster
 class Ours:
     """One policy of a running cluster. ``exact``: as in ``Peer``."""
 
-    def __init__(self, client: Client, policy: str, cores: float | None, *, exact: bool) -> None:
-        self.name = f"ours: {policy}" if exact else f"ours (llama): {policy}"
+    def __init__(
+        self, client: Client, name: str, policy: str, cores: float | None, *, exact: bool
+    ) -> None:
+        self.name = name
         self.cores = cores
         self.exact = exact
         self._client = client
@@ -39,11 +41,12 @@ async def start(
 ) -> list[Ours]:
     """Start the cluster, of safetensors or GGUF files; it ends with ``stack``. Raises
     ``AsyncSpecError``."""
-    exact = target.suffix != ".gguf"  # llama.cpp rounds other than the base
+    gguf, device = target.suffix == ".gguf", comparison.device
+    dtype, quantize = comparison.dtype, comparison.quantize
     config = local_config(
-        TargetTable(path=str(target), dtype="fp32")
-        if exact
-        else TargetTable(path=str(target), mode=comparison.llama_mode),
+        TargetTable(path=str(target), mode=comparison.llama_mode, device=device)
+        if gguf
+        else TargetTable(path=str(target), dtype=dtype, quantize=quantize, device=device),
         DraftTable(source=str(draft)),
         comparison.stages,
         1,
@@ -52,4 +55,5 @@ async def start(
     client = await Client.connect(*cluster.address, config.cluster.name)
     stack.push_async_callback(client.close)
     cores = comparison.all_cores if bed.limited else None
-    return [Ours(client, policy, cores, exact=exact) for policy in POLICIES]
+    name, exact = ("ours (llama)", False) if gguf else ("ours", comparison.exact)
+    return [Ours(client, f"{name}: {policy}", policy, cores, exact=exact) for policy in POLICIES]

@@ -41,7 +41,9 @@ def as_markdown(comparison: Comparison, found: Found, nbytes: int | None) -> str
 
 def about(comparison: Comparison, nbytes: int | None) -> list[str]:
     """What was compared and where, a line each."""
-    models = f"target {comparison.target.name}, draft {comparison.draft.name}, computed in float32"
+    models = f"target {comparison.target.name}, draft {comparison.draft.name}"
+    weights = "" if comparison.quantize == "none" else f", weights in {comparison.quantize}"
+    models += f"; ours in {comparison.dtype}{weights} on {comparison.device}, generate in float32"
     if comparison.size is not None and nbytes is not None:
         size = comparison.size
         models += (
