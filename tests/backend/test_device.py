@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.backend.hf import device
 from asyncspec.backend.hf.attention import FastAttention
@@ -20,10 +21,10 @@ from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.device import CPU, find
 from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.backend.hf.eagle.head import load_head
-from asyncspec.backend.hf.kernels.accelerator import paths, quantized
+from asyncspec.backend.hf.kernels.accelerator import int4, paths, quantized
 from asyncspec.backend.hf.kernels.accelerator.graphs import capture_emulated
 from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, padded
-from asyncspec.backend.hf.kernels.packed import quantize
+from asyncspec.backend.hf.kernels.packed import PackedMatrix, quantize
 from asyncspec.backend.hf.optimized.captured import CapturedLayer
 from asyncspec.backend.hf.probing import noise
 from asyncspec.backend.hf.stage import HFStage, cut_passes, load_stage
@@ -307,6 +308,70 @@ def test_quantised_weights() -> None:
     rounded = quantized.packed_linear(packed, torch.float32, None, EMULATED)
     assert rounded.description.startswith("int4 in blocks of 32 as float32 (no product for it on")
     assert torch.equal(rounded(x), torch.nn.functional.linear(x, packed.dequantized()))
+
+
+@given(
+    *(st.integers(1, 300), st.integers(1, 700), st.sampled_from(int4.GROUPS), st.booleans()),
+    st.sampled_from((32, 64)),
+)
+@settings(max_examples=15, deadline=None)
+def test_int4_words(outputs: int, width: int, group: int, middle: bool, words: int) -> None:
+    """What a kernel reads, by the definition of its result, next to the packed matrix: the numbers
+    of zero points cost a scale some 2^-20."""
+    dense, x = noise(outputs, width), noise(3, width, seed=1)
+    matrix = quantize(lambda first, end: dense[first:end], (outputs, width), 4, group)
+    if middle:
+        matrix = replace(matrix, zero_points=None)
+    words = min(words, group)
+    weights = int4.pack_int4(matrix, torch.device("cpu"), words)
+    got = int4.multiply_by_definition(x, weights)
+    assert (got - x @ matrix.dequantized().T).abs().max() <= 1e-4 * width**0.5 * x.abs().max()
+    tiles, steps, tile, own = weights.words.shape
+    assert (tiles * tile) % int4.MOST_OUTPUTS == 0
+    assert (tiles - 2) * tile < outputs <= tiles * tile
+    assert (tile, own) == (int4.TILE, words)
+    assert (steps - 1) * 4 * words < width <= steps * 4 * words
+    assert weights.scales.shape[1] == tiles * tile
+    assert len(weights.scales) == steps * max(1, 4 * words // group)
+    assert weights.bytes_held >= int4.int4_bytes(outputs, width, group)
+
+
+def test_int4_is_cut_by_its_shape() -> None:
+    """Until a GPU is full, but not in short parts."""
+    values, scales = torch.zeros(4096, 1024, dtype=torch.uint8), torch.ones(4096, 32)
+    matrix = PackedMatrix(4, 64, 2048, values, scales)
+    for rows, splits in ((4096, 4), (1024, 4), (128, 4)):
+        own = replace(matrix, values=values[:rows], scales=scales[:rows])
+        assert int4.pack_int4(own, torch.device("cpu")).splits == splits
+    wide = replace(matrix, values=values.view(16384, 256), columns=512, scales=torch.ones(16384, 8))
+    assert int4.pack_int4(wide, torch.device("cpu")).splits == 1
+
+
+def test_an_int4_kernel_that_computes_otherwise_is_not_taken() -> None:
+    here, right = torch.device("cpu"), int4.multiply_by_definition
+
+    def by_number(x: torch.Tensor, weights: int4.Int4Weights) -> torch.Tensor:
+        return right(x, weights) * (1 + 2**-7 * (len(x) > 8))
+
+    def without_zero_points(x: torch.Tensor, weights: int4.Int4Weights) -> torch.Tensor:
+        return right(x, replace(weights, scales=weights.scales & -16))
+
+    for dtype in (torch.bfloat16, torch.float16):
+        assert int4.agrees(right, here, dtype, 64)
+        assert not int4.agrees(by_number, here, dtype, 64)
+        assert not int4.agrees(without_zero_points, here, dtype, 64)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.nightly)])
+def test_int4_layers_on_a_device_with_a_kernel(tiny: Callable[..., Path], dtype: str) -> None:
+    """In exact mode, bit by bit; next to the same matrices dequantised."""
+    where = DEVICES[-1]
+    stages = cut(open_checkpoint(tiny("llama")), 2, dtype, quantize="int4", device=where)
+    exact_or_skip(stages)
+    assert stages[0].weights.startswith("int4 in blocks of 32 and int4 in blocks of 64 on ")
+    linears = [x for x in stages[0].shard.linears if isinstance(x, quantized.QuantizedDeviceLinear)]
+    assert len(linears) == 14
+    same_bits(stages, "llama")
 
 
 def test_the_layout_of_cuda_s_int4(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,14 +23,15 @@ from asyncspec.backend.hf.kernels.accelerator.graphs import (
     capture_cuda,
     capture_emulated,
 )
+from asyncspec.backend.hf.kernels.accelerator.int4 import Int4Product, multiply_by_definition
 from asyncspec.backend.hf.kernels.accelerator.paths import PathKernel, agrees, attend_row_by_row
 from asyncspec.backend.hf.kernels.cpu import capabilities, half_precision
 from asyncspec.core.errors import UserError, first_line
 from asyncspec.core.kv_slots import BLOCK
 
 EMULATED, EMULATED_PATHS = "emulated", "emulated-paths"
-"""Names of devices that compute on the CPU as an accelerator does, without and with a kernel for
-attention over paths, for tests."""
+"""Names of devices that compute on the CPU as an accelerator does, without and with kernels of ours
+(attention over paths, int4), for tests."""
 
 KINDS = ("cuda", "xpu", "mps")
 """In the order in which "auto" takes them."""
@@ -92,6 +93,11 @@ class Device:
     def has_triton(self) -> bool:
         """Whether kernels in Triton run on the device."""
         return False
+
+    @property
+    def int4_product(self) -> Int4Product | None:
+        """Of weights of 4 bits; None where the device has no such kernel."""
+        return None
 
     def product_type(self, dtype: torch.dtype) -> torch.dtype:
         """The type in which numbers of ``dtype`` are multiplied."""
@@ -202,6 +208,15 @@ class Accelerator(Device):
     def has_triton(self) -> bool:
         return self.path_kernel is not None
 
+    @property
+    def int4_product(self) -> Int4Product | None:
+        # Its instructions are NVIDIA's.
+        if torch.version.cuda is None or self.torch.type != "cuda" or not self.has_triton:
+            return None
+        from asyncspec.backend.hf.kernels.accelerator.triton_int4 import multiply_int4
+
+        return multiply_int4
+
     def product_type(self, dtype: torch.dtype) -> torch.dtype:
         return dtype
 
@@ -244,6 +259,10 @@ class EmulatedAccelerator(Accelerator):
     @property
     def has_triton(self) -> bool:
         return False
+
+    @property
+    def int4_product(self) -> Int4Product | None:
+        return multiply_by_definition if self.name == EMULATED_PATHS else None
 
     @property
     def description(self) -> str:

@@ -8,13 +8,20 @@ small matrix before it is used.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.device import Device
+from asyncspec.backend.hf.kernels.accelerator.int4 import (
+    GROUPS,
+    Int4Product,
+    agrees,
+    int4_bytes,
+    pack_int4,
+)
 from asyncspec.backend.hf.kernels.accelerator.linear import DenseDeviceLinear, DeviceLinear
 from asyncspec.backend.hf.kernels.cpu.linear import type_name
 from asyncspec.backend.hf.kernels.cpu.quantized import quantize_int8
@@ -26,6 +33,7 @@ from asyncspec.backend.hf.kernels.packed import (
     unpack_levels,
 )
 from asyncspec.backend.hf.probing import noise
+from asyncspec.core.errors import first_line
 
 BLOCK = 64
 """Weights of our own int4 that share a scale; half as many where that fits the inner width."""
@@ -34,9 +42,6 @@ _TOLERANCE = 0.02
 """Of a product in bfloat16, relative to its largest number."""
 
 _INT4_BLOCKS = (32, 64, 128, 256)
-_LEAST_BLOCK = 32
-"""Of products in Triton, for which half a block of int4 is the inner width."""
-
 _INNER_TILES = 2
 """Of torch's int4 layout: inner widths are multiples of 16 times this."""
 
@@ -44,7 +49,7 @@ _TRIED = (64, 128)
 """Rows and columns of a matrix that a product is tried with."""
 
 Product = Callable[[Tensor], Tensor]
-"""x [n, K] bfloat16 -> [n, N] bfloat16."""
+"""x [n, K] -> [n, N] of the same type."""
 
 
 class QuantizedDeviceLinear(DeviceLinear):
@@ -58,10 +63,13 @@ class QuantizedDeviceLinear(DeviceLinear):
         dtype: torch.dtype,
         bias: Tensor | None,
         device: Device,
+        multiplied: torch.dtype = torch.bfloat16,
     ) -> None:
-        """``held``: how the weights are kept, and their bytes."""
+        """``held``: how the weights are kept, and their bytes. ``multiplied``: what ``multiply``
+        takes."""
         super().__init__(shape, dtype, bias)
         self._multiply = multiply
+        self._multiplied = multiplied
         self._held = held
         self._device = device.torch
 
@@ -70,7 +78,7 @@ class QuantizedDeviceLinear(DeviceLinear):
         return self._device
 
     def product(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.in_features).to(torch.bfloat16)
+        flat = x.reshape(-1, self.in_features).to(self._multiplied)
         y = self._multiply(flat).to(x.dtype)
         return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], -1)
 
@@ -121,6 +129,15 @@ def packed_linear(
 ) -> DeviceLinear:
     """A quantised matrix of the host."""
     kind, shape = f"int{matrix.bits} in blocks of {matrix.block}", matrix.shape
+    multiplied = dtype if dtype == torch.float16 else torch.bfloat16
+    if matrix.bits == 4 and (kernel := _int4_kernel(device, multiplied, matrix.block)) is not None:
+        weights = pack_int4(matrix, device.torch)
+        return QuantizedDeviceLinear(
+            shape,
+            partial(kernel, weights=weights),
+            (kind, weights.bytes_held),
+            *(dtype, bias, device, multiplied),
+        )
     if (multiply := _packed_product(matrix, device)) is not None:
         held = (kind, matrix.bytes_held)
         return QuantizedDeviceLinear(shape, multiply, held, dtype, bias, device)
@@ -153,7 +170,24 @@ def _has_product(kind: Quantize, device: Device) -> bool:
     return bool((got - want).abs().max() <= _TOLERANCE * want.abs().max())
 
 
-# --- int4: a weight is (level - 8) * scale + offset in torch's layout.
+# --- int4: by a kernel of ours, or torch's, in whose layout a weight is (level - 8) * scale +
+# offset.
+
+
+@cache
+def _int4_kernel(device: Device, dtype: torch.dtype, block: int) -> Int4Product | None:
+    """The device's own for rows of ``dtype``, if it computes what it should."""
+    kernel = device.int4_product
+    if kernel is None or block not in GROUPS:
+        return None
+    try:
+        if agrees(kernel, device.torch, dtype, block):
+            return kernel
+        why = "it computes something else"
+    except Exception as error:  # a compiler fails in many ways
+        why = first_line(error)
+    device.kernel_failure = f"for int4: {why}"
+    return None
 
 
 def _fits_int4(matrix: PackedMatrix) -> bool:
@@ -164,18 +198,18 @@ def _fits_int4(matrix: PackedMatrix) -> bool:
 
 
 def _packed_product(matrix: PackedMatrix, device: Device) -> Product | None:
-    """torch's own where it takes the matrix: half as long as ours for int4."""
+    """torch's own of 4 bits, ours of 8."""
     if _fits_int4(matrix) and has_product("int4", device):
         return _int4_product(matrix, device)
-    if not device.has_triton or matrix.block < _LEAST_BLOCK:
+    if not device.has_triton or matrix.bits != 8:
         return None
     from asyncspec.backend.hf.kernels.accelerator.triton_quantized import multiply_packed
 
     zero, scales = matrix.zero_points, matrix.scales.float()
     if zero is None:
-        zero = torch.full(scales.shape, 2 ** (matrix.bits - 1), dtype=torch.uint8)
+        zero = torch.full(scales.shape, 128, dtype=torch.uint8)
     values, scales, zero = map(device.put, (matrix.values, scales, zero))
-    return lambda x: multiply_packed(x, values, scales, zero, matrix.bits, matrix.block)
+    return lambda x: multiply_packed(x, values, scales, zero, matrix.block)
 
 
 def _int4_product(matrix: PackedMatrix, device: Device) -> Product:
@@ -197,16 +231,11 @@ def quantized_bytes(kind: Quantize, height: int, width: int) -> int:
     """Memory of our own ``kind`` [height, width], by a product for it."""
     if kind == "int8":
         return height * (width + torch.bfloat16.itemsize)
-    return _int4_bytes(height, width, _block_of(width))
+    return int4_bytes(height, width, _block_of(width))
 
 
 def _block_of(width: int) -> int:
     return BLOCK if width % BLOCK == 0 else BLOCK // 2
-
-
-def _int4_bytes(height: int, width: int, block: int) -> int:
-    """With a float32 scale and a zero point for each block."""
-    return height * (width // 2 + width // block * (torch.float32.itemsize + 1))
 
 
 # --- int8: symmetric, a scale for each row.

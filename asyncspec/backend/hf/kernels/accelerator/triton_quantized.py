@@ -1,6 +1,6 @@
 """Products of bfloat16 rows and quantised weights in Triton: int8 with a scale for each output, for
 which torch's own product for CUDA takes 30 to 400 times as long as a dense one (H100), and levels
-in blocks that torch's layout of int4 does not take."""
+of 8 bits in blocks."""
 
 from __future__ import annotations
 
@@ -78,33 +78,22 @@ def _packed_kernel(
     WIDTH: tl.constexpr,
     BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    # Bytes of a block, each with the levels of ``PARTS`` columns.
-    BYTES: tl.constexpr = BLOCK // PARTS
-    at = tl.arange(0, BYTES)
+    at = tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    x_at = x + row[:, None] * WIDTH + (at * PARTS)[None, :]
-    values_at = values + out[None, :].to(tl.int64) * (BLOCKS * BYTES) + at[:, None]
+    x_at = x + row[:, None] * WIDTH + at[None, :]
+    values_at = values + out[None, :].to(tl.int64) * (BLOCKS * BLOCK) + at[:, None]
     inside, there = (row < rows)[:, None], out < outputs
     for block in range(BLOCKS):
-        packed = tl.load(values_at + block * BYTES, mask=there[None, :], other=0)
-        start = block * BLOCK + at * PARTS
-        a = tl.load(x_at + block * BLOCK, mask=inside & (start < WIDTH)[None, :], other=0.0)
-        if PARTS == 2:
-            b = tl.load(
-                x_at + block * BLOCK + 1, mask=inside & (start + 1 < WIDTH)[None, :], other=0.0
-            )
-            product = tl.dot(a, (packed & 15).to(a.dtype))
-            product = tl.dot(b, (packed >> 4).to(a.dtype), product)
-            summed = tl.sum(a.to(tl.float32), 1) + tl.sum(b.to(tl.float32), 1)
-        else:
-            product = tl.dot(a, packed.to(a.dtype))
-            summed = tl.sum(a.to(tl.float32), 1)
+        start = block * BLOCK
+        levels = tl.load(values_at + start, mask=there[None, :], other=0)
+        a = tl.load(x_at + start, mask=inside & (start + at < WIDTH)[None, :], other=0.0)
+        product = tl.dot(a, levels.to(a.dtype))
+        summed = tl.sum(a.to(tl.float32), 1)
         scale = tl.load(scales + out * BLOCKS + block, mask=there, other=0.0)
         zero = tl.load(zero_points + out * BLOCKS + block, mask=there, other=0).to(tl.float32)
         total += (product - summed[:, None] * zero[None, :]) * scale[None, :]
@@ -116,9 +105,10 @@ def _packed_kernel(
 
 
 def multiply_packed(
-    x: Tensor, values: Tensor, scales: Tensor, zero_points: Tensor, bits: int, block: int
+    x: Tensor, values: Tensor, scales: Tensor, zero_points: Tensor, block: int
 ) -> Tensor:
-    """x [n, K] bfloat16 and the parts of a ``PackedMatrix`` [N, K], scales float32 -> [n, N]."""
+    """x [n, K] bfloat16 and the parts of a ``PackedMatrix`` [N, K] of 8 bits, scales float32 -> [n,
+    N]."""
     x = x.contiguous()
     rows, width = x.shape
     outputs, blocks = scales.shape
@@ -128,7 +118,6 @@ def multiply_packed(
         WIDTH=width,
         BLOCKS=blocks,
         BLOCK=block,
-        PARTS=8 // bits,
         ROWS=_ROWS,
         OUTPUTS=_OUTPUTS,
         num_stages=4,
