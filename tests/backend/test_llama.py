@@ -23,7 +23,7 @@ from asyncspec.backend.llama.branches import Pool
 from asyncspec.backend.llama.cut import VirtualFile, cut
 from asyncspec.backend.llama.devices import Device
 from asyncspec.backend.llama.gguf_file import Tensor, Value, open_gguf, value
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
+from asyncspec.backend.llama.stage import TILES, LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.backend.threads import DEFAULTS
@@ -127,6 +127,29 @@ def test_k_quants(tmp_path: Path, name: str) -> None:
         conformance.check_tree_equals_sequential(
             made.__getitem__, 1024, 0, stages=count, length=25, sampling=SAMPLED
         )
+
+
+LONE_ROW = """
+import sys
+from pathlib import Path
+from asyncspec.backend.llama.stage import load_stage
+from asyncspec.backend.llama.target import open_target
+stage = load_stage(open_target(Path(sys.argv[1])), 0, 1)
+print(stage.guarantee, stage.engine.settings.min_rows)
+"""
+"""In a process of its own: llama.cpp reads once which kernels it may use."""
+
+
+def test_few_rows_of_k_quants_need_no_more_beside_them(tmp_path: Path) -> None:
+    plain = convert(BUNDLED_TARGET, tmp_path / "plain.gguf")
+    path = quantise(plain, tmp_path / "Q6_K.gguf", "Q6_K")
+    environment = {name: text for name, text in os.environ.items() if name != TILES}
+    done = subprocess.run(
+        [sys.executable, "-c", LONE_ROW, str(path)], env=environment, capture_output=True, text=True
+    )
+    guarantee, rows = done.stdout.split()
+    assert guarantee == "bitwise", done.stderr
+    assert int(rows) <= 2  # one; two where a width fits no blocks, so that weights are F16
 
 
 def test_few_sequences_are_enough(make: MakeStages) -> None:
