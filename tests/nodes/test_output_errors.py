@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
+import aiohttp
+import msgspec
 import pytest
 
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.console.log import make_logger
+from asyncspec_nodes.console.log_table import LogFormat, LogTable
+from asyncspec_nodes.console.output import MAX_WAITING, service_stderr
 from asyncspec_nodes.node import cli as node_cli
 from asyncspec_protocol.ids import Rank
+from http_process import process
 from toy_service import ENDLESS, RULES, ServingCluster
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
@@ -98,6 +105,69 @@ def shell(words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+PADDING = "x" * 900
+LINES = 2 * MAX_WAITING // len(PADDING)
+"""More than waits and is in a pipe."""
+
+
+def check_log(text: str, why: str) -> None:
+    """The first lines, how many of the others were lost, and one that came later."""
+    *first, lost, last = text.splitlines()
+    numbers = [int(found[1]) for line in first if (found := re.search(r"number\W+(\d+)", line))]
+    assert numbers == list(range(len(first)))
+    assert 0 < len(first) < LINES
+    assert all(line.count(PADDING) == 1 for line in first)
+    assert str(LINES - len(first)) in lost
+    assert "lines of this log were lost" in lost
+    assert why in lost
+    assert "later" in last
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_log_whose_reader_stalls_holds_nothing_up(
+    form: LogFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that did not fit anywhere are counted."""
+    reads, writes = os.pipe()
+    with open(reads, "rb") as pipe, open(writes, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with service_stderr():
+            log = make_logger(LogTable(format=form))
+            for number in range(LINES):
+                log.info("said", number=number, padding=PADDING)
+            os.set_blocking(reads, False)
+            text = pipe.read()
+            assert os.get_blocking(writes)  # others have this pipe, too
+            while (more := _flushed(pipe)) is not None:
+                text += more
+            log.info("later")
+            text += pipe.read()
+        assert sys.stderr is stream
+    if form == "json":
+        assert all(map(msgspec.json.decode, text.splitlines()))
+    check_log(text.decode(), "nobody read it")
+
+
+def _flushed(pipe: BinaryIO) -> bytes | None:
+    """What waited; None where nothing does."""
+    sys.stderr.flush()
+    found: bytes | None = pipe.read()
+    return found
+
+
+def test_a_log_on_a_disk_that_is_full_for_a_while(
+    full: TextIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", full)
+    with service_stderr(), (tmp_path / "log").open("w+") as disk:
+        log = make_logger(LogTable())
+        for number in range(LINES):
+            log.info("said", number=number, padding=PADDING)
+        os.dup2(disk.fileno(), full.fileno())
+        log.info("later")
+        check_log(Path(disk.name).read_text(), "No space left on device")
+
+
 COMMAND = f"{sys.executable} -m asyncspec_nodes.cli.main"
 
 
@@ -155,3 +225,19 @@ async def test_a_running_cluster(command: str, code: int, says: str) -> None:
         out, err = await child.communicate()
     assert (child.returncode, err.decode()) == (code, says)
     assert bool(out) == (not code)
+
+
+@pytest.mark.asyncio
+async def test_a_service_whose_log_nobody_reads() -> None:
+    async with ServingCluster(2, RULES) as cluster:
+        host, port = cluster.ports[Rank(0)]
+        argv = ("serve", "--port", "0", "--connect", f"{host}:{port}")
+        # ``limit``: what is above it is left in the pipe.
+        async with process("asyncspec_nodes.cli.main", *argv, limit=1024) as (child, url):
+            async with asyncio.timeout(60), aiohttp.ClientSession(url) as web:
+                for _ in range(800):  # each has its line
+                    async with web.get("/v1/models") as reply:
+                        assert reply.status == 200
+            child.terminate()
+            await child.communicate()
+    assert child.returncode == 0

@@ -11,6 +11,7 @@ from asyncspec.backend.threads import set_thread_count
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
 from asyncspec_nodes.console.hosts import address, is_host
+from asyncspec_nodes.console.output import service_stderr
 from asyncspec_nodes.join.agent import AgentOptions
 from asyncspec_nodes.join.own_machine import join_until_signal
 from asyncspec_nodes.join.token import read
@@ -97,5 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.threads is not None:
         set_thread_count(arguments.threads)
-    join_until_signal(token, options, read_listen(arguments.listen), print_notice)
+    with service_stderr():
+        join_until_signal(token, options, read_listen(arguments.listen), print_notice)
     return 0

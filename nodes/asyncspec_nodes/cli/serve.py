@@ -27,6 +27,7 @@ from asyncspec_nodes.console.arguments import Parser, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.log import make_logger
 from asyncspec_nodes.console.log_table import LogTable
+from asyncspec_nodes.console.output import service_stderr
 from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.app import Service
@@ -149,7 +150,8 @@ Start = Callable[[AsyncExitStack, Serving], Coroutine[Any, Any, Cluster | None]]
 def run_service(options: ServeOptions, start: Start) -> int:
     """Serve HTTP until a signal. Raises ``AsyncSpecError``."""
     raise_file_limit()
-    with listen.bind(options.host, options.port, whose="--host and --port") as sock:
+    whose = "--host and --port"
+    with listen.bind(options.host, options.port, whose=whose) as sock, service_stderr():
         return asyncio.run(_serve(options, start, sock))
 
 

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from asyncspec_nodes.console.log_table import LogFormat, LogLevel, LogTable
+from asyncspec_nodes.console.output import LogStream
 from asyncspec_protocol.errors import printable
 
 
@@ -30,16 +31,21 @@ def read_arguments(arguments: argparse.Namespace, table: LogTable) -> LogTable:
     )
 
 
+_TIMES = structlog.processors.TimeStamper(fmt="iso")
+
+
 def make_logger(table: LogTable, **bound: Any) -> Any:
     """A structlog logger on stderr whose lines all have the fields ``bound``."""
     processors: list[Any] = [
         _one_line,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso"),
+        _TIMES,
     ]
     if table.format == "json":
         processors.append(structlog.processors.format_exc_info)
         processors.append(structlog.processors.JSONRenderer(serializer=_json))
+        if isinstance(sys.stderr, LogStream):
+            sys.stderr.lost_line = _lost_line
     else:
         console = structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
@@ -65,3 +71,8 @@ def _one_line(logger: Any, method: str, fields: MutableMapping[str, Any]) -> Any
 
 def _json(fields: Any, **options: Any) -> str:
     return msgspec.json.encode(fields, enc_hook=str).decode()
+
+
+def _lost_line(count: int, why: str) -> str:
+    fields = {"lines": count, "why": why, "event": "lines of this log were lost"}
+    return _json(_TIMES(None, "warning", {**fields, "level": "warning"}))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
-from asyncspec_nodes.console.output import lenient_stderr
+from asyncspec_nodes.console.output import lenient_stderr, service_stderr
 
 TUNABLES = "GLIBC_TUNABLES"
 _HUGE_PAGES = "glibc.malloc.hugetlb"
@@ -76,7 +76,7 @@ def preload_model(model: str | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 stopped by a signal, 2 a user's mistake, 1 anything else."""
     # Until it serves and handles signals itself, nothing needs cleaning up.
-    with lenient_stderr(), exit_on_interrupt(last_words="", code=0):
+    with lenient_stderr(), service_stderr(), exit_on_interrupt(last_words="", code=0):
         from asyncspec_nodes.node.command import run
 
         return run(argv)
