@@ -335,6 +335,36 @@ async def test_a_machine_measures_itself_beside_the_event_loop_and_before_it_con
 
 
 @pytest.mark.asyncio
+async def test_a_machine_whose_connection_is_lost_before_it_is_admitted_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody answers for a while: the token has been accepted once."""
+    left: list[Exception | None] = [None, NobodyThereError("nobody"), None, UserError("enough")]
+
+    class Lost(contextlib.AbstractAsyncContextManager["Lost"]):
+        async def __aexit__(self, *exception: object) -> None:
+            pass
+
+        async def send_str(self, text: str) -> None:
+            raise ConnectionResetError("reset by peer")
+
+    async def connect(self: Connector, session: aiohttp.ClientSession) -> Lost:
+        if (error := left.pop(0)) is not None:
+            raise error
+        return Lost()
+
+    monkeypatch.setattr("asyncspec_nodes.join.agent.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(Connector, "connect", connect)
+    said: list[str] = []
+    made = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
+    agent = Agent(made, AgentOptions("one", speed=1.0), [], tmp_path, said.append)
+    with pytest.raises(UserError, match="enough"):
+        await agent.run()
+    assert not left
+    assert said[0] == "the connection is lost (reset by peer); trying again for 600 s"
+
+
+@pytest.mark.asyncio
 async def test_stages_of_an_earlier_run_are_stopped(tmp_path: Path) -> None:
     class Ran(Agent):
         stopped = 0

@@ -99,8 +99,11 @@ class Agent:
         self._orders: Orders | None = None
         # By rank: what was said of stages that serve, also while there was no connection.
         self._served: dict[int, Serving] = {}
-        # It has taken part once.
-        self._joined = False
+        # The cluster has answered once.
+        self._reached = False
+        # Since when it takes no part, once the cluster has answered, and what ends its stages then.
+        self._lost: float | None = None
+        self._giving_up: asyncio.Task[None] | None = None
         # By rank: what runs or loads, and where its target is; None: as the cluster names it.
         self._stages: dict[int, _Stage] = {}
         self._targets: dict[int, str | None] = {}
@@ -113,8 +116,6 @@ class Agent:
         if self._speed is None:
             # Before it is connected: it does not answer heartbeats meanwhile.
             self._speed = await asyncio.to_thread(read_speed)
-        giving_up: asyncio.Task[None] | None = None
-        lost: float | None = None
         try:
             while True:
                 problem = "the connection is lost"
@@ -123,33 +124,36 @@ class Agent:
                         aiohttp.ClientSession() as session,
                         await self._connector.connect(session) as channel,
                     ):
+                        self._reached = True
                         await channel.send_str(messages.encode(self._offer()))
-                        if giving_up is not None:
-                            giving_up.cancel()
-                        lost = None
                         if await self._serve(channel):
                             self._say("the cluster has ended; the same command joins its next run")
                             return
                 except NobodyThereError as error:
-                    if not self._joined:
+                    if not self._reached:
                         raise
                     problem = str(error)
                 except (aiohttp.ClientError, OSError, ClusterError) as error:
                     problem = f"the connection is lost ({error})"
-                    if not self._joined:
+                    if not self._reached:
                         raise ClusterError(problem) from None
                 self._channel = None
-                if lost is None:
-                    lost = time.monotonic()
+                if self._lost is None:
+                    self._lost = time.monotonic()
                     self._say(f"{problem}; trying again for {RETRY_SECONDS:g} s")
-                    giving_up = asyncio.create_task(self._give_up())
-                elif time.monotonic() - lost > RETRY_SECONDS:
+                    self._giving_up = asyncio.create_task(self._give_up())
+                elif time.monotonic() - self._lost > RETRY_SECONDS:
                     raise ClusterError(f"{problem}; it is so for {RETRY_SECONDS:g} s")
                 await asyncio.sleep(PAUSE_SECONDS)
         finally:
-            if giving_up is not None:
-                giving_up.cancel()
+            self._found()
             await _complete(asyncio.create_task(self._stop_all()))
+
+    def _found(self) -> None:
+        """It takes part, or ends."""
+        self._lost = None
+        if self._giving_up is not None:
+            self._giving_up.cancel()
 
     async def _give_up(self) -> None:
         """Others get its stages after a while: then it is a new machine."""
@@ -203,7 +207,7 @@ class Agent:
                         await self._stop_all()
                     self._run = run
                     self._identity.receive(authority, certificate)
-                    self._joined = True
+                    self._found()
                     self._say("joined")
                     for served in self._served.values():
                         await self._tell(served)
