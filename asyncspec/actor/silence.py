@@ -4,7 +4,9 @@ Two things can be silent. The **machine**, or the way to it: a kernel acknowledg
 whatever its processes do, so data without an acknowledgement means that it is gone, after a few
 retransmissions. The **process** of a machine that acknowledges: it may only be slow, on busy cores
 or behind a call that holds the interpreter lock. Its heartbeats say by how much they are late as a
-rule, and it is given ten times that. On a quiet LAN either takes less than a second.
+rule, and it is given ten times that. Where this node itself is late, its peers may be so as well:
+what keeps the cores busy here may do so there, or is there. On a quiet LAN either takes less than a
+second.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ FADING = 0.97
 """Factor of the greatest lateness with each heartbeat."""
 
 FIRST_LATENESS, FIRST_FADING = 0.2, 0.75
-"""Assumed of a new peer, in seconds, and its factor with each heartbeat: six that are punctual, 1.2
-seconds on a LAN, show that it is quick."""
+"""Assumed of a new peer, and at most where this node is late, in seconds; and its factor with each
+heartbeat: six that are punctual, 1.2 seconds on a LAN, show that it is quick."""
 
 LEAST_PAUSE = 1e-3
 """Seconds between two checks at least."""
@@ -115,6 +117,7 @@ class SilenceWatch:
         """Why the peer is lost, or nothing; a heartbeat is sent after each check, and the next one
         is due after ``pause``. ``path``: None where the system does not say."""
         passed = now - self._checked
+        self._assumed = max(self._assumed, min(passed - interval, FIRST_LATENESS))
         if path is None or not path.unacknowledged or path.since_acknowledgement < passed:
             self._waited = 0.0
         else:

@@ -113,6 +113,21 @@ def test_a_process_on_busy_cores_is_kept(late: float, punctual: int) -> None:
     assert line.run(len(lateness) * line.interval + sum(lateness) - 0.2) == ""
 
 
+def test_a_node_that_is_late_itself_gives_its_peers_time() -> None:
+    """Of two processes on busy cores one may run and the other not."""
+    line = Line()
+    line.hear(punctual())
+    assert line.run(30) == ""
+    for late, limit in ((0.1, 1.6), (30.0, 2.6)):
+        line.now += line.interval + late
+        line.watch.received(line.interval, line.now, beat=False)
+        assert line.watch.check(line.path, line.interval, line.now) == ""
+        assert line.watch.limit(line.path, line.interval) == pytest.approx(limit)
+    line.hear(punctual())
+    assert line.run(5) == ""
+    assert line.watch.limit(line.path, line.interval) < 1.1 * LEAST_SILENCE_SECONDS
+
+
 @given(st.floats(0, 600), st.floats(0.05, 1))
 def test_what_this_node_has_slept_is_no_silence(slept: float, interval: float) -> None:
     """It has not read what waits for it."""
