@@ -477,6 +477,62 @@ async def test_a_request_gets_what_the_target_recommends(
     assert (tuple(choice["token_ids"]), choice["text"]) == reference(submit)
 
 
+async def _streamed(web: aiohttp.ClientSession, path: str, ask: dict[str, Any]) -> Any:
+    """An answer's text, its tokens, the reason of its end, and its seed."""
+    text, tokens, reason, seed = "", list[int](), None, None
+    async with web.post(path, json={**ask, "stream": True, "return_details": True}) as reply:
+        assert reply.status == 200
+        async for line in reply.content:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            (choice,), seed = event["choices"], event["seed"]
+            delta = choice.get("delta", choice)
+            text += delta.get("content" if path == CHAT else "text") or ""
+            tokens += choice["token_ids"]
+            reason = choice["finish_reason"] or reason
+    return text, tokens, reason, seed
+
+
+@pytest.mark.parametrize("over", ["node", "link"])
+@pytest.mark.parametrize(
+    ("path", "ask"),
+    [
+        (PATH, {"prompt": "hello", "max_tokens": 12, "ignore_eos": True, "stop": ["zzz"]}),
+        (CHAT, {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}),
+    ],
+)
+async def test_an_answer_whose_stream_broke_off_goes_on(
+    over: Literal["node", "link"], path: str, ask: dict[str, Any]
+) -> None:
+    async with Toy(over) as toy, aiohttp.ClientSession(toy.url) as web:
+        text, tokens, reason, seed = await _streamed(web, path, ask)
+        assert tokens
+        for count in (1, len(tokens) // 2, len(tokens)):
+            rest = {**ask, "seed": seed, "given_token_ids": tokens[:count]}
+            assert await _streamed(web, path, rest) == (text, tokens[count:], reason, seed)
+        await toy.settled()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"given_token_ids": [1], "n": 2},
+        {"given_token_ids": [1], "prompt": ["a", "b"]},
+        {"given_token_ids": [99]},
+        {"given_token_ids": [-1]},
+        {"given_token_ids": 1},
+        {"given_token_ids": [1] * 9},
+    ],
+)
+async def test_tokens_that_begin_no_answer(wrong: dict[str, Any]) -> None:
+    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
+        async with web.post(PATH, json={**ASK, **wrong}) as reply:
+            error = (await reply.json())["error"]
+            assert (reply.status, error["param"].partition("[")[0]) == (400, "given_token_ids")
+        await toy.settled()
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/state"])
 async def test_paths_that_need_a_key(path: str) -> None:
     async with Toy(keys=("k",)) as toy, aiohttp.ClientSession(toy.url) as web:

@@ -56,7 +56,7 @@ def error_of(end: Finished, call: Completion) -> ApiError | None:
         return ApiError(422, end.detail, param=prompt_name, code=BREAKS)
     if end.reason == "error" and not end.stats:
         # Without stats nothing was computed: the request was refused.
-        if end.code in ("min_tokens", "logit_bias"):
+        if end.code in ("min_tokens", "logit_bias", "given_token_ids"):
             return ApiError(400, end.detail, param=end.code, code="invalid_value")
         return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")
     return unavailable(end.detail or f"the request was {end.reason}")

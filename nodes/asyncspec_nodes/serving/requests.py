@@ -226,7 +226,7 @@ def prepare(
         )
     stops = frozenset() if submit.ignore_eos else config.eos
     if problem := _given_problem(submit, stops, config.vocab):
-        return Refusal(problem)
+        return Refusal(problem, "given_token_ids")
     if sampling.constraint.min_tokens:
         constraint = replace(sampling.constraint, stop_tokens=tuple(sorted(config.eos)))
         sampling = replace(sampling, constraint=constraint)

@@ -212,6 +212,8 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
         ]
         if len(submits) * self.candidates > MAX_CHOICES:
             raise invalid(f"more than {MAX_CHOICES} answers are asked for", "prompt")
+        if len(submits) > 1 and submit.given:
+            raise invalid("given_token_ids is for one prompt", "given_token_ids")
         return TextCompletion(self, submits, context)
 
 

@@ -101,6 +101,7 @@ _FORMS = {
 """Parameters with one form each."""
 
 MAX_CHOICES = 128
+_GIVEN = "given_token_ids"
 
 # A negative seed is as good as any other.
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -136,6 +137,9 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     include_stop_str_in_output: bool | None = None
     logit_bias: dict[str, Bias] | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
+    # What a client has of an answer whose stream broke off, to which the rest is added: the same
+    # one with the same seed.
+    given_token_ids: tuple[Annotated[int, Meta(ge=0, le=MAX_TOKEN)], ...] | None = None
     # Answers of which the best ``n`` are returned.
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     # The form of an answer: the API's, and those of vLLM and llama.cpp.
@@ -179,6 +183,8 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.stream and self.candidates > self.choices:
             raise invalid("best_of is not for stream: true: all answers are compared", "best_of")
+        if self.given_token_ids and self.candidates > 1:
+            raise invalid("given_token_ids is for one answer; leave n and best_of out", _GIVEN)
         if self.policy is not None and (problem := POLICIES.problem(self.policy)) is not None:
             raise invalid(problem, "policy")
 
@@ -229,6 +235,7 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
             must_fit=self.limit is not None,
             unset=tuple(name for name in Defaults.__struct_fields__ if name not in sampling),
             tenant=tenant,
+            given=self.given_token_ids or (),
             **asdict(Sampling(**{"temperature": 1.0, **sampling, "constraint": self.constraint()})),
         )
 
