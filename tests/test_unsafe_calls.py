@@ -13,6 +13,8 @@ PACKAGES = ("asyncspec", "protocol", "nodes", "tools")
 WALL_CLOCK = {
     # When a log says that something happened.
     "tools/bench/faults/machines.py",
+    # Whether it is the clock that a certificate's dates do not fit.
+    "asyncspec/actor/mesh.py",
     # Names and labels for people; certificates' dates; ids that a stage's ``Ready`` corrects.
     "asyncspec/backend/llama/tokenizer.py",
     "asyncspec/trace/file.py",

@@ -12,6 +12,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,20 @@ if TYPE_CHECKING:  # it imports numpy, which takes longer than most commands
 
 Address = tuple[str, int]
 
+_NOT_YET_VALID, _EXPIRED = 9, 10
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+
 MAX_REFUSALS = 64
 """Refusals that are remembered as reported; a stranger may cause any number."""
+
+
+def tls_problem(error: ssl.SSLError) -> str:
+    """Why there is no TLS with a peer. Dates are judged by a clock that may be the wrong one."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return f"no TLS with it: {error}"
+    dated = error.verify_code in (_NOT_YET_VALID, _EXPIRED)
+    clock = f"; this machine's clock says {datetime.now(UTC):%Y-%m-%d}" if dated else ""
+    return f"its certificate is refused: {error.verify_message}{clock}"
 
 
 class Security:
@@ -212,10 +225,8 @@ class Mesh:
                     port,
                     ssl=self._security.client,
                 )
-        except ssl.SSLCertVerificationError as error:
-            return f"its certificate is refused: {error.verify_message}"
         except ssl.SSLError as error:
-            return f"no TLS with it: {error}"
+            return tls_problem(error)
         except OSError:  # also where it took too long
             return ""
         self._all.add(link)

@@ -6,17 +6,20 @@ import asyncio
 import ssl
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import uvloop
 
 from actor.local_cluster import QUICK
-from asyncspec.actor.mesh import Security
+from asyncspec.actor.mesh import PLAIN, Security
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.join import authority
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 
@@ -28,7 +31,9 @@ def security(tmp_path: Path) -> Security:
     return contexts(SecurityTable(*map(str, names)))
 
 
-async def refused(answer: bytes, tls: ssl.SSLContext | None) -> tuple[str, AsyncSpecError]:
+async def refused(
+    answer: bytes, tls: ssl.SSLContext | None, mine: Security = PLAIN
+) -> tuple[str, AsyncSpecError]:
     """An address, and what ``Client.connect`` says of a peer there that answers so, whatever it is
     sent."""
 
@@ -41,7 +46,7 @@ async def refused(answer: bytes, tls: ssl.SSLContext | None) -> tuple[str, Async
         async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
             host, port = server.sockets[0].getsockname()
             with pytest.raises(AsyncSpecError) as raised:
-                await Client.connect(host, port, "", options=QUICK)
+                await Client.connect(host, port, "", security=mine, options=QUICK)
             return f"{host}:{port}", raised.value
 
 
@@ -68,6 +73,31 @@ def test_a_cluster_with_keys_wants_its_file(
     assert str(error) == (
         f"the draft node at {where} wants TLS: its cluster has keys ([security]); give --config "
         "FILE, the cluster file, with a certificate and key of this machine beside it"
+    )
+
+
+@pytest.mark.parametrize(("days", "says"), [(-9999, "has expired"), (9999, "is not yet valid")])
+def test_a_certificate_of_another_time_names_the_clock(
+    days: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board without a battery wakes up decades ago."""
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    signer = authority.Authority.new()
+    for folder in (ours, other):
+        folder.mkdir()
+        identity = authority.Identity(folder, "box")
+        identity.receive(signer.pem, signer.issue(identity.request, "node"))
+        then = SimpleNamespace(now=lambda zone: datetime.now(zone) + timedelta(days=days))
+        module = SimpleNamespace(datetime=then, UTC=UTC, timedelta=timedelta)
+        monkeypatch.setattr(authority, "datetime", module)
+    names = (authority.CA, authority.CERTIFICATE, authority.KEY)
+    mine, theirs = (
+        contexts(SecurityTable(*(str(folder / name) for name in names))) for folder in (ours, other)
+    )
+    where, error = asyncio.run(refused(b"", theirs.server, mine))
+    assert str(error) == (
+        f"cannot connect to the draft node at {where}: its certificate is refused: certificate "
+        f"{says}; this machine's clock says {datetime.now(UTC):%Y-%m-%d}"
     )
 
 

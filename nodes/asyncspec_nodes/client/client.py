@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.actor.mesh import PLAIN, Security
+from asyncspec.actor.mesh import PLAIN, Security, tls_problem
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
@@ -300,5 +300,5 @@ async def _wants_tls(host: str, port: int) -> bool:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
+        return tls_problem(error)
     return os.strerror(error.errno) if error.errno else str(error)
