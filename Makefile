@@ -10,6 +10,8 @@ PROMPT ?= Once upon a time there was a little girl who
 SEED ?= 3
 # Tests run side by side, a file each. Tests of processes wait part of the time, so that four keep two cores busy.
 TEST_PROCESSES ?= 4
+# Of make repeat.
+REPEATS ?= 100
 # Options of tools/compat: --newest, --oldest.
 COMPAT ?=
 
@@ -21,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test compat check format lint types imports cover fuzz fuzz-wire mutants schedules nightly clean setup-llama
+.PHONY: help install setup demo test compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
 
 help:
 	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
@@ -35,6 +37,7 @@ help:
 	@echo "make nightly every test, every cell of the matrices, fuzz, schedules and mutants: hours"
 	@echo "make fuzz    the property tests with many more examples"
 	@echo "make schedules  10,000 random schedules of requests and faults on simulated clusters"
+	@echo "make repeat  the tests of processes, $(REPEATS) times (REPEATS), eight at once: whether one is flaky"
 	@echo "make fuzz-wire  a million mutated frames for each role of live nodes: an hour"
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clean   remove what these made"
@@ -96,6 +99,13 @@ fuzz: $(STAMP)
 
 schedules: $(STAMP)
 	$(BIN)/python tools/schedules
+
+# More at once than there are cores: each runs as on a busy machine.
+repeat: TEST_PROCESSES := 8
+repeat: $(STAMP)
+	@failed=0; for i in $$(seq $(REPEATS)); do \
+	  $(BIN)/python -m pytest -m processes -n $(TEST_PROCESSES) --dist loadfile -q --tb=short || failed=$$((failed + 1)); \
+	  echo "$$i of $(REPEATS) repeats, $$failed with a failure"; done; test $$failed = 0
 
 fuzz-wire: $(STAMP)
 	$(BIN)/python tools/fuzz_wire
