@@ -1,5 +1,5 @@
-"""The machine that a cluster is started on: it admits members, places layers on them, runs the
-draft node, and gives the layers of a member that has left to others."""
+"""The machine that a cluster is started on: it admits members, has layers placed on them, and runs
+the draft node."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec.core.placement.model import FREE, Constraints, TargetCost
+from asyncspec.core.placement.model import TargetCost
 from asyncspec_nodes.cluster.config import Config, SecurityTable
 from asyncspec_nodes.cluster.file import to_toml
-from asyncspec_nodes.cluster.placement import why_not
 from asyncspec_nodes.console.bounds import GB, GIB
 from asyncspec_nodes.join.agent import AgentOptions
-from asyncspec_nodes.join.assignment import Assignment
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY
+from asyncspec_nodes.join.formation import Formation, FormationOptions
 from asyncspec_nodes.join.members import Member, Members
 from asyncspec_nodes.join.messages import (
-    GRACE_SECONDS,
     Ended,
     Failed,
     FromMember,
@@ -48,7 +45,7 @@ LOAD_SECONDS = 600.0
 """For all stages and the draft node to load."""
 
 
-class CoordinatorOptions(Struct, frozen=True):
+class CoordinatorOptions(FormationOptions, frozen=True):
     """What a user says of the cluster."""
 
     name: str
@@ -59,12 +56,6 @@ class CoordinatorOptions(Struct, frozen=True):
     # Keeps the token from one run to the next; None: it ends with this one.
     token_file: Path | None = None
     new_token: bool = False
-    # Machines to wait for, this one included where it holds a stage; None: until the target fits
-    # and no machine has joined for ``settle_seconds``.
-    machines: int | None = None
-    stages: int | None = None
-    settle_seconds: float = 10.0
-    wait_seconds: float = 600.0
     # Whether this machine holds a stage; its memory and speed, None: measured.
     holds: bool = True
     memory: int | None = None
@@ -87,7 +78,6 @@ class Coordinator:
         say: Callable[[str], None],
     ) -> None:
         self._options = options
-        self._target = target
         self._show = show
         self.say = say
         self._stack = AsyncExitStack()
@@ -96,17 +86,16 @@ class Coordinator:
         self.members = Members(
             self._config, target, config.limits.sessions, options.stages, options.advertise[0]
         )
-        # Set at every change; the time of the last one.
+        self._formation = Formation(
+            self.members, target, options, config.limits.rejoin_seconds, say
+        )
         self._changed = asyncio.Event()
-        self._joined_at = time.monotonic()
         self._steps: dict[int, str] = {}
         # The draft node has loaded once; and everything.
         self._drafts = False
         self._guarding = False
         self._over: asyncio.Future[AsyncSpecError] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
-        # When no machine could take over a lost stage: the last one to join then.
-        self._said_at: float | None = None
         self._own: OwnMachine | None = None
 
     @property
@@ -141,7 +130,7 @@ class Coordinator:
     async def __aenter__(self) -> Coordinator:
         try:
             await self._open()
-            await self._form()
+            await self._formation.place(self._change)
             await self._load()
         except BaseException:
             await self.__aexit__()
@@ -197,10 +186,9 @@ class Coordinator:
             self._end(error)
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> Member:
-        """See ``Admission``."""
         members = self.members
         if members.admit(offer, seen, send):
-            self._joined_at = time.monotonic()
+            self._formation.joined_at = time.monotonic()
             spare = " as a spare" if members.assignment and not members.incomplete else ""
             self.say(
                 f"{offer.name} has joined{spare}: {offer.memory / GIB:.1f} GiB, "
@@ -211,13 +199,11 @@ class Coordinator:
         return members.by_id[offer.member]
 
     def lost(self, member: Member) -> None:
-        """See ``Admission``."""
         if self.members.by_id.get(member.offer.member) is member:
             member.lost_at = time.monotonic()
             self._changed.set()
 
     def received(self, name: str, message: FromMember) -> bool:
-        """See ``Admission``."""
         members = self.members
         match message:
             case Step(version, rank, text) if members.is_current(name, rank, version):
@@ -245,47 +231,6 @@ class Coordinator:
         self._changed.set()
 
     # --- The cluster.
-
-    async def _form(self) -> None:
-        """Wait for machines, and place the layers. Raises ``UserError``."""
-        options, members = self._options, self.members
-        give_up = time.monotonic() + options.wait_seconds
-        said = False
-        while True:
-            await self._change(1.0)
-            self._forget_lost()
-            count = len(members.by_id)
-            settled = time.monotonic() - self._joined_at > options.settle_seconds
-            if count >= options.machines if options.machines else settled and count:
-                assignment = await asyncio.to_thread(members.form())
-                if assignment is not None:
-                    if all(one.member in members.by_id for one in assignment):
-                        break
-                    continue
-                text = why_not(self._target, members.devices, Constraints(options.stages))
-                if options.machines:
-                    raise UserError(text)
-                if not said:
-                    self.say(f"{text}; waiting for further machines")
-                    said = True
-            if time.monotonic() > give_up:
-                wanted = f" of {options.machines}" if options.machines else ""
-                raise UserError(
-                    f"{count}{wanted} machines have joined within {options.wait_seconds:g} s; run "
-                    "the join command on the others, or give --machines"
-                )
-        self._assign(assignment)
-
-    def _assign(self, assignment: Assignment) -> None:
-        members = self.members
-        members.assign(assignment)
-        for rank, one in enumerate(members.assignment, start=1):
-            if rank not in members.serving:
-                first, end = one.layers
-                name = members.by_id[one.member].offer.name
-                self.say(f"stage {rank}: layers {first} to {end - 1} on {name}")
-        for spare in members.spares:
-            self.say(f"spare: {spare.offer.name}")
 
     async def _load(self) -> None:
         """Start the draft node, and wait until all have loaded. Raises ``AsyncSpecError``."""
@@ -338,34 +283,8 @@ class Coordinator:
                 self.say("all stages serve")
 
     async def _repair(self) -> None:
-        """Give the stages of those who have left for good to others."""
-        self._forget_lost()
-        members = self.members
-        incomplete = members.incomplete
-        search = members.repaired() if incomplete else members.relieved()
-        if search is None:
-            return
-        assignment = await asyncio.to_thread(search)
-        if assignment is not None:
-            # Meanwhile somebody may have left: then it is searched again.
-            if all(one.member in members.by_id for one in assignment):
-                self._said_at = None
-                self._assign(assignment)
-                self._write()
-        elif incomplete and self._joined_at != self._said_at:
-            self._said_at = self._joined_at
-            self.say(
-                f"{why_not(self._target, members.devices, FREE)}; join another "
-                f"machine: requests wait for {self._config.limits.rejoin_seconds:g} s"
-            )
-
-    def _forget_lost(self) -> None:
-        """Those who were without a connection for too long have left: they stop by themselves."""
-        now = time.monotonic()
-        for name, member in list(self.members.by_id.items()):
-            if member.lost_at is not None and now - member.lost_at > GRACE_SECONDS + 1.0:
-                self.say(f"{member.offer.name} is gone for {now - member.lost_at:.0f} s")
-                self._drop(name)
+        if await self._formation.repair():
+            self._write()
 
     async def _change(self, seconds: float) -> None:
         """Wait for a change, at most so long. Raises what has ended the cluster."""

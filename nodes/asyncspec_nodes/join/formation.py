@@ -1,0 +1,126 @@
+"""Which machine holds which layers: placed once enough machines have joined, and again where one
+has left for good."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+from asyncspec.core.errors import UserError
+from asyncspec.core.placement.model import FREE, Constraints, TargetCost
+from asyncspec_nodes.cluster.placement import why_not
+from asyncspec_nodes.join.assignment import Assignment
+from asyncspec_nodes.join.members import Members
+from asyncspec_nodes.join.messages import GRACE_SECONDS
+
+
+class FormationOptions(Struct, frozen=True, kw_only=True):
+    """When machines are enough, and what they are to be."""
+
+    # Machines to wait for, the first one included where it holds a stage; None: until the target
+    # fits and no machine has joined for ``settle_seconds``.
+    machines: int | None = None
+    stages: int | None = None
+    settle_seconds: float = 10.0
+    wait_seconds: float = 600.0
+
+
+class Formation:
+    """Gives layers to members. ``rejoin_seconds``: what requests wait for lost layers; ``say``
+    receives a line for each event."""
+
+    def __init__(
+        self,
+        members: Members,
+        target: TargetCost,
+        options: FormationOptions,
+        rejoin_seconds: float,
+        say: Callable[[str], None],
+    ) -> None:
+        # When the last machine joined.
+        self.joined_at = time.monotonic()
+        self._members = members
+        self._target = target
+        self._options = options
+        self._rejoin_seconds = rejoin_seconds
+        self._say = say
+        # When no machine could take over a lost stage: the last one to join then.
+        self._said_at: float | None = None
+
+    async def place(self, change: Callable[[float], Awaitable[None]]) -> None:
+        """Wait for machines, and place the layers. ``change`` waits for a change of the members,
+        at most so many seconds. Raises ``UserError``."""
+        options, members = self._options, self._members
+        give_up = time.monotonic() + options.wait_seconds
+        said = False
+        while True:
+            await change(1.0)
+            self._forget_lost()
+            count = len(members.by_id)
+            settled = time.monotonic() - self.joined_at > options.settle_seconds
+            if count >= options.machines if options.machines else settled and count:
+                assignment = await asyncio.to_thread(members.form())
+                if assignment is not None:
+                    if self._are_here(assignment):
+                        break
+                    continue
+                text = why_not(self._target, members.devices, Constraints(options.stages))
+                if options.machines:
+                    raise UserError(text)
+                if not said:
+                    self._say(f"{text}; waiting for further machines")
+                    said = True
+            if time.monotonic() > give_up:
+                wanted = f" of {options.machines}" if options.machines else ""
+                raise UserError(
+                    f"{count}{wanted} machines have joined within {options.wait_seconds:g} s; run "
+                    "the join command on the others, or give --machines"
+                )
+        self._assign(assignment)
+
+    async def repair(self) -> bool:
+        """Give the stages of those who have left for good to others; whether that was done."""
+        self._forget_lost()
+        members = self._members
+        incomplete = members.incomplete
+        search = members.repaired() if incomplete else members.relieved()
+        if search is None:
+            return False
+        assignment = await asyncio.to_thread(search)
+        if assignment is not None and self._are_here(assignment):
+            self._said_at = None
+            self._assign(assignment)
+            return True
+        if assignment is None and incomplete and self.joined_at != self._said_at:
+            self._said_at = self.joined_at
+            self._say(
+                f"{why_not(self._target, members.devices, FREE)}; join another "
+                f"machine: requests wait for {self._rejoin_seconds:g} s"
+            )
+        return False
+
+    def _are_here(self, assignment: Assignment) -> bool:
+        """False where somebody has left during the search: then it is made again."""
+        return all(one.member in self._members.by_id for one in assignment)
+
+    def _assign(self, assignment: Assignment) -> None:
+        members = self._members
+        members.assign(assignment)
+        for rank, one in enumerate(members.assignment, start=1):
+            if rank not in members.serving:
+                first, end = one.layers
+                name = members.by_id[one.member].offer.name
+                self._say(f"stage {rank}: layers {first} to {end - 1} on {name}")
+        for spare in members.spares:
+            self._say(f"spare: {spare.offer.name}")
+
+    def _forget_lost(self) -> None:
+        """Those who were without a connection for too long have left: they stop by themselves."""
+        now = time.monotonic()
+        for name, member in list(self._members.by_id.items()):
+            if member.lost_at is not None and now - member.lost_at > GRACE_SECONDS + 1.0:
+                self._say(f"{member.offer.name} is gone for {now - member.lost_at:.0f} s")
+                del self._members.by_id[name]
