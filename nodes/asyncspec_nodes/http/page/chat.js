@@ -14,10 +14,10 @@ function button(label, action, about = label) {
 }
 
 export class Chat {
-  // `settings` and `store` of their modules; `model()`: the served model's name; `told`: busy(flag),
+  // `settings` and `store` of their modules; `model()`: the served model's name; `events`: busy(flag),
   // announce(text), failed(error), changed().
-  constructor(place, settings, store, model, told) {
-    Object.assign(this, { place, settings, store, model, told });
+  constructor(place, settings, store, model, events) {
+    Object.assign(this, { place, settings, store, model, events });
     this.scroller = place.parentElement;
     this.running = null;
     this.chat = store.make();
@@ -37,7 +37,7 @@ export class Chat {
   draw(top) {
     const lost = this.place.contains(document.activeElement);
     this.place.replaceChildren(...this.chat.messages.map((message, i) => this.node(message, i)));
-    this.told.changed();
+    this.events.changed();
     if (top === undefined) this.down(); else this.scroller.scrollTop = top;
     if (lost) this.scroller.focus({ preventScroll: true });
   }
@@ -66,13 +66,13 @@ export class Chat {
     chat.messages.push(message);
     const running = this.running = new AbortController();
     this.draw();
-    this.told.busy(true);
+    this.events.busy(true);
     try {
       await this.stream(message, request, running.signal);
     } catch (error) {
       message.note = running.signal.aborted ? "Stopped." : error.message;
       message.failed = !running.signal.aborted;
-      this.told.failed(error);
+      this.events.failed(error);
       // An answer that was to be replaced stays where there is no other.
       if (before && !message.content) chat.messages.splice(-1, 1, { ...before, note: message.note, failed: message.failed });
     }
@@ -81,11 +81,11 @@ export class Chat {
     if (this.store.chats.has(chat.id)) this.store.save(chat);
     if (this.running === running) {
       this.running = null;
-      this.told.busy(false);
+      this.events.busy(false);
     }
     if (this.chat === chat) {
       this.draw(this.followed ? undefined : this.scroller.scrollTop);
-      this.told.announce(message.failed ? message.note : `Answer: ${message.content}`);
+      this.events.announce(message.failed ? message.note : `Answer: ${message.content}`);
     }
   }
 
@@ -98,7 +98,7 @@ export class Chat {
         if (choice.delta?.reasoning_content) message.thought = (message.thought ?? "") + choice.delta.reasoning_content;
         if (tokens) {
           message.passes.push([message.content.length, tokens, Math.round(performance.now() - begun)]);
-          this.told.tokens(tokens);
+          this.events.tokens(tokens);
         }
         if (choice.stats) {
           const { tokens_per_second, hit_rate } = choice.stats;

@@ -10,10 +10,10 @@ const size = (bytes) => (bytes < 1e9 ? `${Math.round(bytes / 1e6)} MB` : `${(byt
 const count = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
 
 export class Cluster {
-  // `key()`: the API key; `shown`: the elements list, about, status, button; `told`: locked(),
+  // `key()`: the API key; `shown`: the elements list, about, status, button; `events`: locked(),
   // known(state), state(problem).
-  constructor(key, shown, told) {
-    Object.assign(this, { key, shown, told });
+  constructor(key, shown, events) {
+    Object.assign(this, { key, shown, events });
     this.before = new Map();
     this.cards = new Map();
     this.model = "";
@@ -33,7 +33,7 @@ export class Cluster {
       this.show(state);
       this.ready(state.missing);
     } catch (error) {
-      if (error.status === 401) this.told.locked();
+      if (error.status === 401) this.events.locked();
       this.ready(error.status === 401 ? "This service needs an API key: enter it under Settings." : error.message);
     }
   }
@@ -44,7 +44,7 @@ export class Cluster {
     this.problem = problem;
     if (status.textContent !== text) status.textContent = text;
     button.classList.toggle("bad", problem !== "");
-    this.told.state(problem);
+    this.events.state(problem);
   }
 
   show(state) {
@@ -57,7 +57,7 @@ export class Cluster {
     const busy = state.places.taken ? `${count(state.places.taken, "answer")} being written.` : "No answer is being written.";
     this.shown.about.textContent = `${state.served_as} in ${count(stages.length, "stage")}${where}. ${busy}`;
     this.shown.list.replaceChildren(...nodes.map((node) => this.card(node, stages)));
-    this.told.known(state, stages.length, hosts.size);
+    this.events.known(state, stages.length, hosts.size);
   }
 
   card(node, stages) {

@@ -13,7 +13,7 @@ export class Passes {
     this.chosen = -1;
     this.sum = element("p", "sum");
     this.bars = element("div", "bars");
-    this.said = element("p", "said");
+    this.caption = element("p", "caption");
     this.bars.tabIndex = 0;
     this.bars.setAttribute("role", "slider");
     this.bars.setAttribute("aria-label", "Passes of this answer; arrow keys light the words of each");
@@ -28,7 +28,7 @@ export class Passes {
       this.choose(pass === undefined ? -1 : Math.floor(pass / this.step));
     });
     text.addEventListener("pointerleave", () => this.choose(-1));
-    this.node = element("div", "passes", this.sum, this.bars, this.said);
+    this.node = element("div", "passes", this.sum, this.bars, this.caption);
     this.node.hidden = true;
   }
 
@@ -56,7 +56,7 @@ export class Passes {
     const guessed = stats?.hit_rate ? `, ${Math.round(100 * stats.hit_rate)} % guessed ahead` : "";
     this.sum.textContent = `${count(tokens, "token")} in ${count(passes.length, "pass", "passes")}${speed}${guessed}`;
     this.bars.setAttribute("aria-valuemax", bars.length);
-    this.say();
+    this.update();
   }
 
   at(event) {
@@ -85,25 +85,25 @@ export class Passes {
     mark(false);
     this.chosen = bar;
     mark(true);
-    this.say();
+    this.update();
   }
 
-  say() {
+  update() {
     const text = this.chosen < 0
-      ? this.explained()
-      : this.told(this.chosen * this.step, Math.min(this.passes.length, (this.chosen + 1) * this.step));
-    this.said.textContent = text;
+      ? this.legend()
+      : this.describe(this.chosen * this.step, Math.min(this.passes.length, (this.chosen + 1) * this.step));
+    this.caption.textContent = text;
     this.bars.setAttribute("aria-valuenow", Math.max(1, this.chosen + 1));
     this.bars.setAttribute("aria-valuetext", text);
   }
 
-  explained() {
+  legend() {
     return this.passes.some((pass) => pass[1] > 1)
       ? "Tinted words came together: guessed ahead and confirmed in one pass. Each bar is a pass."
       : "Each pass brought one token here; the next ones begin ahead of it, on guesses. Each bar is a pass.";
   }
 
-  told(from, end) {
+  describe(from, end) {
     const tokens = this.passes.slice(from, end).reduce((sum, pass) => sum + pass[1], 0);
     const words = this.source.slice(this.passes[from - 1]?.[0] ?? 0, this.passes[end - 1][0]).replace(/\s+/g, " ").trim();
     const which = end - from === 1 ? `Pass ${end}` : `Passes ${from + 1} to ${end}`;

@@ -43,11 +43,12 @@ export class Settings {
   // The request for an answer to these messages.
   request(model, messages) {
     const system = at("system").value.trim();
-    // A question that got no answer is not part of what was said.
+    // A question that got no answer is left out.
     const unanswered = (i) => messages[i + 1]?.role === "assistant" && !messages[i + 1].content;
-    const told = messages.filter((message, i) => !unanswered(i) && (message.role === "user" || message.content));
-    const said = told.map(({ role, content }) => ({ role, content }));
-    return { model, ...this.numbers, messages: system ? [{ role: "system", content: system }, ...said] : said };
+    const turns = messages
+      .filter((message, i) => !unanswered(i) && (message.role === "user" || message.content))
+      .map(({ role, content }) => ({ role, content }));
+    return { model, ...this.numbers, messages: system ? [{ role: "system", content: system }, ...turns] : turns };
   }
 
   // The first field with a value that cannot be sent, as a sentence; empty without one.
