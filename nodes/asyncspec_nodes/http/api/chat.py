@@ -20,7 +20,7 @@ from asyncspec_nodes.http.api.answers import (
     TokenLogprob,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
-from asyncspec_nodes.http.api.errors import invalid
+from asyncspec_nodes.http.api.errors import invalid, unsupported
 from asyncspec_nodes.http.api.parameters import CompletionParameters
 from asyncspec_nodes.serving.requests import encode_chat
 from asyncspec_nodes.serving.templates import ChatFacts
@@ -97,9 +97,9 @@ def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
     ``ApiError``."""
     for field in ("function_call", "audio"):
         if getattr(message, field):
-            raise _unsupported(f"{where}.{field}", field)
+            raise unsupported(f"{where}.{field}", field)
     if message.role == "function":
-        raise _unsupported(f"{where}.role", "the role function")
+        raise unsupported(f"{where}.role", "the role function")
     calls = message.tool_calls or ()
     if calls and message.role != "assistant":
         raise invalid(f"{where}.tool_calls: only an assistant calls tools", f"{where}.tool_calls")
@@ -150,13 +150,9 @@ def _text(message: ChatMessage, where: str) -> str:
     texts = []
     for i, part in enumerate(content):
         if part.type != "text" or part.text is None:
-            raise _unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
+            raise unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
         texts.append(part.text)
     return "".join(texts)
-
-
-def _unsupported(where: str, what: str) -> Exception:
-    return invalid(f"{what} is not supported by this service", where, "unsupported_value")
 
 
 class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
@@ -317,7 +313,6 @@ class ChatCompletion(Completion):
         return found + parser.finish() if answer.end is not None else found
 
     def choice(self, index: int, answer: ChoiceBuffer) -> Json:
-        """See ``Completion``."""
         parts = WholeCalls().joined(self.parts(index, answer))
         content = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "content")
         thought = "".join(p.text for p in parts if isinstance(p, Part) and p.kind == "reasoning")
@@ -334,7 +329,6 @@ class ChatCompletion(Completion):
         return {"message": message, **self._logprobs_of(answer.logprobs)}
 
     def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
-        """See ``Completion``."""
         deltas: list[Json] = []
         for part in self.parts(index, answer):
             if isinstance(part, Part):
@@ -366,7 +360,6 @@ class ChatCompletion(Completion):
         return {"id": name, "type": "function", "function": function}
 
     def reason(self, index: int, end: Finished | None) -> str | None:
-        """See ``Completion``."""
         reason = super().reason(index, end)
         return "tool_calls" if reason == "stop" and self.parsers[index].calls else reason
 

@@ -47,6 +47,10 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
+def unsupported(where: str, what: str) -> ApiError:
+    return invalid(f"{what} is not supported by this service", where, "unsupported_value")
+
+
 def unavailable(message: str, retry_after: int = 1) -> ApiError:
     return ApiError(503, message, code="unavailable", retry_after=retry_after)
 

@@ -23,7 +23,7 @@ from asyncspec_nodes.http.api.chat import (
     ToolSpec,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
-from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.http.api.errors import ApiError, invalid, unsupported
 from asyncspec_protocol.messages import Finished
 from asyncspec_protocol.sampling import NewTokens, TopK
 
@@ -162,11 +162,7 @@ def _turn(message: Message, where: str) -> list[ChatMessage]:
                 content = _texts(block.content, f"{where}[{i}].content")
                 found.append(ChatMessage("tool", content, tool_call_id=block.tool_use_id))
             case _:
-                raise invalid(
-                    f"content of type {block.type!r} is not supported by this service",
-                    f"{where}[{i}]",
-                    "unsupported_value",
-                )
+                raise unsupported(f"{where}[{i}]", f"content of type {block.type!r}")
     if texts or calls or not found:
         found.append(
             ChatMessage(
@@ -184,11 +180,7 @@ def _texts(content: str | tuple[Block, ...], where: str) -> str:
         return content
     for i, block in enumerate(content):
         if block.type != "text":
-            raise invalid(
-                f"content of type {block.type!r} is not supported by this service",
-                f"{where}[{i}]",
-                "unsupported_value",
-            )
+            raise unsupported(f"{where}[{i}]", f"content of type {block.type!r}")
     return "".join(block.text or "" for block in content)
 
 

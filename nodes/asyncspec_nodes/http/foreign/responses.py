@@ -24,7 +24,7 @@ from asyncspec_nodes.http.api.chat import (
     ToolSpec,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
-from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.http.api.errors import ApiError, invalid, unsupported
 from asyncspec_nodes.http.api.structure import NamedSchema, ResponseFormat
 from asyncspec_nodes.http.foreign.anthropic import event
 from asyncspec_protocol.messages import Submit
@@ -120,11 +120,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise invalid("truncation auto is not served; leave it out", "truncation")
         for i, tool in enumerate(self.tools or ()):
             if tool.type != "function":
-                raise invalid(
-                    f"tools of type {tool.type!r} are not served by this service",
-                    f"tools[{i}].type",
-                    "unsupported_value",
-                )
+                raise unsupported(f"tools[{i}].type", f"a tool of type {tool.type!r}")
         self.chat().check()
 
     def chat(self) -> ChatRequest:
@@ -190,11 +186,7 @@ def _history(items: Sequence[Item]) -> list[ChatMessage]:
             case "reasoning":
                 pass
             case _:
-                raise invalid(
-                    f"input of type {item.type!r} is not supported by this service",
-                    f"input[{i}].type",
-                    "unsupported_value",
-                )
+                raise unsupported(f"input[{i}].type", f"input of type {item.type!r}")
     return messages
 
 
