@@ -85,9 +85,6 @@ def _add_language_arguments(parser: Parser) -> None:
     bounds.CHANCE.add_to(group, "--decay", "F", text)
     text = "share of the text that repeats itself, with an n-gram source to see it (default: 0)"
     bounds.CHANCE.add_to(group, "--repetition", "SHARE", text)
-    # Their former names.
-    for name, dest in (("--fade", "decay"), ("--copying", "repetition")):
-        bounds.CHANCE.add_to(group, name, "P", argparse.SUPPRESS, dest=dest)
 
 
 def _add_cost_arguments(parser: Parser) -> None:

@@ -96,10 +96,6 @@ def add_arguments(parser: Parser) -> None:
     bounds.CHANCE.add_to(parser, "--top", "P", text, default=TOP)
     text = f"factor on it for every further token (default: {DECAY:g})"
     bounds.CHANCE.add_to(parser, "--decay", "F", text, default=DECAY)
-    # Its former name.
-    bounds.CHANCE.add_to(
-        parser, "--fade", "F", argparse.SUPPRESS, dest="decay", default=argparse.SUPPRESS
-    )
     text = "a level of a draft tree (default: a thirtieth of a pass over the whole target)"
     bounds.SECONDS.add_to(parser, "--draft-seconds", "S", text)
     text = f"rows that cost no more than one (default: {DEFAULT_SHAPE.plateau})"
