@@ -197,15 +197,12 @@ class TreeStage(ABC, Generic[C]):
         """A handle to random hidden states [rows, H]."""
 
     device = CPU
-    """See ``StageBackend``."""
 
     def device_memory(self) -> DeviceMemory | None:
-        """See ``StageBackend``."""
         return None
 
     @property
     def session_bytes(self) -> int:
-        """See ``StageBackend``."""
         return 0
 
     def run(self, job: StageJob) -> object | None:
@@ -235,7 +232,6 @@ class TreeStage(ABC, Generic[C]):
         return None
 
     def constrain(self, grammars: Grammars) -> None:
-        """See ``StageBackend``."""
         self._grammars = grammars
 
     def abandon(self, job: StageJob) -> None:

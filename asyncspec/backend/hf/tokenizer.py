@@ -59,7 +59,6 @@ class HFTokenizer:
         return tuple(self._tokenizer(self.prompt(chat), add_special_tokens=False)["input_ids"])
 
     def prompt(self, chat: str) -> str:
-        """See ``Tokenizer``."""
         if self._template is None:
             raise ValueError(
                 "the target's tokenizer has no chat template; ask for a plain completion (run "
@@ -80,7 +79,6 @@ class HFTokenizer:
 
     @property
     def template(self) -> str:
-        """See ``Tokenizer``."""
         found = self._template
         if isinstance(found, dict):  # several, by name
             return "".join(map(str, found.values()))

@@ -138,14 +138,12 @@ class Engine:
     # --- The cache, see ``Memory``.
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """See ``Memory``."""
         first = source * self._twins
         for twin in range(self._twins):
             goal = target * self._twins + twin
             self._bound.llama_memory_seq_cp(self._memory, first, goal, start, end)
 
     def remove(self, sequence: int, start: int) -> None:
-        """See ``Memory``."""
         first = sequence * self._twins
         if self.settings.exact:
             self._bound.llama_memory_seq_cp(self._memory, first, _DEAD, start, -1)

@@ -43,14 +43,11 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class OpenTarget(Struct, frozen=True):
-    """See ``OpenModel``."""
-
     path: Path
     model: GGUF
 
     @property
     def info(self) -> ModelInfo:
-        """See ``OpenModel``."""
         model = self.model
         return ModelInfo(
             model.architecture,
@@ -91,13 +88,11 @@ class OpenTarget(Struct, frozen=True):
         return sizes.most_common(1)[0][0]
 
     def computed_dtype(self, dtype: DType) -> str:
-        """See ``OpenModel``."""
         if dtype not in ("auto", DTYPE, "fp32"):
             raise UserError(f"llama.cpp's stages exchange float32; leave dtype {dtype} out")
         return DTYPE
 
     def shared_matrix(self, name: SharedMatrix) -> Any:
-        """See ``SharingModel``."""
         from asyncspec.backend.llama.dequantize import dequantized
 
         tied = name == "embedding" or HEAD not in self.model.tensors

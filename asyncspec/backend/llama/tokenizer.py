@@ -19,8 +19,6 @@ _BYTE, _CONTROL = 1 << 5, 1 << 3
 
 
 class LlamaTokenizer:
-    """See ``Tokenizer``."""
-
     decodes_as_whole = False
 
     def __init__(self, target: OpenTarget, template: str | None = None) -> None:
@@ -39,7 +37,6 @@ class LlamaTokenizer:
 
     @property
     def has_template(self) -> bool:
-        """See ``Tokenizer``."""
         return self._template is not None
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -57,15 +54,12 @@ class LlamaTokenizer:
 
     @property
     def template(self) -> str:
-        """See ``Tokenizer``."""
         return self._template or ""
 
     def render(self, chat: str) -> tuple[int, ...]:
-        """See ``Tokenizer``."""
         return self._encoded(self.prompt(chat), special=False)
 
     def prompt(self, chat: str) -> str:
-        """See ``Tokenizer``."""
         if self._template is None:
             raise ValueError(
                 "the target's file has no chat template; ask for a plain completion (run "
@@ -78,7 +72,6 @@ class LlamaTokenizer:
             raise ValueError(f"the chat template refuses these messages: {why}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """See ``Tokenizer``."""
         known = [token for token in ids if 0 <= token < self._size]
         tokens = (ctypes.c_int32 * len(known))(*known)
 
@@ -91,7 +84,6 @@ class LlamaTokenizer:
         return _filled(put, 16 * len(known) + 16).decode(errors="replace")
 
     def spell(self, token: int) -> bytes:
-        """See ``Tokenizer``."""
         if not 0 <= token < self._size:
             return b""
 
@@ -102,11 +94,9 @@ class LlamaTokenizer:
         return _filled(put, 64)
 
     def is_special(self, token: int) -> bool:
-        """See ``Tokenizer``."""
         return bool(self._attributes(token) & _CONTROL) and not self.decode((token,))
 
     def is_byte(self, token: int) -> bool:
-        """See ``Tokenizer``."""
         return bool(self._attributes(token) & _BYTE)
 
     def _attributes(self, token: int) -> int:

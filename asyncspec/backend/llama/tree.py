@@ -71,13 +71,11 @@ class TreeCache:
         return new
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
-        """See ``Compact``."""
         trunk = self.branches.trunk
         self._nodes[max(0, start - trunk) :] = [self._nodes[slot - trunk] for slot in keep]
         self.branches.prune({node for node in self._nodes if node is not None and node.cached})
 
     def trim(self, slots: int) -> None:
-        """See ``Trim``."""
         self.commit(max(slots, self.branches.trunk))
         self._nodes = self._nodes[: max(0, slots - self.branches.trunk)]
         self.branches.trim(min(slots, self.branches.trunk))

@@ -51,7 +51,6 @@ class ToyModel(Struct, frozen=True):
 
     @property
     def info(self) -> ModelInfo:
-        """See ``OpenModel``."""
         return ModelInfo("Toy", self.layers, 1, self.vocab, self.context, (), DTYPE)
 
     def embed(self, token: int) -> int:

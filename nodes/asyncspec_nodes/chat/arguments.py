@@ -81,7 +81,6 @@ class TaggedArguments:
         self._count = 0
 
     def feed(self, text: str) -> tuple[str, str, bool]:
-        """See ``Arguments``."""
         found = ""
         while (begin := self._tags.begin.search(text)) is not None:
             key = begin[1]
@@ -125,7 +124,6 @@ class GemmaArguments:
         self._in_string = False
 
     def feed(self, text: str) -> tuple[str, str, bool]:
-        """See ``Arguments``."""
         found = ""
         while text := text if self._in_string else text.lstrip():
             taken = self._quoted(text) if self._in_string else self._next(text)

@@ -80,7 +80,6 @@ class StepwiseParser:
         self._dropped = False
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """See ``Parser``."""
         self._text += text
         found: list[AnswerPart] = []
         while (step := self._step()) is not None:
@@ -88,7 +87,6 @@ class StepwiseParser:
         return self._counted(found)
 
     def finish(self) -> list[AnswerPart]:
-        """See ``Parser``."""
         rest, self._text = self._text, ""
         return self._counted(self._rest(rest))
 

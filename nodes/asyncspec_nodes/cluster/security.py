@@ -83,7 +83,6 @@ class Keys(Security):
             return False  # it is being replaced
 
     def problem(self, certificate: Certificate | None, peer: Facts) -> str:
-        """See ``Security``."""
         if certificate is None:
             return "it shows no certificate"
         if int(certificate.get("serialNumber", "0"), 16) in self._revoked:
@@ -91,7 +90,6 @@ class Keys(Security):
         return role_problem(roles_of(certificate), peer)
 
     def operator(self, certificate: Certificate | None) -> bool:
-        """See ``Security``."""
         return certificate is not None and OPERATOR in roles_of(certificate)
 
     def _modified(self) -> tuple[int, ...]:

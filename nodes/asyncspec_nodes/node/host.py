@@ -102,7 +102,6 @@ class LocalEngine:
         self._numbers = count()
 
     def send(self, message: Output | Finished, /) -> None:
-        """See ``ResponseSink``."""
         if (inbox := self._inboxes.get(message.request)) is not None:
             inbox.put(message)
 

@@ -86,7 +86,6 @@ class MarkedDetokenizer:
         self._part = Detokenizer(tokenizer)
 
     def push(self, tokens: Sequence[int]) -> str:
-        """See ``Detokenizer``."""
         text = ""
         for token in tokens:
             if (name := self._marker(token)) is None:
@@ -97,11 +96,9 @@ class MarkedDetokenizer:
         return text
 
     def open(self) -> str:
-        """See ``Detokenizer``."""
         return self._part.open()
 
     def finish(self) -> str:
-        """See ``Detokenizer``."""
         return self._part.finish()
 
     def _marker(self, token: int) -> str | None:

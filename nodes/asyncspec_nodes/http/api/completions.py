@@ -247,7 +247,6 @@ class TextCompletion(Completion):
         self._echo = bool(request.echo)
 
     def begin(self) -> bytes:
-        """See ``Completion``."""
         if not self._echo:
             return b""
         prompts: list[Json] = [{"text": one.prompt, "logprobs": None} for one in self.submits]
@@ -259,7 +258,6 @@ class TextCompletion(Completion):
         return {**said, "text": self.submits[index].prompt + answer.text} if self._echo else said
 
     def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
-        """See ``Completion``."""
         if answer.text or answer.logprobs or (answer.tokens and self._details):
             yield self._content(answer.text, answer.logprobs, answer.offset)
 
