@@ -28,6 +28,13 @@ COLD_FACTOR = 10.0
 FADING = 0.9
 """Factor of a kind's slowest time with each faster job of it."""
 
+SHORT_SECONDS = 60e-6
+"""To wake a sleeping thread, and the event loop again, takes longer."""
+
+SHORT_SHARE, SHORT_WEIGHT = 0.75, 0.1
+"""Jobs of a kind are expected to be short where that share of them has been, exponentially
+weighted. On busy cores the scheduler interrupts one in fifty."""
+
 CHECK_SECONDS = 1.0
 """Between two checks of a device; a quarter of the floor where that is less."""
 
@@ -40,6 +47,8 @@ class DeviceWatchdog:
         # By type: how many jobs there were, and by magnitude of their size (bits) the slowest time.
         self._count: dict[type[Job], int] = {}
         self._slowest: dict[type[Job], dict[int, float]] = {}
+        # The share of short ones.
+        self._short: dict[tuple[type[Job], int], float] = {}
         # The running job with its start, and the seconds for which it was seen running.
         self._running: tuple[Job, float] | None = None
         self._waited = 0.0
@@ -56,6 +65,13 @@ class DeviceWatchdog:
         slowest = self._slowest.setdefault(kind, {})
         slowest[size] = max(seconds, FADING * slowest.get(size, 0.0))
         self._count[kind] = self._count.get(kind, 0) + 1
+        share = self._short.get((kind, size), 0.0)
+        share += SHORT_WEIGHT * ((seconds <= SHORT_SECONDS) - share)
+        self._short[kind, size] = share
+
+    def expects_short(self, job: Job) -> bool:
+        """Whether jobs of its kind have lately been short."""
+        return self._short.get(job_kind(job), 0.0) >= SHORT_SHARE
 
     def limit(self, job: Job) -> float:
         """Seconds that a job may take."""

@@ -29,14 +29,18 @@ def job(number: int) -> Job:
 class Log:
     """A device whose jobs take as long as they are told, and what it has told us."""
 
-    def __init__(self, lengths: Sequence[float]) -> None:
+    def __init__(self, lengths: Sequence[float], *, on_processor: bool) -> None:
         self.lengths = lengths
         self.threads: list[str] = []
         self.reported: list[tuple[str, int]] = []
         self.failed: list[BaseException] = []
         self.end = asyncio.Event()
         self._busy = threading.Lock()
-        self.device = DeviceThread(self._run, self._ran, self._done, self._failed, self._wake)
+        self.device = DeviceThread(
+            *(self._run, self._ran, self._done, self._failed, self._wake),
+            lambda some: lengths[some.session] == 0,
+            on_processor=on_processor,
+        )
 
     def _wake(self) -> None:
         while self.device.deliver():
@@ -61,7 +65,7 @@ class Log:
 
     def _done(self, some: Job, result: object, seconds: float, waited: float) -> None:
         assert result == some.session + 1
-        assert waited == 0
+        assert 0 <= waited <= seconds
         self.reported.append(("done", some.session))
 
     def _failed(self, some: Job, error: BaseException) -> None:
@@ -69,12 +73,15 @@ class Log:
         self.end.set()
 
 
-def on_a_device(lengths: Sequence[float], act: Callable[[Log], Any]) -> Log:
+def on_a_device(
+    lengths: Sequence[float], act: Callable[[Log], Any], *, on_processor: bool = False
+) -> Log:
     """Let ``act`` use a device; all of its jobs are waited for."""
 
     async def main() -> Log:
-        log = Log(lengths)
+        log = Log(lengths, on_processor=on_processor)
         await act(log)
+        log._wake()
         await asyncio.wait_for(log.end.wait(), 30)
         await log.device.close()
         return log
@@ -82,19 +89,42 @@ def on_a_device(lengths: Sequence[float], act: Callable[[Log], Any]) -> Log:
     return asyncio.run(main())
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.0, LONG]), st.booleans()), min_size=1))
-def test_jobs_are_reported_in_the_order_of_submit(jobs: list[tuple[float, bool]]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.0, LONG]), st.booleans()), min_size=1),
+    st.booleans(),
+)
+def test_jobs_are_reported_in_the_order_of_submit(
+    jobs: list[tuple[float, bool]], on_processor: bool
+) -> None:
     async def act(log: Log) -> None:
         for number, (_, pause) in enumerate(jobs):
             log.device.submit(job(number))
             if pause:
+                log._wake()
                 await asyncio.sleep(0)
 
-    log = on_a_device([length for length, _ in jobs], act)
+    log = on_a_device([length for length, _ in jobs], act, on_processor=on_processor)
     ran = [number for what, number in log.reported if what == "ran"]
     assert ran == list(range(len(jobs)))
     assert [n for what, n in log.reported if what == "done"] == [n for n in ran if n % 3]
-    assert set(log.threads) == {"device"}
+    long_ones = {thread for thread, (length, _) in zip(log.threads, jobs, strict=True) if length}
+    assert long_ones <= {"device"}
+    assert on_processor or set(log.threads) == {"device"}
+
+
+def test_a_short_job_waits_for_those_before_it() -> None:
+    """On the event loop it runs only while no other is pending."""
+
+    async def act(log: Log) -> None:
+        log.device.submit(job(0))
+        log._wake()
+        assert log.reported == [("ran", 0)]
+        for number in (1, 2, 3):  # the second one takes the first one along
+            log.device.submit(job(number))
+            assert log.device.pending == number
+
+    log = on_a_device([0.0, 0.0, LONG, 0.0], act, on_processor=True)
+    assert log.threads == ["MainThread", "device", "device", "device"]
 
 
 @pytest.mark.parametrize("before", [0, 50])
@@ -117,7 +147,9 @@ class Gated:
         self.reported: list[Job] = []
         self.waits: list[float] = []
         self.device = DeviceThread(
-            self._run, self._ran, self._done, self._failed, lambda: None, on_processor=True
+            *(self._run, self._ran, self._done, self._failed, lambda: None),
+            lambda some: False,
+            on_processor=True,
         )
 
     def submit(self, *jobs: Job) -> None:

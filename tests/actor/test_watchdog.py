@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actor.local_cluster import LocalCluster
-from asyncspec.actor.watchdog import COLD_FACTOR, FACTOR, MIN_SAMPLES, DeviceWatchdog
+from asyncspec.actor.watchdog import COLD_FACTOR, FACTOR, MIN_SAMPLES, SHORT_SECONDS, DeviceWatchdog
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Compact, Job, Release
 from asyncspec_protocol.ids import SessionId
@@ -41,6 +41,24 @@ def test_a_limit_has_a_floor_and_is_many_times_what_such_jobs_take(
         assert limit >= COLD_FACTOR * FLOOR
     if jobs and jobs[-1][0] == size:
         assert limit >= FACTOR * jobs[-1][1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([2e-5, 5e-5, 1e-4, 1.0]))))
+def test_jobs_are_short_where_such_jobs_have_lately_been(jobs: list[tuple[int, float]]) -> None:
+    watchdog = DeviceWatchdog(FLOOR)
+    for number, (rows, seconds) in enumerate(jobs, 1):
+        watchdog.observe(sized(rows), seconds)
+        assert not watchdog.expects_short(sized(rows)) or number > MIN_SAMPLES
+    for _ in range(20):
+        watchdog.observe(sized(4), SHORT_SECONDS / 2)
+    assert watchdog.expects_short(sized(5))
+    watchdog.observe(sized(4), 1.0)  # one that was interrupted
+    assert watchdog.expects_short(sized(5))
+    for _ in range(5):
+        watchdog.observe(sized(4), 2 * SHORT_SECONDS)
+    assert not watchdog.expects_short(sized(5))
+    assert not watchdog.expects_short(sized(300))
+    assert not watchdog.expects_short(Release(SESSION))
 
 
 def test_larger_jobs_than_any_before_have_time_for_their_rows() -> None:

@@ -112,6 +112,7 @@ def main() -> None:
             tensors=device,
             host=Host(),
             tasks={},
+            on_processor=True,
             options=LinkOptions(timeout_seconds=SILENCE_SECONDS),
         )
         print(sock.getsockname()[1], flush=True)
