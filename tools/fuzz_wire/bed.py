@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from asyncspec.actor import mesh
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.mesh import Security
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import (
     ClusterTable,
@@ -273,6 +274,8 @@ class Beside:
                         tokens += event.token_ids
                     elif isinstance(event, Finished) and event.reason != "length":
                         raise Found(f"request {number} ended: {event.reason} {event.detail}")
+        except ClusterError as error:
+            raise Found(f"request {number}: {error}") from None
         except TimeoutError:
             raise Found(f"request {number} has no answer in {ANSWER_SECONDS:g} s") from None
         return tuple(tokens)

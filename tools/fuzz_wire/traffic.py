@@ -228,7 +228,7 @@ def from_client(rng: random.Random) -> Message:
         return Submit(
             rng.randrange(10**6),
             rng.choice(("hello", "x" * rng.randrange(200), "", "\x00\ud7ff")),
-            rng.choice((1, 3, 20, 200)),
+            rng.choices((1, 3, 20, 200), (8, 8, 3, 1))[0],  # most of the time is the frames'
             rng.randrange(2**31),
             rng.choice((0.0, 0.7)),
             rng.choice((0, 9)),
@@ -252,8 +252,9 @@ def from_client(rng: random.Random) -> Message:
         Heartbeat(1.0, rng.random()),
         Clock(rng.random()),
     )
-    wrong = rng.random() < 0.02
-    return Drafter(rng, 0, lambda: 0).to_stage() if wrong else rng.choice(others)
+    if rng.random() < 0.02:
+        return Drafter(rng, 0, lambda: 0).to_stage()
+    return rng.choices(others, (1, 1, 1, 5, 5))[0]
 
 
 class Answer(Struct, frozen=True):
