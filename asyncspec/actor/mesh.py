@@ -36,6 +36,14 @@ MAX_REFUSALS = 64
 """Refusals that are remembered as reported; a stranger may cause any number."""
 
 
+REFUSED_CERTIFICATE = (
+    "it may have refused this machine's certificate, as of another authority or, by its clock, of "
+    "another time"
+)
+"""With TLS 1.3 a peer checks our certificate when the connection is up already, and then closes
+it."""
+
+
 def tls_problem(error: ssl.SSLError) -> str:
     """Why there is no TLS with a peer. Dates are judged by a clock that may be the wrong one."""
     if not isinstance(error, ssl.SSLCertVerificationError):
@@ -239,8 +247,7 @@ class Mesh:
             return reason
         if self._security.client is None:
             return f"{reason}: it may want TLS, as in a cluster file with [security]"
-        # With TLS 1.3 the peer checks our certificate when the connection is up already.
-        return f"{reason}: it may have refused this node's certificate"
+        return f"{reason}: {REFUSED_CERTIFICATE}"
 
     def _welcomed(self, rank: Rank, link: Link, frame: Frame) -> None:
         """The answer to our hello, or a later frame."""

@@ -17,7 +17,7 @@ import uvloop
 
 from actor.local_cluster import QUICK, bound, hello
 from asyncspec.actor.link import Link
-from asyncspec.actor.mesh import Mesh, Security
+from asyncspec.actor.mesh import REFUSED_CERTIFICATE, Mesh, Security
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
@@ -157,7 +157,7 @@ def test_so_is_that_a_peer_refuses_ours(run: Runner, ours: Path, theirs: Path) -
             await peer.dialled(REDIALS)
             ((rank, why),) = owner.reported
             assert rank == 1
-            assert why.endswith("it may have refused this node's certificate")
+            assert why == f"the peer closed the connection: {REFUSED_CERTIFICATE}"
 
     run(main())
 

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from actor.local_cluster import QUICK
-from asyncspec.actor.mesh import PLAIN, Security
+from asyncspec.actor.mesh import PLAIN, REFUSED_CERTIFICATE, Security
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
@@ -98,6 +98,23 @@ def test_a_certificate_of_another_time_names_the_clock(
     assert str(error) == (
         f"cannot connect to the draft node at {where}: its certificate is refused: certificate "
         f"{says}; this machine's clock says {datetime.now(UTC):%Y-%m-%d}"
+    )
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_peer_that_refuses_our_certificate(
+    security: Security, tmp_path: Path, factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """It only closes the connection, whatever it does not like of it."""
+    other = tmp_path / "other"
+    subprocess.run(["bash", str(KEYS), str(other), "box"], check=True, capture_output=True)
+    files = (other / "ca.pem", tmp_path / "box.pem", tmp_path / "box.key")
+    stranger = contexts(SecurityTable(*map(str, files)))
+    with asyncio.Runner(loop_factory=factory) as runner:
+        where, error = runner.run(refused(b"", stranger.server, security))
+    assert str(error) == (
+        f"the node at {where} refuses this client: the peer closed the connection: "
+        f"{REFUSED_CERTIFICATE}"
     )
 
 

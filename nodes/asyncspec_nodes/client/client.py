@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
-from asyncspec.actor.link import Link, LinkOptions
-from asyncspec.actor.mesh import PLAIN, Security, tls_problem
+from asyncspec.actor.link import CLOSED, Link, LinkOptions
+from asyncspec.actor.mesh import PLAIN, REFUSED_CERTIFICATE, Security, tls_problem
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
@@ -73,7 +73,7 @@ class ClusterAddress(Struct, frozen=True):
 class Client:
     """Make it with ``connect``."""
 
-    def __init__(self, where: str, options: LinkOptions) -> None:
+    def __init__(self, where: str, options: LinkOptions, *, tls: bool) -> None:
         self._where = where
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, Inbox] = {}
@@ -83,6 +83,7 @@ class Client:
         self._drains: dict[int, asyncio.Future[str]] = {}
         self._numbers = count()
         self._connected = False
+        self._tls = tls
         # The node refused the handshake: a user's mistake.
         self._refused = False
         self.link = Link(options, self._frame, self._gone)
@@ -106,7 +107,7 @@ class Client:
         """Link to a draft node. ``cluster``: the required cluster name; empty: any. Raises
         ``ClusterError`` that names the node, ``UserError`` for what the user can change."""
         where, tls = f"{host}:{port}", security.client
-        client = cls(where, options or LinkOptions())
+        client = cls(where, options or LinkOptions(), tls=tls is not None)
         loop, link = asyncio.get_running_loop(), client.link
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -268,6 +269,8 @@ class Client:
     def _gone(self, link: Link, reason: str) -> None:
         if not self._welcome.done():
             kind = UserError if self._refused else ClusterError
+            if reason == CLOSED and self._tls:
+                reason = f"{reason}: {REFUSED_CERTIFICATE}"
             self._welcome.set_exception(
                 kind(f"the node at {self._where} refuses this client: {reason}")
             )
