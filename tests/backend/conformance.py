@@ -7,7 +7,7 @@ random and on each stage at another time, must lead to the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar, cast
@@ -356,6 +356,28 @@ class Walk:
         return committed, frozenset(alive), self._issued
 
 
+def check_drawn(stages: Sequence[StageBackend], got: object, want: object) -> None:
+    """The tokens are the same where the stages are ``bitwise``. Where they are not, most of them
+    are: rounding decides between tokens that are about as likely."""
+    if all(stage.guarantee == "bitwise" for stage in stages):
+        assert got == want
+        return
+    pairs = list(zip(_flat(got), _flat(want), strict=True))
+    assert sum(mine == other for mine, other in pairs) >= _AGREEMENT * len(pairs), (got, want)
+
+
+_AGREEMENT = 0.8
+"""Least share of equal tokens; of rows that see others than their ancestors it is a tenth."""
+
+
+def _flat(drawn: object) -> Iterator[object]:
+    if isinstance(drawn, list | tuple):
+        for one in drawn:
+            yield from _flat(one)
+    else:
+        yield drawn
+
+
 def check_tree_equals_sequential(
     make: MakeStages,
     vocab: int,
@@ -374,7 +396,7 @@ def check_tree_equals_sequential(
     want = sequential(pipeline, tokens, prompt, sampling)
     widest = random.choice([1, 4, 16]) if not coalesced else 16
     walk = Walk(tokens, prompt, vocab, random, widest=widest, coalesced=coalesced)
-    assert walk.run(pipeline, sampling) == want
+    check_drawn(pipeline, walk.run(pipeline, sampling), want)
 
 
 def check_sessions_apart(make: MakeStages, vocab: int) -> None:
@@ -389,7 +411,7 @@ def check_sessions_apart(make: MakeStages, vocab: int) -> None:
     for i in range(4, 12):
         for pipeline, text, drawn in zip(pipelines, texts, got, strict=True):
             drawn += pipeline.send([NodeId(i)], [NodeId(i - 1)], [text[i]], [0])
-    assert got == want
+    check_drawn(stages, got, want)
 
 
 def check_batches_equal_sequential(
@@ -412,7 +434,7 @@ def check_batches_equal_sequential(
         walk.steps(stages, sampling, SessionId(20 + i))
         for i, (walk, sampling) in enumerate(zip(walks, samplings, strict=True))
     ]
-    assert together(stages, steps, random) == want
+    check_drawn(stages, together(stages, steps, random), want)
     for walk in walks:
         assert len(walk.featured) == (len(walk.tokens) if walk.features else 0)
 
@@ -434,7 +456,7 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
         for stage in stages:
             stage.run(Trim(SessionId(30), len(start)))
     first.close()
-    assert got == want
+    check_drawn(stages, got, want)
 
 
 def check_prompt_needs_no_verdict(make: MakeStages, vocab: int) -> None:

@@ -9,24 +9,25 @@ from pathlib import Path
 
 import asyncspec_nodes.node.command
 import asyncspec_nodes.node.process  # noqa: F401
-from asyncspec.backend.base import StageOptions, StageSpec
+from asyncspec.backend.base import EngineOptions, StageOptions, StageSpec
 from asyncspec.backend.llama.backend import BACKEND
 from asyncspec.backend.reference import SESSION, chain
 from asyncspec.core.jobs import Admit
 from asyncspec.core.sampling import Sampling
 
 SLOTS = 512
+ON_CPU = StageOptions(engine=EngineOptions(device="cpu"))
 
 
 def main(name: str, first: int, last: int) -> dict[str, float]:
     model, span = BACKEND.open(name), (first, last)
-    stage = BACKEND.load(StageSpec(model, span))
+    stage = BACKEND.load(StageSpec(model, span, ON_CPU))
     stage.run(Admit(SESSION, SLOTS, Sampling()))
     for start in range(0, SLOTS, 64):
         hidden = stage.noise(64) if first else None  # type: ignore[attr-defined]
         sampled = (63,) if last == model.info.layers else ()
         stage.run(chain(SESSION, start, [1] * 64, hidden, sampled))
-    (own,) = BACKEND.footprints(name, [span], StageOptions())
+    (own,) = BACKEND.footprints(name, [span], ON_CPU)
     predicted = BACKEND.runtime_bytes + own.weights + own.results + SLOTS * (own.slot + own.scores)
     # Not ``backend.memory_child``, which imports torch.
     lines = Path("/proc/self/status").read_text().splitlines()

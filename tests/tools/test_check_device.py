@@ -38,6 +38,10 @@ def test_the_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         "m", "CUDA0", "F16", "tolerance", {1: 2.0}, 0.25, {"flowspec": 8}, {"flowspec": True}
     )
     assert "| m | CUDA0 | tolerance | 2.00 | 0.25 | - | 8.0 | yes |" in table([fine])
+    fine.equal["flowspec"] = False
+    assert fine.good
+    fine.guarantee = "bitwise"
+    assert not fine.good
 
 
 def test_a_missing_device_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,3 +82,5 @@ def test_the_report_of_torch_s_devices(
     assert found["figures"]["torch"][0]["kind"] == "int4"
     runs[0].equal = False
     assert main(command) == 1
+    runs[0].guarantee = "tolerance"
+    assert main(command) == 0

@@ -139,7 +139,7 @@ def _torch(
         for one in torch_devices.measure(model, options.layers, device)
     ]
     runs = [run for device in devices for run in torch_devices.run_clusters(device)]
-    good = not any(one.problems for one in kinds) and all(run.equal for run in runs)
+    good = not any(one.problems for one in kinds) and all(run.good for run in runs)
     found.figures |= {"torch": kinds, "runs": runs}
     found.add(torch_devices.machine() + "\n\n" + torch_devices.table(kinds, runs), good=good)
     _tests(found, options, TORCH_TESTS, [name for name in devices if name != "cpu"])
@@ -149,7 +149,7 @@ def _gguf(found: Report, options: argparse.Namespace, devices: Sequence[str]) ->
     from tools.check_device import gguf_devices
 
     measured = gguf_devices.measure_all(devices, options.target, options.draft)
-    good = not any(one.problems or not all(one.equal.values()) for one in measured)
+    good = all(one.good for one in measured)
     found.figures["gguf"] = measured
     found.add(gguf_devices.machine() + "\n\n" + gguf_devices.table(measured), good=good)
     _tests(found, options, GGUF_TESTS, devices)

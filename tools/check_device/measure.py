@@ -34,6 +34,12 @@ class Measured(Struct):
     equal: dict[str, bool] = {}
     problems: list[str] = []
 
+    @property
+    def good(self) -> bool:
+        """Nothing failed, and texts are equal where the guarantee says so."""
+        promised = self.guarantee != "bitwise" or all(self.equal.values())
+        return promised and not self.problems
+
 
 def measure(target: Path, draft: Path | None, device: str) -> Measured:
     """Load the whole model in this process, then run it in two stages of their own."""

@@ -77,6 +77,11 @@ class Run(Struct):
     equal: bool = False
     problem: str = ""
 
+    @property
+    def good(self) -> bool:
+        """It ran, and its text is equal where the guarantee says so."""
+        return not self.problem and (self.equal or self.guarantee != "bitwise")
+
 
 def machine() -> str:
     """torch and what it finds."""
