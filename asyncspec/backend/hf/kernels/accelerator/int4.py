@@ -47,9 +47,9 @@ of its processors, but not in parts of fewer columns."""
 _TOLERANCE = 0.01
 """Of a product, relative to its largest number."""
 
-_TRIED, _TRIED_ROWS = (TILE + 16, 4 * _LEAST_PART), (17, 5)
+_TRIED, _TRIED_ROWS = (TILE + 16, 4 * _LEAST_PART), (129, 17, 5)
 """Outputs and columns of a matrix that a product is tried with, in parts and not in whole tiles;
-numbers of rows."""
+numbers of rows, for which programs have other sizes."""
 
 
 class Int4Weights(Struct, frozen=True):
@@ -128,6 +128,6 @@ def agrees(multiply: Int4Product, device: torch.device, dtype: torch.dtype, grou
     matrix = quantize(lambda first, end: dense[first:end], _TRIED, 4, group)
     want = multiply_by_definition(x, pack_int4(matrix, torch.device("cpu"))).float()
     weights, own = pack_int4(matrix, device), x.to(device)
-    many, few = (multiply(own[:count], weights).float().cpu() for count in _TRIED_ROWS)
-    close = (many - want).abs().max() <= _TOLERANCE * want.abs().max()
-    return bool(close) and torch.equal(many[: len(few)], few)
+    most, *fewer = (multiply(own[:count], weights).float().cpu() for count in _TRIED_ROWS)
+    close = (most - want).abs().max() <= _TOLERANCE * want.abs().max()
+    return bool(close) and all(torch.equal(most[: len(few)], few) for few in fewer)

@@ -8,11 +8,15 @@ added in their order by the program that comes last.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor
+from triton.compiler.compiler import max_shared_mem
 
 from asyncspec.backend.hf.kernels.accelerator.int4 import (
     LEAST_ROWS,
@@ -54,6 +58,11 @@ class Tiling(Struct, frozen=True):
     outputs: int
     warps: int
     stages: int
+
+    def stages_within(self, shared_bytes: int, words: int) -> int:
+        """Steps of words and rows, 16 bits each, that shared memory holds at once."""
+        step = 2 * words * (self.outputs + 4 * self.rows)
+        return max(1, min(self.stages, shared_bytes // step))
 
 
 TILINGS = (Tiling(LEAST_ROWS, 64, 4, 5), Tiling(64, 64, 4, 4), Tiling(128, 128, 8, 4))
@@ -172,9 +181,22 @@ def multiply_int4(x: Tensor, weights: Int4Weights, tiling: Tiling | None = None)
     for first in range(0, len(x), MOST_ROWS):
         own = slice(first, first + MOST_ROWS)
         rows = len(x[own])
-        how = tiling or next((one for one in TILINGS if one.rows >= rows), TILINGS[-1])
-        _launch(x[own], weights, result[own], how)
+        _launch(x[own], weights, result[own], tiling or _tiling(rows, weights.words))
     return result
+
+
+def _tiling(rows: int, words: Tensor) -> Tiling:
+    chosen = next((one for one in TILINGS if one.rows >= rows), TILINGS[-1])
+    shared = _shared_bytes(words.device)
+    return replace(chosen, stages=chosen.stages_within(shared, words.shape[-1]))
+
+
+@cache
+def _shared_bytes(device: torch.device) -> int:
+    """Shared memory of a program. Cards for desktops have less than half of an H100's."""
+    return int(
+        max_shared_mem(torch.cuda.current_device() if device.index is None else device.index)
+    )
 
 
 def _launch(x: Tensor, weights: Int4Weights, result: Tensor, how: Tiling) -> None:
