@@ -179,4 +179,7 @@ def _reason(error: str) -> str:
     # Quotations of the grammar, which the user did not write.
     own = (line for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
     text = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(own).split()))
+    text = text.partition(" <state>")[0]
+    if text == "NoExtensionBias":
+        return "no text fits it"
     return text[:_LONGEST] if text else "llguidance does not say why"

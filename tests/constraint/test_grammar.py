@@ -58,6 +58,7 @@ def test_matchers_of_one_grammar_are_independent() -> None:
         ({"type": "objct"}, "Invalid type"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"not": {"type": "string"}}, "not"),
+        ({"$ref": "#"}, "^no text fits it$"),
         ({"$ref": "#/nope"}, "'/nope' does not exist"),
         (False, "Unsatisfiable"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
