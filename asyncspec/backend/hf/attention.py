@@ -156,7 +156,7 @@ class TreeAttention(TreeMask):
         self.committed = committed
         self.rows = rows
         self.row_positions = np.array([row.position for row in rows], np.int64)
-        self.last_position = int(self.row_positions.max())
+        self.last_position = max([row.position for row in rows])
         first, end = slots[0], slots[0] + len(rows)
         self._dense = slice(first, end) if slots == list(range(first, end)) else None
         cache.positions[self._dense or slots] = self.row_positions
@@ -201,8 +201,9 @@ class TreeAttention(TreeMask):
         """Which of the slots [start, end) each row sees, [n, end - start]; without window."""
         seen = np.zeros((len(self.rows), self.end - start), np.bool_)
         seen[:, : self.committed - start] = True
-        for slots, row in zip(seen, self.rows, strict=True):
-            slots[np.array(row.visible, np.int64) - start] = True
+        first = range(-start, seen.size, seen.shape[1])
+        own = [i + slot for i, row in zip(first, self.rows, strict=False) for slot in row.visible]
+        seen.reshape(-1)[own] = True
         return seen
 
     def seen(self, window: int | None) -> tuple[int, npt.NDArray[np.bool_]]:

@@ -46,7 +46,8 @@ class BatchedAttention(TreeMask):
         # The rows of each session.
         self.slices = [*map(slice, [0, *ends], ends)]
         positions = [part.row_positions for part in parts]
-        self.positions = parts[0].cache.device.array(np.concatenate(positions))
+        joined = np.concatenate(positions) if len(parts) > 1 else positions[0]
+        self.positions = parts[0].cache.device.array(joined)
 
     def attend_arrays(self, params: AttentionParams, *heads: Array) -> Array:
         (part, *others), (query, *_) = self.parts, heads

@@ -49,6 +49,9 @@ class BlockAttention(ExactAttention):
     ) -> None:
         super().__init__(cache, committed, rows, settings)
         self._most_rows = settings.block_rows
+        # A lone block of slots and positions in the tail is like the committed ones.
+        alone = self.end - self.tail == BLOCK and len(self.selectors) == 1
+        self._ordered = self.end if alone else self.tail
         # First masked block and mask, by window and query heads of a key head.
         self._block_masks: dict[tuple[int | None, int], tuple[int, Array]] = {}
 
@@ -60,7 +63,7 @@ class BlockAttention(ExactAttention):
         self, params: AttentionParams, query: Array, key: Array, value: Array
     ) -> Array:
         """query [n, H, K], key [n, Hkv, K], value [n, Hkv, V] -> [n, H, V]."""
-        keys, values = (x[params.layer].numpy() for x in (self.cache.keys, self.cache.values))
+        keys, values = self.cache.arrays(params.layer)
         slots = self.slots if isinstance(self.slots, slice) else self.slots.numpy()
         keys[:, slots] = key.swapaxes(0, 1)
         values[:, slots, :-ONES] = value.swapaxes(0, 1)
@@ -72,7 +75,9 @@ class BlockAttention(ExactAttention):
         # Scaled here, as there are fewer queries than scores.
         np.multiply(by_head, np.float32(params.scaling), out=own)
         weights, shares = self._weights(params, padded, keys[:, : self.end], groups)
-        total = self._add_tail(self._committed(weights, values), weights, values, groups)
+        total = self._sums(weights, values)
+        if total is None or self._ordered < self.end:
+            total = self._add_tail(total, weights, values, groups)
         if shares is not None:
             total[..., -1:] += shares
         total = total.reshape(len(keys), -1, total.shape[3])[:, : groups * count]
@@ -98,7 +103,8 @@ class BlockAttention(ExactAttention):
             scores *= cap
         first, mask = self._block_mask(params.window, groups)
         scores[:, :, first:] += mask
-        highest = np.maximum.reduce(scores, (2, 4), keepdims=True)
+        # Not both at once, which takes twice as long.
+        highest = np.maximum.reduce(np.maximum.reduce(scores, 4, keepdims=True), 2, keepdims=True)
         shares = None
         if params.sinks is not None:
             sinks = params.sinks.float().numpy().reshape(len(keys), -1, 1).repeat(self.count, 1)
@@ -110,11 +116,11 @@ class BlockAttention(ExactAttention):
         scores -= highest
         return np.exp(scores, out=scores), shares
 
-    def _committed(self, weights: Array, values: Array) -> Array | None:
-        """Sums [Hkv, T, r, C] of the committed blocks, one after another; None: there are none."""
+    def _sums(self, weights: Array, values: Array) -> Array | None:
+        """Sums [Hkv, T, r, C] of the ordered blocks, one after another; None: there are none."""
         heads, tiles, _, size, _ = weights.shape
-        blocks, columns = self.tail // BLOCK, values.shape[2]
-        by_block = values[:, : self.tail].reshape(heads, 1, blocks, BLOCK, columns)
+        blocks, columns = self._ordered // BLOCK, values.shape[2]
+        by_block = values[:, : self._ordered].reshape(heads, 1, blocks, BLOCK, columns)
         step = max(1, _PARTS // (heads * tiles * size * columns))
         total: Array | None = None
         for i in range(0, blocks, step):
@@ -165,7 +171,8 @@ class BlockAttention(ExactAttention):
             start, seen = self.seen(key[0])
             tiles, size = self._tiles(groups)
             mask = np.zeros((tiles * size, seen.shape[1]), np.float32)
-            mask[: groups * self.count].reshape(groups, *seen.shape)[:, ~seen] = -np.inf
+            hidden = np.where(seen, np.float32(0), np.float32(-np.inf))
+            mask[: groups * self.count].reshape(groups, *seen.shape)[:] = hidden
             by_block = mask.reshape(tiles, size, -1, BLOCK).swapaxes(1, 2)
             self._block_masks[key] = start // BLOCK, by_block
         return self._block_masks[key]

@@ -117,6 +117,7 @@ class KVCache:
             ):
                 stored[i] = torch.zeros(one.kv_heads, 0, width, dtype=kind, device=device.torch)
         self._addresses: npt.NDArray[np.int64] | None = None
+        self._arrays: dict[int, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
         # Position of the node in each slot; unused slots keep an old one.
         self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -134,6 +135,12 @@ class KVCache:
                     found[layer, number] = x.data_ptr()
             self._addresses = found.ravel()
         return self._addresses
+
+    def arrays(self, layer: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """A layer's keys and values, both float32 on the CPU."""
+        if layer not in self._arrays:
+            self._arrays[layer] = self.keys[layer].numpy(), self.values[layer].numpy()
+        return self._arrays[layer]
 
     @property
     def bytes_held(self) -> int:
@@ -174,6 +181,7 @@ class KVCache:
     def _resize(self, slots: int, kept: int) -> None:
         """Allocate as many slots; the first ``kept`` ones keep their contents."""
         self._addresses = None
+        self._arrays.clear()
         for stored in (self.keys, self.values):
             for layer, old in stored.items():
                 # Zeros: masked slots are multiplied by zero, and zero times garbage may be NaN.

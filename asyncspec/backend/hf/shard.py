@@ -31,7 +31,7 @@ from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.optimized.arrays import ArrayLayer
 from asyncspec.backend.hf.optimized.captured import Graphs, capture_layers
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
-from asyncspec.backend.hf.optimized.model import optimize_model
+from asyncspec.backend.hf.optimized.model import call, optimize_model
 from asyncspec.backend.hf.probing import layers_with_all_kinds, noise, structure
 from asyncspec.backend.hf.process import quiet_transformers
 from asyncspec.backend.hf.weights import (
@@ -86,8 +86,10 @@ class Shard:
 
     def hidden(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> Tensor:
         """Tokens [n] (first shard) or hidden states [n, H], positions [n] -> states [n, H]."""
-        out = self.model.model(**self._inputs(inputs, positions, tree))
-        return cast("Tensor", out.last_hidden_state.squeeze(0).narrow(0, 0, len(inputs)))
+        out = call(self.model.model, **self._inputs(inputs, positions, tree))
+        hidden: Tensor = out.last_hidden_state.squeeze(0)
+        rows = inputs.shape[0]
+        return hidden if hidden.shape[0] == rows else hidden.narrow(0, 0, rows)
 
     def logits(self, inputs: Tensor, positions: Tensor, tree: TreeMask, rows: Tensor) -> Tensor:
         """As ``hidden``, but logits [len(rows), vocab]: the head runs on these rows only."""
@@ -101,7 +103,8 @@ class Shard:
 
     def _inputs(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> dict[str, Any]:
         # Padded once here, so that no layer has to.
-        rows = self.linears[0].computed_rows(len(inputs)) if self.pads_rows else len(inputs)
+        rows = inputs.shape[0]
+        rows = self.linears[0].computed_rows(rows) if self.pads_rows else rows
         name = "input_ids" if self.has_embedding else "inputs_embeds"
         return {
             name: pad_rows(inputs, rows).unsqueeze(0),

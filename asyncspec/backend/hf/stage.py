@@ -122,10 +122,10 @@ class HFStage(TreeStage[KVCache]):
         ends = [0, *accumulate(len(one.sampled_rows) for one in passes)]
         return [
             _Output(
-                output[ends[i] : ends[i + 1]] if self.has_head else output[own],
+                _some(output, slice(ends[i], ends[i + 1]) if self.has_head else own),
                 (
                     *(rows[:, 1:].unbind(1) if rows.dim() == 3 else ()),
-                    *(captured[depth][own] for depth in session.depths),
+                    *(_some(captured[depth], own) for depth in session.depths),
                 ),
             )
             for i, (session, rows, own) in enumerate(
@@ -147,6 +147,11 @@ class HFStage(TreeStage[KVCache]):
             return torch.tensor(job.tokens)
         assert job.hidden is not None, "checked by ``begin``"
         return select(job.hidden)
+
+
+def _some(rows: Tensor, own: slice) -> Tensor:
+    """``rows[own]``; of all of them without a view, which takes longer than to see that."""
+    return rows if own.stop - own.start == rows.shape[0] else rows[own]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

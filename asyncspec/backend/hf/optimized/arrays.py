@@ -7,6 +7,7 @@ exponentials round otherwise than torch's, so such a layer is compared like a gr
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import Array, TreeMask
-from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
+from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear, HalfProducts
 from asyncspec.backend.hf.optimized.layers import (
     CosSin,
     OptimizedLayer,
@@ -37,17 +38,18 @@ class ArrayNorm:
     """An ``OptimizedNorm``."""
 
     def __init__(self, norm: OptimizedNorm) -> None:
-        self._factors, self._epsilon = norm.factors.float().numpy(), np.float32(norm.epsilon)
+        # x / sqrt(mean of squares + epsilon), by the sum of squares in place of their mean.
+        width = len(norm.factors)
+        self._factors = (norm.factors.double() * math.sqrt(width)).float().numpy()
+        self._epsilon = np.float32(norm.epsilon * width)
 
-    def __call__(self, x: Array, out: Array | None = None) -> Array:
-        """x [..., W] -> [..., W]."""
+    def __call__(self, x: Array, out: Array) -> None:
+        """x [..., W] -> ``out`` [..., W], which may be ``x``."""
         # Not ``sum``, which is Python.
         scale = np.add.reduce(x * x, -1, keepdims=True)
-        scale /= np.float32(x.shape[-1])
         scale += self._epsilon
-        y: Array = np.divide(x, np.sqrt(scale, out=scale), out=out)
-        y *= self._factors
-        return y
+        np.divide(x, np.sqrt(scale, out=scale), out=out)
+        out *= self._factors
 
 
 def array_norm(norm: nn.Module) -> ArrayNorm | None:
@@ -59,30 +61,33 @@ def array_norm(norm: nn.Module) -> ArrayNorm | None:
     return ArrayNorm(norm)
 
 
-class ArrayLinear:
-    """A ``HalfLinear`` of float32 rows."""
+class ArrayLinears:
+    """``HalfLinear``s of the same float32 rows, their columns side by side."""
 
-    def __init__(self, linear: Any) -> None:
-        if not isinstance(linear, HalfLinear) or linear.dtype != torch.float32:
-            raise UnknownPart
-        self._linear = linear
-        self._bias = None if linear.bias is None else linear.bias.numpy()
+    def __init__(self, *linears: Any) -> None:
+        for linear in linears:
+            if not isinstance(linear, HalfLinear) or linear.dtype != torch.float32:
+                raise UnknownPart
+        self._first = linears[0]
+        self._products = HalfProducts(part for linear in linears for part in linear.products.parts)
+        self._bias: Array | None = None
+        if any(x.bias is not None for x in linears):
+            each = (torch.zeros(x.out_features) if x.bias is None else x.bias for x in linears)
+            self._bias = torch.cat([*each]).numpy()
 
     def padded(self, rows: int) -> Array:
-        """Memory for the rows of a product: those beyond ``rows`` are zeros."""
-        computed = self._linear.computed_rows(rows)
-        x = np.empty((computed, self._linear.in_features), np.float32)
-        x[rows:] = 0
-        return x
+        """Zeros for the rows of a product, and for those that are computed beside them."""
+        return np.zeros((self._first.computed_rows(rows), self._first.in_features), np.float32)
 
     def parts(self, x: Array, rows: int) -> list[Array]:
         """x [padded, K] -> [rows, N], in parts of its columns."""
-        found = [y.numpy()[:rows] for y in self._linear.parts(torch.from_numpy(x))]
+        # All products first: what follows one finds no code in the caches.
+        products = self._products(torch.from_numpy(x))
+        found = [y.numpy()[:rows] for y in products]
         if self._bias is not None:
             start = 0
             for part in found:
-                part += self._bias[start : start + part.shape[1]]
-                start += part.shape[1]
+                part += self._bias[start : (start := start + part.shape[1])]
         return found
 
     def __call__(self, x: Array, rows: int) -> Array:
@@ -99,54 +104,58 @@ class ArrayLayer(nn.Module):
         attention, mlp = layer.attention, layer.mlp
         if not isinstance(mlp, OptimizedMLP) or not _is_silu(mlp.activation):
             raise UnknownPart
-        if len(attention.inputs) != 3 or len(mlp.inputs) != 2 or attention.clip is not None:
+        if len(mlp.inputs) != 2 or attention.clip is not None:
             raise UnknownPart
-        # Kept, so that its memory counts as the shard's.
+        # Kept, so that its memory counts as the shard's. What a pass reads stands beside it: to
+        # find a module in a module takes a call.
         self.layer = layer
-        self._inputs = [ArrayLinear(part) for part in attention.inputs]
-        self._output = ArrayLinear(attention.o_proj)
-        self._gate, self._up = (ArrayLinear(part) for part in mlp.inputs)
-        self._down = ArrayLinear(mlp.down_proj)
+        self._params, self._width = attention.params, attention.width
+        self._has_rotary = attention.has_rotary
+        self._inputs, self._output = ArrayLinears(*attention.inputs), ArrayLinears(attention.o_proj)
+        self._gates, self._down = ArrayLinears(*mlp.inputs), ArrayLinears(mlp.down_proj)
         self._norms = [array_norm(norm) for norm in layer.norms]
+        self._norms_heads = attention.norms_heads
         self._head_norms = [array_norm(norm) for norm in attention.norms]
-        self._scale = np.float32(layer.scale)
+        queries, keys, _ = (size // attention.width for size in attention.sizes)
+        # Ends of query and key heads among all.
+        self._ends = queries, queries + keys
+        self._scale = None if layer.scale == 1 else np.float32(layer.scale)
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]; rows beyond ``tree.count`` repeat the last one."""
-        _, after, before_mlp, after_mlp = self._norms
-        x, rows = hidden[0].numpy(), tree.count
-        attended = self._attended(x[:rows], cos_sin, tree)
-        middle = self._add(self._output(attended, rows), after, x[:rows], None)
-        gated = self._gated(self._normed(before_mlp, middle, self._gate), rows)
-        y = self._down(gated, rows)
-        out = np.empty_like(x)
-        self._add(y, after_mlp, middle, out[:rows])
-        out[rows:] = out[rows - 1]
-        return torch.from_numpy(out).unsqueeze(0)
+        before, after, before_mlp, after_mlp = self._norms
+        given, rows = hidden.numpy()[0], tree.count
+        x = given[:rows]
+        attended = self._attended(self._normed(before, x, self._inputs), cos_sin, tree)
+        middle = self._add(self._output(attended, rows), after, x)
+        gated = self._gated(self._normed(before_mlp, middle, self._gates), rows)
+        out = self._add(self._down(gated, rows), after_mlp, middle)
+        if rows < len(given):
+            out = np.concatenate([out, out[-1:].repeat(len(given) - rows, 0)])
+        return torch.from_numpy(out[None])
 
     def _attended(self, x: Array, cos_sin: CosSin, tree: TreeMask) -> Array:
-        """Rows [n, H] -> output of attention [padded, heads * D]."""
-        attention, rows = self.layer.attention, len(x)
-        normed = self._normed(self._norms[0], x, self._inputs[0])
-        products = [part(normed, rows) for part in self._inputs]
-        for i, norm in enumerate(self._head_norms):
+        """Normed rows [padded, H] -> output of attention [padded, heads * D]."""
+        rows, (queries, keys) = tree.count, self._ends
+        heads = self._inputs(x, rows).reshape(rows, -1, self._width)
+        query, key, value = heads[:, :queries], heads[:, queries:keys], heads[:, keys:]
+        for norm, part in zip(self._head_norms, (query, key), strict=False):
             if norm is not None:
-                each = products[i]
-                shape = (rows, -1, attention.width) if attention.norms_heads else each.shape
-                products[i] = norm(each.reshape(shape))
-        query, key, value = (part.reshape(rows, -1, attention.width) for part in products)
-        if attention.has_rotary:
-            cos, sin = (each.numpy()[:rows] for each in cos_sin)
-            query, key = rotated(query, cos, sin), rotated(key, cos, sin)
+                own = part if self._norms_heads else part.reshape(rows, -1)
+                norm(own, own)
+        if self._has_rotary:
+            rotate(heads[:, :keys], *cos_sin.half_tables)
         out = self._output.padded(rows)
-        out[:rows] = tree.attend_arrays(attention.params, query, key, value).reshape(rows, -1)
+        attended = tree.attend_arrays(self._params, query, key, value)
+        out[:rows].reshape(attended.shape)[:] = attended
         return out
 
     def _gated(self, x: Array, rows: int) -> Array:
         """[padded, H] -> activated gates times the others [padded, F]."""
-        out, end = self._down.padded(rows), 0
+        out, parts, end = self._down.padded(rows), self._gates.parts(x, rows), 0
+        half = len(parts) // 2
         with np.errstate(over="ignore"):  # x / infinity is the zero that is wanted
-            for gate, up in zip(self._gate.parts(x, rows), self._up.parts(x, rows), strict=True):
+            for gate, up in zip(parts[:half], parts[half:], strict=True):
                 own = out[:rows, end : (end := end + gate.shape[1])]
                 np.exp(np.negative(gate, out=own), out=own)
                 own += np.float32(1)
@@ -154,14 +163,16 @@ class ArrayLayer(nn.Module):
                 own *= up
         return out
 
-    def _add(self, y: Array, norm: ArrayNorm | None, hidden: Array, out: Array | None) -> Array:
-        """A block's result [n, H], which is overwritten, normed, scaled and added to its input."""
-        y = y if norm is None else norm(y)
-        if self._scale != 1:
+    def _add(self, y: Array, norm: ArrayNorm | None, hidden: Array) -> Array:
+        """A block's result [n, H], in place normed, scaled and added to its input."""
+        if norm is not None:
+            norm(y, y)
+        if self._scale is not None:
             y *= self._scale
-        return np.add(y, hidden, out=y if out is None else out)
+        y += hidden
+        return y
 
-    def _normed(self, norm: ArrayNorm | None, x: Array, product: ArrayLinear) -> Array:
+    def _normed(self, norm: ArrayNorm | None, x: Array, product: ArrayLinears) -> Array:
         """Rows [n, H] -> [padded, H], as ``product`` takes them."""
         padded = product.padded(len(x))
         if norm is None:
@@ -171,15 +182,17 @@ class ArrayLayer(nn.Module):
         return padded
 
 
-def rotated(x: Array, cos: Array, sin: Array) -> Array:
-    """As ``apply_rotary``: x [n, heads, D] by cos and sin [n, 1, R]."""
-    width = cos.shape[-1]
-    split = (*x.shape[:2], 2, width // 2)
+def rotate(x: Array, cos: Array, sin: Array) -> None:
+    """As ``apply_rotary`` in place: x [n, heads, D] by cos and sin [at least n, R / 2]."""
+    count, heads, _ = x.shape
+    half = cos.shape[1]
+    cos, sin = (each[:count].reshape(count, 1, 1, half) for each in (cos, sin))
+    pairs = x[..., : 2 * half].reshape(count, heads, 2, half)
     # The other half of each number's pair.
-    other = x[..., :width].reshape(split)[:, :, ::-1]
-    turned = x[..., :width] * cos
-    turned += (other * sin.reshape(len(sin), 1, 2, -1)).reshape(turned.shape)
-    return turned if width == x.shape[-1] else np.concatenate([turned, x[..., width:]], -1)
+    other = pairs[:, :, ::-1] * sin
+    pairs *= cos
+    pairs[:, :, 0] -= other[:, :, 0]
+    pairs[:, :, 1] += other[:, :, 1]
 
 
 def _is_silu(function: Any) -> bool:

@@ -38,7 +38,7 @@ class Graphs:
 
     def share(self, key: object, cos_sin: CosSin) -> CosSin:
         """The same numbers in memory that all layers' graphs of this bucket read."""
-        rows = len(cos_sin[0])
+        rows = len(cos_sin.tensors[0])
         if not self.wanted(rows):
             return cos_sin
         known = self._shared.setdefault((key, rows), cos_sin)
@@ -119,7 +119,7 @@ class CapturedLayer(nn.Module):
 
 
 def _before(layer: OptimizedLayer) -> Callable[..., Sequence[Tensor]]:
-    return lambda hidden, *cos_sin: layer.before(hidden, CosSin(cos_sin))
+    return lambda hidden, *cos_sin: layer.before(hidden, CosSin(*cos_sin))
 
 
 def _after(layer: OptimizedLayer) -> Callable[..., Sequence[Tensor]]:
@@ -132,7 +132,7 @@ def _stack(
     """``order``: which cos and sin a layer takes."""
 
     def run(hidden: Tensor, table: Tensor, *cos_sins: Tensor) -> Sequence[Tensor]:
-        shared = [CosSin(cos_sins[i : i + 2]) for i in range(0, len(cos_sins), 2)]
+        shared = [CosSin(cos_sins[i], cos_sins[i + 1]) for i in range(0, len(cos_sins), 2)]
         tree, found = PathTable(kernel, table, shape), []
         for layer, number in zip(layers, order, strict=True):
             hidden = layer.forward(hidden, shared[number], tree)

@@ -127,7 +127,7 @@ class PreAttentionGraph(LayerGraph):
         """Queries, keys and values side by side, not rotated."""
         rows = x.view(1, -1, self.in_features)
         cos = torch.ones(rows.shape[1], 1, self._rotary_width)
-        parts = self.heads(rows, CosSin((cos, torch.zeros_like(cos))))
+        parts = self.heads(rows, CosSin(cos, torch.zeros_like(cos)))
         joined = torch.from_numpy(np.concatenate(parts, -1)).to(x.dtype)
         return joined.view(*x.shape[:-1], self.out_features)
 
@@ -291,7 +291,7 @@ def _fused(
     if activation is None:
         return None
     try:
-        fused = FusedLayer(layer, cos_sin[0].shape[-1], activation)
+        fused = FusedLayer(layer, cos_sin.tensors[0].shape[-1], activation)
         few = fused.before.computed_rows(1)
         return fused if _agrees(fused, layer, hidden, cos_sin, few) else None
     except GraphError:
@@ -304,7 +304,8 @@ def _agrees(
     """Whether results are those of ``layer`` up to rounding, and those of the ``few`` first rows,
     the least that are computed, what they are among the others."""
     got, want = (_intermediates(one, hidden, cos_sin) for one in (ours, layer))
-    alone = _intermediates(ours, hidden[:, :few], CosSin(x[:few] for x in cos_sin))
+    cos, sin = (x[:few] for x in cos_sin)
+    alone = _intermediates(ours, hidden[:, :few], CosSin(cos, sin))
     tolerance = _LAYER_TOLERANCE if few == 1 else _ROUNDED_TOLERANCE
     rowwise = all(torch.equal(x, y[..., :few, :]) for x, y in zip(alone, got, strict=True))
     return rowwise and all(close(*pair, tolerance) for pair in zip(got, want, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -56,14 +57,46 @@ def optimized_norm(original: Any) -> nn.Module:
 # --- Rotary position embedding.
 
 
-class CosSin(tuple[Tensor, Tensor]):
+HalfTables = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""cos and sin [n, R / 2]."""
+
+
+class CosSin:
     """cos and sin [n, 1, R] of some positions, as ``apply_rotary`` takes them."""
 
+    def __init__(self, cos: Tensor, sin: Tensor) -> None:
+        self._tensors = cos, sin
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self._tensors
+
     @cached_property
-    def half_tables(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """cos and sin [n, R / 2] as onnxruntime takes them: both halves of a head have the same
-        angles, and of the second one sin has its own sign."""
+    def half_tables(self) -> HalfTables:
+        """As numpy and onnxruntime take them: both halves of a head have the same angles, and of
+        the second one sin has its own sign."""
         cos, sin = (x.squeeze(1).chunk(2, -1)[1].float().contiguous().numpy() for x in self)
+        return cos, sin
+
+
+class CosSinRows(CosSin):
+    """Rows ``index`` [n] of others, in that form alone in which layers read them."""
+
+    def __init__(self, window: CosSin, index: npt.NDArray[np.int64]) -> None:
+        self._window, self._index = window, index
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(self._index)
+        cos, sin = (x.index_select(0, index) for x in self._window)
+        return cos, sin
+
+    @cached_property
+    def half_tables(self) -> HalfTables:
+        cos, sin = (x[self._index] for x in self._window.half_tables)
         return cos, sin
 
 
@@ -80,33 +113,32 @@ class CachedRotary:
         self._original = original
         self._layer_type = () if layer_type is None else (layer_type,)
         self._start = self._end = 0
-        # cos and sin of the window.
-        self._tables: tuple[Tensor, ...] = ()
+        self._window: CosSin | None = None
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> CosSin:
         """Of positions [1, n], in the type of ``hidden`` or in the one ``original`` computes in."""
         if positions.device.type != "cpu":
             # To look at positions would be to wait for the device.
             return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
-        # numpy: a lone row's positions take torch longer than its rotation.
-        places = positions[0].numpy()
-        low, high = int(places.min()), int(places.max())
-        if not self._start <= low <= high < self._end:
+        # A lone row's positions take torch, or numpy, longer than its rotation.
+        places = positions.numpy()[0]
+        listed = places.tolist()
+        low, high = min(listed), max(listed)
+        if self._window is None or not self._start <= low <= high < self._end:
             if high - low >= ROTARY_WINDOW - _ALIGNMENT:
                 return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
             self._start = low // _ALIGNMENT * _ALIGNMENT
             self._end = self._start + ROTARY_WINDOW
             window = torch.arange(self._start, self._end).unsqueeze(0)
-            self._tables = signed_cos_sin(*self._original(hidden, window, *self._layer_type))
-        index = torch.from_numpy(places - self._start)
-        return CosSin(x.index_select(0, index) for x in self._tables)
+            self._window = signed_cos_sin(*self._original(hidden, window, *self._layer_type))
+        return CosSinRows(self._window, places - self._start)
 
 
 def signed_cos_sin(cos: Tensor, sin: Tensor) -> CosSin:
     """From transformers' cos and sin [1, n, R], the first half of sin negated: (-x) * s and
     x * (-s) are the same number, which saves the negation of rows in every layer."""
     first, second = sin[0].unsqueeze(1).chunk(2, -1)
-    return CosSin((cos[0].unsqueeze(1), torch.cat([-first, second], -1)))
+    return CosSin(cos[0].unsqueeze(1), torch.cat([-first, second], -1))
 
 
 def apply_rotary(x: Tensor, cos_sin: CosSin) -> Tensor:

@@ -67,7 +67,7 @@ class OptimizedModel(nn.Module):
         # A truncated shard has fewer layers than types.
         layers = [*zip(self.layers, self.cos_sin(hidden, position_ids), strict=False)]
         hidden = self.run_layers(layers, hidden, tree)
-        return SimpleNamespace(**self._fields | {"last_hidden_state": self.norm(hidden)})
+        return SimpleNamespace(**self._fields | {"last_hidden_state": call(self.norm, hidden)})
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> list[CosSin]:
         """For each layer; positions [1, n]."""
@@ -83,8 +83,14 @@ def run_in_turn(
 ) -> Tensor:
     """Hidden states [1, n, H] through layers, each with its cos and sin."""
     for layer, cos_sin in layers:
-        hidden = layer(hidden, cos_sin, tree)
+        hidden = call(layer, hidden, cos_sin, tree)
     return hidden
+
+
+def call(module: nn.Module, *inputs: object, **named: object) -> Any:
+    """``module`` of its inputs; the search for hooks takes longer than to see that it has none."""
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    return module(*inputs, **named) if hooked else module.forward(*inputs, **named)
 
 
 class RecordingAttention(TreeMask):

@@ -42,7 +42,7 @@ def rounded_rows(rows: int) -> int:
 
 def pad_rows(x: Tensor, rows: int) -> Tensor:
     """x [n, ...] with its last row repeated: [rows, ...]."""
-    missing = rows - len(x)
+    missing = rows - x.shape[0]  # ``len`` of a tensor is Python
     return torch.cat([x, x[-1:].expand(missing, *x.shape[1:])]) if missing else x
 
 
