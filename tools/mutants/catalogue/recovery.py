@@ -342,6 +342,12 @@ RECOVERY: tuple[Mutant, ...] = (
         "test_what_this_node_has_slept_is_no_silence",
     ),
     Mutant(
+        "silence-ignores-own-lateness",
+        "self._assumed = max(self._assumed, min(passed - interval, FIRST_LATENESS))",
+        "pass",
+        "test_a_node_that_is_late_itself_gives_its_peers_time",
+    ),
+    Mutant(
         "acknowledgement-awaited-asleep",
         "self._waited += min(passed, interval)",
         "self._waited += passed",
