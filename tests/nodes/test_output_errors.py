@@ -168,6 +168,17 @@ def test_a_log_on_a_disk_that_is_full_for_a_while(
         check_log(Path(disk.name).read_text(), "No space left on device")
 
 
+def test_a_line_that_is_longer_than_what_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "x" * (2 * MAX_WAITING) + "\n"
+    with (tmp_path / "log").open("w") as disk:
+        monkeypatch.setattr(sys, "stderr", disk)
+        with service_stderr():
+            sys.stderr.write(line)
+    assert Path(disk.name).read_text() == line
+
+
 COMMAND = f"{sys.executable} -m asyncspec_nodes.cli.main"
 
 

@@ -154,8 +154,9 @@ class LogStream:
                 said = self.lost_line(self._lost, self._why)
                 self._waiting, self._lost = f"{said}\n".encode(), 0
                 self._write()
-            if len(self._waiting) + len(data) > MAX_WAITING or self._lost:
-                self._lost += max(1, data.count(b"\n")) if data else 0
+            full = self._waiting and len(self._waiting) + len(data) > MAX_WAITING
+            if data and (full or self._lost):
+                self._lost += max(1, data.count(b"\n"))
             else:
                 self._waiting += data
                 self._write()
