@@ -35,7 +35,7 @@ def run(policy: str, mbit: float, latency: float = 1e-4, requests: int = 1) -> O
     """On lines of so many Mbit/s; the texts are checked."""
     cost = replace(COST, wire=LinkCost(latency, mbit * BYTES_PER_MBIT))
     language = Synthetic(coverage=harmonic(0.78), decay=0.95)
-    return simulate(Setting(language, cost, tokens=200, requests=requests), policy)
+    return simulate(Setting(language, cost, tokens=100, requests=requests), policy)
 
 
 def speed(outcome: Outcome) -> float:
