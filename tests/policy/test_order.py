@@ -11,7 +11,7 @@ from asyncspec.policy.registry import LOSSLESS
 from cluster import Cluster, ask
 from costs import UnitCosts
 
-TOKENS = 150
+TOKENS = 100
 SEEDS = (1, 2, 3)
 
 
