@@ -80,7 +80,7 @@ def test_more_speculation_than_a_chain_holds(
     indices = ExactAttention._gather_indices
 
     def counted(self: ExactAttention) -> list[Tensor]:
-        gathered.append(self.end - self.tail)
+        gathered.append(self.end - self.region_start)
         return indices(self)
 
     monkeypatch.setattr(ExactAttention, "_gather_indices", counted)

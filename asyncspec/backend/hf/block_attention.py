@@ -49,9 +49,9 @@ class BlockAttention(ExactAttention):
     ) -> None:
         super().__init__(cache, committed, rows, settings)
         self._most_rows = settings.block_rows
-        # A lone block of slots and positions in the tail is like the committed ones.
-        alone = self.end - self.tail == BLOCK and len(self.selectors) == 1
-        self._ordered = self.end if alone else self.tail
+        # A lone block of slots and positions in the region is like the committed ones.
+        alone = self.end - self.region_start == BLOCK and len(self.selectors) == 1
+        self._ordered = self.end if alone else self.region_start
         # First masked block and mask, by window and query heads of a key head.
         self._block_masks: dict[tuple[int | None, int], tuple[int, Array]] = {}
 
@@ -134,32 +134,34 @@ class BlockAttention(ExactAttention):
 
     def _add_tail(self, total: Array | None, weights: Array, values: Array, groups: int) -> Array:
         """``total`` and the sums of the speculative region, by blocks of positions."""
-        tail = weights[:, :, self.tail // BLOCK :].swapaxes(2, 3)
-        tail = tail.reshape(*tail.shape[:3], -1)  # [Hkv, T, r, slots]
-        own = values[:, self.tail : self.end]
-        for part in self._gathered(tail, own, groups) if self.indices else self._masked(tail, own):
+        region = weights[:, :, self.region_start // BLOCK :].swapaxes(2, 3)
+        region = region.reshape(*region.shape[:3], -1)  # [Hkv, T, r, slots]
+        own = values[:, self.region_start : self.end]
+        for part in (
+            self._gathered(region, own, groups) if self.indices else self._masked(region, own)
+        ):
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None, "a row sees itself"
         return total
 
-    def _masked(self, tail: Array, values: Array) -> Iterator[Array]:
+    def _masked(self, region: Array, values: Array) -> Iterator[Array]:
         """Sums of each position block, with zeros as the weights of other slots."""
         for selector in self.selectors:
-            own = tail if selector is None else tail * selector.numpy()
+            own = region if selector is None else region * selector.numpy()
             yield own @ values[:, None]
 
-    def _gathered(self, tail: Array, values: Array, groups: int) -> Iterator[Array]:
+    def _gathered(self, region: Array, values: Array, groups: int) -> Iterator[Array]:
         """Sums of each position block, of the slots of a row's path in order of position."""
         heads, slots, rows = len(values), values.shape[1], groups * self.count
         # [Hkv, n, G, slots + 1], one row more where G is odd; nobody has the last slot.
         by_row = np.zeros((heads, self.count, groups + groups % 2, slots + 1), np.float32)
-        flat = tail.reshape(heads, -1, slots)[:, :rows].reshape(heads, groups, self.count, slots)
+        flat = region.reshape(heads, -1, slots)[:, :rows].reshape(heads, groups, self.count, slots)
         by_row[:, :, :groups, :slots] = flat.swapaxes(1, 2)
         for each in self.indices:
             index = each.numpy()  # [n, S]
             chosen = np.take_along_axis(by_row, index[None, :, None], 3)
             found = chosen @ values[:, np.minimum(index, slots - 1)]
-            sums = np.zeros((*tail.shape[:3], values.shape[2]), np.float32)
+            sums = np.zeros((*region.shape[:3], values.shape[2]), np.float32)
             own = sums.reshape(heads, -1, values.shape[2])[:, :rows]
             own[:] = found[:, :, :groups].swapaxes(1, 2).reshape(own.shape)
             yield sums

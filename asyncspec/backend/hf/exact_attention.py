@@ -31,10 +31,10 @@ class ExactAttention(TreeAttention):
     ) -> None:
         super().__init__(cache, committed, rows)
         self.tiles = settings.row_tiles
-        # Slots before the tail are whole committed blocks, in order of position.
-        self.tail = self.mask_start = committed // BLOCK * BLOCK
-        gathers = self.end - self.tail > settings.max_k
-        # Of each position block of the tail, oldest first.
+        # Slots before the speculative region are whole committed blocks, in order of position.
+        self.region_start = self.mask_start = committed // BLOCK * BLOCK
+        gathers = self.end - self.region_start > settings.max_k
+        # Of each position block of the region, oldest first.
         self.indices = self._gather_indices() if gathers else []
         self.selectors = [] if gathers else self._block_selectors()
 
@@ -56,14 +56,16 @@ class ExactAttention(TreeAttention):
             highest = torch.maximum(highest, sinks)
         weights = scores.sub_(highest).exp_()
         total = values.new_zeros(*scores.shape[:2], values.shape[-1])
-        for i in range(0, self.tail, BLOCK):
+        for i in range(0, self.region_start, BLOCK):
             self._add(total, weights.narrow(2, i, BLOCK), values.narrow(1, i, BLOCK))
         if self.indices:
             total = self._add_gathered(total, weights, values, count)
         for selector in self.selectors:
-            tail = weights.narrow(2, self.tail, self.end - self.tail)
-            tail = tail if selector is None else tail * selector
-            self._add(total, tail, values.narrow(1, self.tail, self.end - self.tail))
+            region = weights.narrow(2, self.region_start, self.end - self.region_start)
+            region = region if selector is None else region * selector
+            self._add(
+                total, region, values.narrow(1, self.region_start, self.end - self.region_start)
+            )
         width = total.shape[-1] - ONES
         if sinks is not None:
             # As many columns as make whole vectors of ``exp`` (``elementwise.py``).
@@ -86,20 +88,20 @@ class ExactAttention(TreeAttention):
     def _block_selectors(self) -> list[Tensor | None]:
         """Ones at a block's slots; None for all slots."""
         # A row sees a slot of every position up to its own.
-        present = range(self.tail // BLOCK, self.last_position // BLOCK + 1)
+        present = range(self.region_start // BLOCK, self.last_position // BLOCK + 1)
         if len(present) == 1:
             # No row sees slots of other blocks: their weights are zero already.
             return [None]
-        blocks = self.cache.positions[self.tail : self.end] // BLOCK
+        blocks = self.cache.positions[self.region_start : self.end] // BLOCK
         found = [(blocks == block).astype(np.float32) for block in present]
         return [*map(self.cache.device.array, found)]
 
     def _gather_indices(self) -> list[Tensor]:
-        """[n, BLOCK]: the tail slot that holds each position of a row's path; one past the last
+        """[n, BLOCK]: the region slot that holds each position of a row's path; one past the last
         slot where the path has no such position."""
-        empty = self.end - self.tail
-        row, slot = np.nonzero(self.visible(self.tail))
-        position = self.cache.positions[self.tail + slot] - self.tail
+        empty = self.end - self.region_start
+        row, slot = np.nonzero(self.visible(self.region_start))
+        position = self.cache.positions[self.region_start + slot] - self.region_start
         blocks = int(position.max()) // BLOCK + 1
         indices = np.full((len(self.rows), blocks * BLOCK), empty, np.int64)
         indices[row, position] = slot
@@ -110,7 +112,7 @@ class ExactAttention(TreeAttention):
         """One product per row of the segment: [Hkv * n, G padded, BLOCK] x [.., BLOCK, D + 1]."""
         heads, rows = total.shape[0], len(self.rows)
         groups = count // rows
-        empty = self.end - self.tail
+        empty = self.end - self.region_start
 
         def by_row(x: Tensor) -> Tensor:
             """[Hkv, G * n, K] -> [Hkv * n, G padded, K]."""
@@ -119,11 +121,11 @@ class ExactAttention(TreeAttention):
             return own.flatten(0, 1)
 
         own = by_row(total[:, :count])
-        tail = torch.nn.functional.pad(weights[:, :count, self.tail :], (0, 1))
-        tail = tail.view(heads, groups, rows, empty + 1)
+        region = torch.nn.functional.pad(weights[:, :count, self.region_start :], (0, 1))
+        region = region.view(heads, groups, rows, empty + 1)
         for indices in self.indices:
-            gathered = tail.gather(3, indices.expand(heads, groups, rows, BLOCK))
-            right = values[:, self.tail + indices.clamp(max=empty - 1).view(-1)]
+            gathered = region.gather(3, indices.expand(heads, groups, rows, BLOCK))
+            right = values[:, self.region_start + indices.clamp(max=empty - 1).view(-1)]
             self._add(own, by_row(gathered), right.view(heads * rows, BLOCK, -1))
         own = own.view(heads, rows, -1, total.shape[2])[:, :, :groups]
         return own.transpose(1, 2).reshape(heads, count, -1)

@@ -62,8 +62,8 @@ class Stage:
             self._pass(range(start, min(start + chunk, live)))()
 
     def one_pass(self, live: int, count: int) -> Call:
-        """A pass of so many further nodes, with ``live`` in the tail before them. It can be run
-        again and again: it writes the same slots."""
+        """A pass of so many further nodes, with ``live`` in the speculative region before them. It
+        can be run again and again: it writes the same slots."""
         return self._pass(range(live, live + count))
 
     def _pass(self, nodes: range) -> Call:
