@@ -10,8 +10,9 @@ AsyncSpecError
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:  # commands are interruptible, and --help is there, before msgspec is imported
@@ -83,3 +84,9 @@ class InputProblem(NamedTuple):
         if self.kind == "invalid":
             return f"{self.where}: {self.reason}" if self.where else self.reason
         return f"{self.kind} {noun}: {self.where}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean NAME?`` for the closest known name; empty where none is close."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

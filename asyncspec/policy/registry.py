@@ -7,8 +7,7 @@ from contextlib import suppress
 
 import msgspec
 
-from asyncspec.core.errors import InputProblem, UserError
-from asyncspec.core.suggest import did_you_mean
+from asyncspec.core.errors import InputProblem, UserError, did_you_mean
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain

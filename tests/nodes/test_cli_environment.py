@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.suggest import did_you_mean
+from asyncspec.core.errors import did_you_mean
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import commands
 from asyncspec_nodes.cli.main import main

@@ -12,8 +12,7 @@ from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree, new_tree
 from asyncspec.policy.base import Policy
-from asyncspec.policy.level_tree import LevelTree
-from asyncspec.policy.lossy import relaxed, within_top_p
+from asyncspec.policy.level_tree import LevelTree, relaxed, within_top_p
 from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
+from typing import Any
 
 import torch
 from msgspec import Struct
@@ -15,7 +17,6 @@ from asyncspec.backend.hf.batched_attention import attention_of
 from asyncspec.backend.hf.cache import POSITION_BYTES, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.device import CPU, Device
-from asyncspec.backend.hf.eagle.hidden_states import capture_hidden_states
 from asyncspec.backend.hf.formats.settings import check_requantized
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import tune_min_rows
@@ -29,6 +30,7 @@ from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.tree_stage import Session, TreeStage
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
+from asyncspec_protocol.messages import FINAL
 
 
 class _Output(Struct, frozen=True):
@@ -228,3 +230,32 @@ def load_stage(
         guarantee = confirm(shard, settings)
         shard.warm_up()
         return HFStage(shard, mode, settings, guarantee)
+
+
+@contextmanager
+def capture_hidden_states(shard: Shard, depths: Iterable[int]) -> Iterator[dict[int, Tensor]]:
+    """Inside, a pass records its hidden states [n, H] at these depths, for EAGLE heads."""
+    captured: dict[int, Tensor] = {}
+    hooks = [_hook(shard, depth, captured) for depth in depths]
+    try:
+        yield captured
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hook(shard: Shard, depth: int, captured: dict[int, Tensor]) -> Any:
+    inner = shard.model.model
+
+    def on_input(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        captured[depth] = (args[0] if args else kwargs["hidden_states"])[0]
+
+    def on_output(_module: Any, _inputs: Any, output: Any) -> None:
+        # In some releases of transformers layers return a tuple.
+        captured[depth] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    if depth == FINAL:
+        return inner.norm.register_forward_hook(on_output)
+    if depth == 0:
+        return inner.layers[0].register_forward_pre_hook(on_input, with_kwargs=True)
+    return inner.layers[depth - 1 - shard.layers.start].register_forward_hook(on_output)

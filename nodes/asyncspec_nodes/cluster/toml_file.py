@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect as types
 
-from asyncspec.core.errors import InputProblem, UserError, reading
-from asyncspec.core.suggest import did_you_mean
+from asyncspec.core.errors import InputProblem, UserError, did_you_mean, reading
 
 T = TypeVar("T")
 

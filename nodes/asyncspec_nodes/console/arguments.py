@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from asyncspec.core.errors import UserError
-from asyncspec.core.suggest import did_you_mean
+from asyncspec.core.errors import UserError, did_you_mean
 from asyncspec_nodes.console.hosts import is_host
 
 PREFIX = "ASYNCSPEC_"

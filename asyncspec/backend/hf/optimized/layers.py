@@ -230,7 +230,7 @@ class OptimizedLayer(nn.Module):
         return self.after(attended, hidden)
 
     # ``forward`` throughout: calling a module looks for hooks, and only whole layers and the last
-    # norm have any (``eagle/hidden_states.py``).
+    # norm have any (``stage.py``).
 
     def before(self, hidden: Tensor, cos_sin: CosSin) -> tuple[Tensor, ...]:
         """What attention reads, as ``OptimizedAttention.heads``."""
