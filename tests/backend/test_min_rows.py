@@ -10,10 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.base import Mode, Quantize
+from asyncspec.backend.base import DType, Mode, Quantize
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.backend.hf.kernels.cpu import dense
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, can_pack
+from asyncspec.backend.hf.kernels.cpu.capabilities import (
+    KernelSettings,
+    can_pack,
+    multiplies_bfloat16,
+)
 from asyncspec.backend.hf.kernels.cpu.dense import (
     MAX_TIME_SHARE,
     TUNED_MIN_ROWS,
@@ -47,18 +51,21 @@ def floors(stages: list[HFStage]) -> set[int]:
 
 
 @pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_of_filled_up_passes_have_the_same_bits(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    dtype: DType, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if dtype == "bfloat16" and not multiplies_bfloat16():
+        pytest.skip("this CPU does not multiply bfloat16")
     monkeypatch.setattr(dense, "is_faster", lambda linears, floor: True)
-    filled = cut(checkpoint, 2)
+    filled = cut(checkpoint, 2, dtype=dtype)
     monkeypatch.setattr(dense, "is_faster", lambda linears, floor: False)
-    own = cut(checkpoint, 2)
+    own = cut(checkpoint, 2, dtype=dtype)
     assert (floors(filled), floors(own)) == ({TUNED_MIN_ROWS}, {PackedLinear.min_tested_rows})
     same_bits(filled, "filled")
     for one, other in zip(filled, own, strict=True):
         for linear, same in zip(one.shard.linears, other.shard.linears, strict=True):
-            x = noise(1, linear.in_features)
+            x = noise(1, linear.in_features).to(linear.dtype)
             assert torch.equal(linear(x), same(x))
 
 

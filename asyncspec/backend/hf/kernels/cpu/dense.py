@@ -84,15 +84,11 @@ _REPEATS = 3  # of a measurement, whose least counts
 
 
 def tune_min_rows(linears: Sequence[RowwiseLinear]) -> None:
-    """Raise ``min_rows`` of packed float32 layers to ``TUNED_MIN_ROWS`` where that is faster on the
-    loaded weights: a kernel may read them slower for one or two rows than for four (oneDNN's on an
-    EPYC of 2022 by a quarter, on one of 2021 it is faster). Results are bitwise unchanged in exact
-    mode, as the self-test has passed with fewer rows."""
-    packed = [
-        linear
-        for linear in linears
-        if type(linear) is PackedLinear and linear.packed and linear.dtype == torch.float32
-    ]
+    """Raise ``min_rows`` of packed layers to ``TUNED_MIN_ROWS`` where that is faster on the loaded
+    weights: a kernel may read them slower for one or two rows than for four (oneDNN's on an EPYC of
+    2022 by a quarter, in bfloat16 by a third, on one of 2021 it is faster). Results are bitwise
+    unchanged in exact mode, as the self-test has passed with fewer rows."""
+    packed = [linear for linear in linears if type(linear) is PackedLinear and linear.packed]
     ends = list(accumulate(linear.weight_bytes for linear in packed))
     if not packed or ends[-1] < MIN_BYTES:
         return
@@ -113,8 +109,10 @@ def is_faster(linears: Sequence[RowwiseLinear], min_rows: int) -> bool:
 
 
 def _seconds(linears: Sequence[RowwiseLinear], rows: int) -> float:
-    inputs = {width: noise(rows, width) for width in {x.in_features for x in linears}}
+    # Routers have another type than other layers.
+    kinds = {(x.in_features, x.dtype) for x in linears}
+    inputs = {(width, dtype): noise(rows, width).to(dtype) for width, dtype in kinds}
     start = time.perf_counter()
     for linear in linears:
-        linear.product(inputs[linear.in_features])
+        linear.product(inputs[linear.in_features, linear.dtype])
     return time.perf_counter() - start
