@@ -30,11 +30,13 @@ from asyncspec.backend.hf.files.stored import TORCH_DTYPES
 from asyncspec.backend.hf.formats.linear import levels_linear
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.kernels.accelerator.linear import DenseDeviceLinear
+from asyncspec.backend.hf.kernels.cpu import stacked
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.kernels.cpu.dense import can_defer, dense_linear, weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.nbits import quantized_linear
 from asyncspec.backend.hf.kernels.cpu.ort import MmapLinear
+from asyncspec.backend.hf.kernels.cpu.stacked import WaitingDense
 from asyncspec.backend.hf.kernels.dispatch import device_linear, kept_dtype, read_to
 from asyncspec.backend.hf.latent import keep_expansions
 from asyncspec.backend.hf.model_config import EXPERTS
@@ -316,7 +318,8 @@ def _linear(
     if name.startswith(LAYERS) and can_defer(info, wanted.dtype, counts[layer_of(name)]):
         return MmapLinear(info, bias)
     weight = read_tensor(info, weight_dtype(stored_type(info), wanted.dtype))
-    return dense_linear(weight, bias, wanted.settings, wanted.dtype)
+    dense = WaitingDense if name.endswith(stacked.NAMES) else dense_linear
+    return dense(weight, bias, wanted.settings, wanted.dtype)
 
 
 class UpcastEmbedding(nn.Module):

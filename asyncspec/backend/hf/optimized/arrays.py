@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import Array, TreeMask
-from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear, HalfProducts
+from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
 from asyncspec.backend.hf.optimized.layers import (
     CosSin,
     OptimizedLayer,
@@ -61,39 +61,28 @@ def array_norm(norm: nn.Module) -> ArrayNorm | None:
     return ArrayNorm(norm)
 
 
-class ArrayLinears:
-    """``HalfLinear``s of the same float32 rows, their columns side by side."""
+class ArrayLinear:
+    """A ``HalfLinear`` of float32 rows; ``linears`` is it alone."""
 
     def __init__(self, *linears: Any) -> None:
-        for linear in linears:
-            if not isinstance(linear, HalfLinear) or linear.dtype != torch.float32:
-                raise UnknownPart
-        self._first = linears[0]
-        self._products = HalfProducts(part for linear in linears for part in linear.products.parts)
-        self._bias: Array | None = None
-        if any(x.bias is not None for x in linears):
-            each = (torch.zeros(x.out_features) if x.bias is None else x.bias for x in linears)
-            self._bias = torch.cat([*each]).numpy()
+        linear = linears[0]
+        if len(linears) > 1 or not isinstance(linear, HalfLinear) or linear.dtype != torch.float32:
+            raise UnknownPart
+        self._linear = linear
+        self._bias = None if linear.bias is None else linear.bias.numpy()
 
     def padded(self, rows: int) -> Array:
         """Zeros for the rows of a product, and for those that are computed beside them."""
-        return np.zeros((self._first.computed_rows(rows), self._first.in_features), np.float32)
-
-    def parts(self, x: Array, rows: int) -> list[Array]:
-        """x [padded, K] -> [rows, N], in parts of its columns."""
-        # All products first: what follows one finds no code in the caches.
-        products = self._products(torch.from_numpy(x))
-        found = [y.numpy()[:rows] for y in products]
-        if self._bias is not None:
-            start = 0
-            for part in found:
-                part += self._bias[start : (start := start + part.shape[1])]
-        return found
+        return np.zeros((self._linear.computed_rows(rows), self._linear.in_features), np.float32)
 
     def __call__(self, x: Array, rows: int) -> Array:
-        """As ``parts``, in one array."""
-        parts = self.parts(x, rows)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+        """x [padded, K] -> [rows, N]."""
+        # All products first: what follows one finds no code in the caches.
+        parts = [y.numpy()[:rows] for y in self._linear.parts(torch.from_numpy(x))]
+        y = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+        if self._bias is not None:
+            y += self._bias
+        return y
 
 
 class ArrayLayer(nn.Module):
@@ -104,15 +93,15 @@ class ArrayLayer(nn.Module):
         attention, mlp = layer.attention, layer.mlp
         if not isinstance(mlp, OptimizedMLP) or not _is_silu(mlp.activation):
             raise UnknownPart
-        if len(mlp.inputs) != 2 or attention.clip is not None:
+        if attention.clip is not None:
             raise UnknownPart
         # Kept, so that its memory counts as the shard's. What a pass reads stands beside it: to
         # find a module in a module takes a call.
         self.layer = layer
         self._params, self._width = attention.params, attention.width
         self._has_rotary = attention.has_rotary
-        self._inputs, self._output = ArrayLinears(*attention.inputs), ArrayLinears(attention.o_proj)
-        self._gates, self._down = ArrayLinears(*mlp.inputs), ArrayLinears(mlp.down_proj)
+        self._inputs, self._output = ArrayLinear(*attention.inputs), ArrayLinear(attention.o_proj)
+        self._gates, self._down = ArrayLinear(*mlp.inputs), ArrayLinear(mlp.down_proj)
         self._norms = [array_norm(norm) for norm in layer.norms]
         self._norms_heads = attention.norms_heads
         self._head_norms = [array_norm(norm) for norm in attention.norms]
@@ -152,15 +141,14 @@ class ArrayLayer(nn.Module):
 
     def _gated(self, x: Array, rows: int) -> Array:
         """[padded, H] -> activated gates times the others [padded, F]."""
-        out, parts, end = self._down.padded(rows), self._gates.parts(x, rows), 0
-        half = len(parts) // 2
+        out, both = self._down.padded(rows), self._gates(x, rows)
+        gate, up = both.reshape(rows, 2, -1).swapaxes(0, 1)
+        own = out[:rows]
         with np.errstate(over="ignore"):  # x / infinity is the zero that is wanted
-            for gate, up in zip(parts[:half], parts[half:], strict=True):
-                own = out[:rows, end : (end := end + gate.shape[1])]
-                np.exp(np.negative(gate, out=own), out=own)
-                own += np.float32(1)
-                np.divide(gate, own, out=own)
-                own *= up
+            np.exp(np.negative(gate, out=own), out=own)
+            own += np.float32(1)
+            np.divide(gate, own, out=own)
+            own *= up
         return out
 
     def _add(self, y: Array, norm: ArrayNorm | None, hidden: Array) -> Array:
@@ -172,7 +160,7 @@ class ArrayLayer(nn.Module):
         y += hidden
         return y
 
-    def _normed(self, norm: ArrayNorm | None, x: Array, product: ArrayLinears) -> Array:
+    def _normed(self, norm: ArrayNorm | None, x: Array, product: ArrayLinear) -> Array:
         """Rows [n, H] -> [padded, H], as ``product`` takes them."""
         padded = product.padded(len(x))
         if norm is None:

@@ -266,6 +266,7 @@ def fuse_layers(body: OptimizedModel, width: int, dtype: torch.dtype, positions:
     activations: dict[str, str | None] = {}
     for i, layer in enumerate(body.layers):
         assert isinstance(layer, OptimizedLayer)
+        layer.stack_inputs()
         if not isinstance(layer.mlp, OptimizedMLP):
             continue
         if not isinstance(layer.mlp.down_proj, WaitingLinear):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.backend.hf.attention import AttentionParams, TreeMask
+from asyncspec.backend.hf.kernels.cpu.stacked import stack
 from asyncspec.backend.hf.probing import noise
 
 _PROBE_ROWS = 5  # of noise
@@ -223,6 +224,13 @@ class OptimizedLayer(nn.Module):
             after, before_mlp = "", after
         names = ("input_layernorm", after, before_mlp, "post_feedforward_layernorm")
         self.norms = nn.ModuleList(optimized_norm(getattr(original, n, None)) for n in names)
+
+    def stack_inputs(self) -> None:
+        """Keep matrices of the same rows as one, where they wait for it."""
+        self.attention.inputs = stack(self.attention.inputs, self.attention.sizes)
+        if isinstance(self.mlp, OptimizedMLP):
+            widths = [self.mlp.down_proj.in_features] * 2
+            self.mlp.inputs = stack(self.mlp.inputs, widths)
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""

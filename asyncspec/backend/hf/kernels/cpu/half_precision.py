@@ -12,7 +12,7 @@ float32, and rounded to the rows' type once, as in oneDNN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -55,17 +55,6 @@ of other sizes, where they are multiplied in tiles."""
 _SHORT_TILES = (1, 2, 7, 14)
 
 
-class HalfProducts:
-    """Products of the same rows x [..., K] float32 by matrices, or parts of one: sums [..., N]
-    float32."""
-
-    def __init__(self, parts: Iterable[Callable[[Tensor], Tensor]]) -> None:
-        self.parts = [*parts]
-
-    def __call__(self, x: Tensor) -> list[Tensor]:
-        return [multiply(x) for multiply in self.parts]
-
-
 class HalfLinear(RowwiseLinear):
     """Finite weights [N, K] of 16 bits as float16 times a power of two, packed by FBGEMM, for rows
     of ``dtype``. float16 keeps all its bits, bfloat16 those down to 2^-32 of the largest in a slice
@@ -80,7 +69,7 @@ class HalfLinear(RowwiseLinear):
         self._weight_dtype = weight.dtype
         # FBGEMM takes 5 s for a GB and one thread per slice: most of a stage's start.
         with ThreadPoolExecutor(min(torch.get_num_threads(), _PACK_THREADS)) as pool:
-            self.products = HalfProducts(pool.map(_scaled_product, _split(weight, _PACK_SLICE)))
+            self._slices = list(pool.map(_scaled_product, _split(weight, _PACK_SLICE)))
 
     def computed_rows(self, rows: int) -> int:
         """See ``RowwiseLinear``. FBGEMM has no code per row count."""
@@ -96,7 +85,11 @@ class HalfLinear(RowwiseLinear):
         return _finish(self._sums(x), self.bias, x.dtype)
 
     def _sums(self, x: Tensor) -> Tensor:
-        return _concatenate(self.products(x.float()))
+        return _concatenate(self.parts(x.float()))
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """x [..., K] float32 -> sums [..., N] float32, without bias, in parts of their columns."""
+        return [multiply(x) for multiply in self._slices]
 
     @property
     def description(self) -> str:
