@@ -45,6 +45,9 @@ FIRST_LATENESS, FIRST_FADING = 0.2, 0.75
 """Assumed of a new peer, and at most where this node is late, in seconds; and its factor with each
 heartbeat: six that are punctual, 1.2 seconds on a LAN, show that it is quick."""
 
+JIFFY_SECONDS = 10e-3
+"""The time since an acknowledgement is rounded up by less."""
+
 LEAST_PAUSE = 1e-3
 """Seconds between two checks at least."""
 
@@ -118,7 +121,8 @@ class SilenceWatch:
         is due after ``pause``. ``path``: None where the system does not say."""
         passed = now - self._checked
         self._assumed = max(self._assumed, min(passed - interval, FIRST_LATENESS))
-        if path is None or not path.unacknowledged or path.since_acknowledgement < passed:
+        recent = path is None or path.since_acknowledgement < passed + JIFFY_SECONDS
+        if path is None or not path.unacknowledged or recent:
             self._waited = 0.0
         else:
             # What was written before this node slept may have been sent after it.

@@ -144,6 +144,16 @@ def test_what_this_node_has_slept_is_no_wait_for_an_acknowledgement(slept: float
     assert watch.check(just_sent, 0.2, 0.2 + slept) == ""
 
 
+def test_an_acknowledgement_that_is_rounded_up_came_after_the_last_check() -> None:
+    """The kernel counts in jiffies. The heartbeat was acknowledged at once; what was written just
+    now is not yet. To a client a second lies between two checks, more than a LAN may take."""
+    watch = SilenceWatch(MOST, 0.0)
+    assert watch.check(LAN, 1.0, 1.0) == ""
+    rounded = PathState(True, 1.008, *LAN_TRIPS)
+    assert path_limit(rounded) < 1.0
+    assert watch.check(rounded, 1.0, 2.0) == ""
+
+
 @given(st.one_of(st.none(), paths), st.lists(st.floats(0, 30), max_size=30))
 def test_limits_stay_within_bounds(path: PathState | None, silences: list[float]) -> None:
     watch, now = SilenceWatch(MOST, 0.0), 0.0
