@@ -74,6 +74,7 @@ RENAMED = {
     "sharing",
     "Speller",
     "strips",
+    "tail",
     "tap",
     "taps",
     "tend",
