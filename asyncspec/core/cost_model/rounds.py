@@ -3,11 +3,11 @@ passes, links and draft levels (docs/reference/policies.md)."""
 
 from __future__ import annotations
 
-import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
+from heapq import heappop, heappush, heapreplace
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -124,11 +124,13 @@ def best_shape(
     ``profile``: chances of a node's children, by rank. ``gain``: times what is expected that a
     shape brings."""
     rates: dict[RoundShape, RoundRate] = {}
+    found: dict[RoundShape, float] = {}
 
     def rate(shape: RoundShape) -> float:
         if shape not in rates:
-            rates[shape] = round_rate(profile, shape, costs)
-        return rates[shape].tokens_per_second * gain(shape)
+            rates[shape] = one = round_rate(profile, shape, costs)
+            found[shape] = one.tokens_per_second * gain(shape)
+        return found[shape]
 
     best = PLAIN
     rate(best)
@@ -298,42 +300,46 @@ class MeanTree:
     round."""
 
     def __init__(self, profile: Sequence[float], shape: RoundShape, until: Sequence[int]) -> None:
-        self.chances, self.levels, self.segments, self.ends = [1.0], [0], [0], [1.0]
+        self.chances = chances = [1.0]
+        self.levels = levels = [0]
+        self.segments = segments = [0]
+        self.ends = ends = [1.0]
         self.rows = [1]
+        least, most, top = -PARAMETERS.min_planned_chance, shape.rows, profile[0]
         # Candidates, the likeliest first: (-chance, level, parent, rank); and those still too deep.
-        heap = [(-profile[0], 1, 0, 0)]
+        heap = [(-top, 1, 0, 0)]
         deep: list[tuple[float, int, int, int]] = []
         for segment in range(len(until)):
             bottom = shape.first + segment * shape.levels
             for candidate in deep:
-                heapq.heappush(heap, candidate)
+                heappush(heap, candidate)
             deep.clear()
-            taken = 0
-            while heap and taken < shape.rows:
-                candidate = heapq.heappop(heap)
+            before = len(chances)
+            full = before + most
+            while heap and (node := len(chances)) < full:
+                candidate = heap[0]
                 minus, level, parent, rank = candidate
-                if -minus < PARAMETERS.min_planned_chance:
+                if minus > least:
+                    heappop(heap)
                     break
-                if segment >= until[self.segments[parent]]:
+                if segment >= until[segments[parent]]:
+                    heappop(heap)
                     continue
                 if level > bottom:
-                    deep.append(candidate)
+                    deep.append(heappop(heap))
                     continue
-                node = len(self.chances)
-                self.chances.append(-minus)
-                self.levels.append(level)
-                self.segments.append(segment)
-                self.ends.append(-minus)
-                self.ends[parent] += minus
-                heapq.heappush(heap, (minus * profile[0], level + 1, node, 0))
+                chances.append(-minus)
+                levels.append(level)
+                segments.append(segment)
+                ends.append(-minus)
+                ends[parent] += minus
+                heapreplace(heap, (minus * top, level + 1, node, 0))
                 if rank + 1 < len(profile):
-                    sibling = self.chances[parent] * profile[rank + 1]
-                    heapq.heappush(heap, (-sibling, level, parent, rank + 1))
-                taken += 1
+                    heappush(heap, (-chances[parent] * profile[rank + 1], level, parent, rank + 1))
             if segment:
-                self.rows.append(taken)
+                self.rows.append(len(chances) - before)
             else:
-                self.rows[0] += taken
+                self.rows[0] += len(chances) - before
 
 
 _mean_tree = lru_cache(maxsize=512)(MeanTree)
