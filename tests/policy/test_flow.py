@@ -272,6 +272,28 @@ def test_a_draft_that_is_always_right_runs_at_the_pace_of_the_slowest_part(
     assert rate.tokens_per_second <= joined / spacing + 1 / cost.whole(1)
 
 
+def test_segments_are_longer_where_credit_is_long_on_its_way() -> None:
+    """Places at the first stage come back after more than a pass, so that no two segments wait
+    there to share one. Simulated (eight stages, links of a pass, a row .11): segments of four
+    levels bring 1.19 and 1.08 times what those of one level bring, with two texts of 200 tokens."""
+    seconds = {rows: 1 + 0.11 * (rows - 1) for rows in (1, 16)}
+    times = {
+        Rank(r): PassTimes(Rank(r), tuple(map(float, seconds)), tuple(seconds.values()), 0.0, 0.0)
+        for r in range(1, 9)
+    }
+    near, far = (
+        RoundCosts.of(PipelineCosts(times=times, overhead=9 * latency), 0.1)
+        for latency in (0.45, 1.0)
+    )
+    assert far.credit == pytest.approx(2.0)
+    one, four = RoundShape(1, 1, 1), RoundShape(4, 4, 4)
+    assert near.segments_per_pass(1, 1.0) == 2
+    assert far.segments_per_pass(1, 1.0) == 1
+    profile = (0.9, 0.05, 0.01, 0.01)
+    rates = [round_rate(profile, shape, far).tokens_per_second for shape in (one, four)]
+    assert rates[0] < rates[1]
+
+
 SLOW_ROWS = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.11))
 SLOW_DRAFT = replace(PRESETS["turns"], draft=DraftCost(level_seconds=2.0))
 

@@ -75,6 +75,8 @@ class RoundCosts(NamedTuple):
     sessions: int = 1
     # Times as long as those above that all takes with so many nodes at work.
     contention: Contention = ALONE
+    # From a segment's pass at the first stage until the next one can be there in its place.
+    credit: float = 0.0
 
     @staticmethod
     def of(
@@ -98,7 +100,9 @@ class RoundCosts(NamedTuple):
             passes = sum([seconds(rows) for seconds in stages], costs.overhead or 0.0) / longer
             return max(TINY, passes + all_links * rows)
 
-        return RoundCosts(slowest, whole, level_seconds, sessions, contention)
+        # Links are taken to be alike.
+        credit = 2.0 * (costs.overhead or 0.0) / (len(stages) + 1) / longer
+        return RoundCosts(slowest, whole, level_seconds, sessions, contention, credit)
 
     def sessions_per_pass(self, rows: int, spacing: float) -> float:
         """Sessions whose segments of so many rows share a pass, if each sends one every
@@ -109,6 +113,8 @@ class RoundCosts(NamedTuple):
         """Segments of so many rows of a session that share a pass where they wait, if each is
         shared by ``share`` sessions."""
         most, shared = PARAMETERS.waiting_segments, math.ceil(share * rows)
+        if self.credit > self.slowest(shared):
+            return 1  # places come back too late for more to wait
         longer = self.slowest(shared + (most - 1) * rows) - self.slowest(shared)
         cheap = share * longer <= PARAMETERS.join_delay * self.slowest((most - 1) * rows)
         return most if cheap else 1
