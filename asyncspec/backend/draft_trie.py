@@ -54,18 +54,24 @@ class Trie:
         """Remember the successors of a computed node, best first."""
         self._proposals[node] = proposal
 
-    def advance(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
-        """Commit ``tokens`` as far as they are computed: how many were, and the slots that stay,
-        for a compaction from the *old* ``length`` on (None: nothing moves). What does not lie below
-        the last of ``tokens`` is forgotten."""
-        path: list[NodeId] = []
+    def path(self, tokens: Sequence[int]) -> list[NodeId]:
+        """The nodes below the tip that ``tokens`` lead through, as far as they are computed."""
+        found: list[NodeId] = []
         node = self.tip
         for token in tokens:
             child = self.child(node, token)
             if child is None:
                 break
-            path.append(child)
+            found.append(child)
             node = child
+        return found
+
+    def advance(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
+        """Commit ``tokens`` as far as they are computed: how many were, and the slots that stay,
+        for a compaction from the *old* ``length`` on (None: nothing moves). What does not lie below
+        the last of ``tokens`` is forgotten."""
+        path = self.path(tokens)
+        node = path[-1] if path else self.tip
         below: set[NodeId] = set()
         if len(path) == len(tokens):
             for child, entry in self.slots.speculative.items():  # parents come first
@@ -99,8 +105,12 @@ class Trie:
 
     def forget_tree(self) -> None:
         """Drop everything below the tip and what is remembered of it."""
-        self._keep(set(), set())
+        self.forget_below()
         self._proposals.clear()
+
+    def forget_below(self) -> None:
+        """Drop everything below the tip."""
+        self._keep(set(), set())
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the bookkeeping contradicts itself."""

@@ -15,7 +15,7 @@ from asyncspec.backend.base import WireTensor
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
 from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.core.jobs import Feed, Release, TensorRows
-from asyncspec.core.tree import Grown
+from asyncspec.core.tree import TIP, Grown
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads
@@ -318,6 +318,35 @@ def test_true_features_replace_guesses(eagle: Twin) -> None:
     eagle.extend(100, 101)
     assert computed() == before + 1
     assert eagle.source.known(ONE) == 102
+    same(eagle.grow(), eagle.want(101))
+
+
+def test_a_tree_that_goes_on_is_not_predicted_again(eagle: Twin) -> None:
+    """Below a leaf only what is new is computed; below the tip all is, from true features."""
+    computed = count_rows(eagle.source)
+    eagle.extend(0, 100)
+    parents, tokens, scores = eagle.grow(4, 4, 30)
+    leaf = max(range(len(tokens)), key=lambda node: len(paths((parents, tokens, scores))[node]))
+    path = [leaf]
+    while parents[path[0]] != TIP:
+        path.insert(0, parents[path[0]])
+    below = [tokens[node] for node in path]
+    eagle.tokens[100:101] = below[:1]
+    before = computed()
+    eagle.source.run(Feed(ONE, 100, (TensorRows(eagle.features, (100,)),)))
+    going_on = Expand(
+        *(ONE, Version(0), 101, (below[0],), 2, 1, 2),
+        parents=(TIP, *range(len(below) - 2)),
+        tokens=tuple(below[1:]),
+        scores=tuple(scores[node] for node in path[1:]),
+        frontier=(len(below) - 2,),
+    )
+    grown = eagle.source.run(going_on)
+    eagle.source.check()
+    assert isinstance(grown, Expanded)
+    assert [len(p) for p in paths((grown.parents, grown.tokens, grown.scores))] == [1, 2, 3, 4, 5]
+    # The committed row, the leaf and its child.
+    assert computed() == before + 3
     same(eagle.grow(), eagle.want(101))
 
 

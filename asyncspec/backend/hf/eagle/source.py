@@ -1,8 +1,9 @@
 """An EAGLE head as a token source: EAGLE-2's tree (its section 4) from the target's own features.
 
 The committed rows of a session's cache are made of true features and never computed again. Rows
-of the tree are made of predictions, and dropped when the next true features come: everything below
-them was built on a prediction.
+of the tree are made of predictions. When the next true features come, a tree below the tip is
+predicted anew, as everything in it was built on a prediction; one that goes on below its leaves
+stays as it was, as it would take a pass a level to predict it again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.reference import CHUNK
-from asyncspec.core.jobs import Feed, TensorRows
+from asyncspec.core.jobs import Feed, Row, TensorRows
+from asyncspec.core.tree import TIP
 from asyncspec.source.expand import Grower, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
@@ -48,6 +50,14 @@ class EagleSession(CachedSession[KVCache]):
 
     # [H] each: of the last committed row and of all rows of the tree.
     predicted: dict[NodeId, torch.Tensor] = field(default_factory=dict)
+    # Whether the tree was predicted before the last true features came.
+    older: bool = False
+
+    def drop_tree(self) -> None:
+        """Forget all below the tip, whose own successors stay."""
+        self.trie.forget_below()
+        self.predicted = {node: x for node, x in self.predicted.items() if node == self.trie.tip}
+        self.older = False
 
 
 class FedFeatures:
@@ -174,12 +184,15 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
         tokens = job.committed[0 if job.base else 1 :]
         features = self._fed.take(job.session, len(tokens))
         check_tokens(tokens, self.head.vocab_size)
+        # Below leaves, and not from the tip.
+        goes_on = max(job.frontier, default=TIP) != TIP
         if not tokens:
+            if session.older and not goes_on:
+                session.drop_tree()
             return
-        session.trie.forget_tree()
-        session.predicted.clear()
         chunks = torch.split(features.to(self.head.dtype), CHUNK)
-        for one, chunk in zip(prompt_passes(session, tokens), chunks, strict=True):
+        passes = _committed_passes(session, tokens, goes_on=goes_on)
+        for one, chunk in zip(passes, chunks, strict=True):
             with torch.inference_mode():
                 known = self.head.layer_features(self.head.device.put(chunk))
             yield replace(one, features=known)
@@ -224,6 +237,29 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
             trie = session.trie
             nodes = {trie.tip, *trie.slots.speculative_nodes} if trie.length else set()
             assert session.predicted.keys() == nodes
+
+
+def _committed_passes(
+    session: EagleSession, tokens: Sequence[int], *, goes_on: bool
+) -> Iterator[DraftPass[EagleSession]]:
+    """The passes that compute committed rows from true features. Where a tree ``goes_on`` below
+    them, their rows of predictions are replaced, and those below stay."""
+    trie, start = session.trie, session.trie.length
+    if not goes_on or len(tokens) > CHUNK or len(trie.path(tokens)) < len(tokens):
+        trie.forget_tree()
+        session.predicted.clear()
+        session.older = False
+        yield from prompt_passes(session, tokens)
+        return
+    _, stay = trie.advance(tokens)
+    if stay is not None:
+        session.cache.compact(start, stay)
+    kept = {trie.tip, *trie.slots.speculative_nodes}
+    session.predicted = {node: x for node, x in session.predicted.items() if node in kept}
+    session.older = True
+    slots = range(start, trie.length)
+    rows = [Row(slot, slot, tuple(range(start, slot + 1))) for slot in slots]
+    yield DraftPass(session, start, rows, tokens, [trie.tip])
 
 
 def load_eagle(
