@@ -321,7 +321,7 @@ def test_true_features_replace_guesses(eagle: Twin) -> None:
     same(eagle.grow(), eagle.want(101))
 
 
-def test_a_tree_that_goes_on_is_not_predicted_again(eagle: Twin) -> None:
+def test_a_tree_that_continues_is_not_predicted_again(eagle: Twin) -> None:
     """Below a leaf only what is new is computed; below the tip all is, from true features."""
     computed = count_rows(eagle.source)
     eagle.extend(0, 100)
@@ -334,14 +334,14 @@ def test_a_tree_that_goes_on_is_not_predicted_again(eagle: Twin) -> None:
     eagle.tokens[100:101] = below[:1]
     before = computed()
     eagle.source.run(Feed(ONE, 100, (TensorRows(eagle.features, (100,)),)))
-    going_on = Expand(
+    deeper = Expand(
         *(ONE, Version(0), 101, (below[0],), 2, 1, 2),
         parents=(TIP, *range(len(below) - 2)),
         tokens=tuple(below[1:]),
         scores=tuple(scores[node] for node in path[1:]),
         frontier=(len(below) - 2,),
     )
-    grown = eagle.source.run(going_on)
+    grown = eagle.source.run(deeper)
     eagle.source.check()
     assert isinstance(grown, Expanded)
     assert [len(p) for p in paths((grown.parents, grown.tokens, grown.scores))] == [1, 2, 3, 4, 5]

@@ -185,13 +185,13 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
         features = self._fed.take(job.session, len(tokens))
         check_tokens(tokens, self.head.vocab_size)
         # Below leaves, and not from the tip.
-        goes_on = max(job.frontier, default=TIP) != TIP
+        continues = max(job.frontier, default=TIP) != TIP
         if not tokens:
-            if session.older and not goes_on:
+            if session.older and not continues:
                 session.drop_tree()
             return
         chunks = torch.split(features.to(self.head.dtype), CHUNK)
-        passes = _committed_passes(session, tokens, goes_on=goes_on)
+        passes = _committed_passes(session, tokens, continues=continues)
         for one, chunk in zip(passes, chunks, strict=True):
             with torch.inference_mode():
                 known = self.head.layer_features(self.head.device.put(chunk))
@@ -240,12 +240,12 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
 
 
 def _committed_passes(
-    session: EagleSession, tokens: Sequence[int], *, goes_on: bool
+    session: EagleSession, tokens: Sequence[int], *, continues: bool
 ) -> Iterator[DraftPass[EagleSession]]:
-    """The passes that compute committed rows from true features. Where a tree ``goes_on`` below
+    """The passes that compute committed rows from true features. Where a tree ``continues`` below
     them, their rows of predictions are replaced, and those below stay."""
     trie, start = session.trie, session.trie.length
-    if not goes_on or len(tokens) > CHUNK or len(trie.path(tokens)) < len(tokens):
+    if not continues or len(tokens) > CHUNK or len(trie.path(tokens)) < len(tokens):
         trie.forget_tree()
         session.predicted.clear()
         session.older = False
