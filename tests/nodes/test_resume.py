@@ -158,7 +158,7 @@ def test_text_goes_on_from_any_beginning(name: str, data: st.DataObject, sizes: 
 def test_beginnings_that_are_none(changes: dict[str, tuple[int, ...]], reported: str) -> None:
     world = World(RULES)
     world.ask(replace(ASK, **changes))
-    assert world.inbox.got == [Finished(7, "error", reported, {}, "invalid")]
+    assert world.inbox.got == [Finished(7, "error", reported, {}, "given_token_ids")]
 
 
 PLAIN = Submit(0, "hello", 100, 5, 0.8, 0, 0.95, ignore_eos=True, repetition_penalty=1.2)
