@@ -193,5 +193,5 @@ class CachedDraftModel(CachedSource[CachedSession[C]], Generic[C]):
             # Start the tree again with more successors: the tip's row is run once more.
             trie.forget_tree()
             slot = trie.length - 1
-            row = Row(slot, slot, (slot,))
-            yield DraftPass(session, slot, (row,), [session.tip_token], [trie.tip])
+            rows = trie.committed_rows(slot)
+            yield DraftPass(session, slot, rows, [session.tip_token], [trie.tip])

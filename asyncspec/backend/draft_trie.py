@@ -103,6 +103,11 @@ class Trie:
         self._children |= dict(zip(zip(parents, tokens, strict=True), ids, strict=True))
         return ids, rows
 
+    def committed_rows(self, start: int) -> tuple[Row, ...]:
+        """The rows that compute the committed nodes from ``start`` on again."""
+        slots = range(start, self.length)
+        return tuple(Row(slot, slot, tuple(range(start, slot + 1))) for slot in slots)
+
     def forget_tree(self) -> None:
         """Drop everything below the tip and what is remembered of it."""
         self.forget_below()

@@ -37,7 +37,7 @@ from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.reference import CHUNK
-from asyncspec.core.jobs import Feed, Row, TensorRows
+from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.tree import TIP
 from asyncspec.source.expand import Grower, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
@@ -56,8 +56,13 @@ class EagleSession(CachedSession[KVCache]):
     def drop_tree(self) -> None:
         """Forget all below the tip, whose own successors stay."""
         self.trie.forget_below()
-        self.predicted = {node: x for node, x in self.predicted.items() if node == self.trie.tip}
+        self.keep_predictions()
         self.older = False
+
+    def keep_predictions(self) -> None:
+        """Those of the tip and the tree, and no others."""
+        kept = {self.trie.tip, *self.trie.slots.speculative_nodes}
+        self.predicted = {node: x for node, x in self.predicted.items() if node in kept}
 
 
 class FedFeatures:
@@ -254,12 +259,9 @@ def _committed_passes(
     _, stay = trie.advance(tokens)
     if stay is not None:
         session.cache.compact(start, stay)
-    kept = {trie.tip, *trie.slots.speculative_nodes}
-    session.predicted = {node: x for node, x in session.predicted.items() if node in kept}
+    session.keep_predictions()
     session.older = True
-    slots = range(start, trie.length)
-    rows = [Row(slot, slot, tuple(range(start, slot + 1))) for slot in slots]
-    yield DraftPass(session, start, rows, tokens, [trie.tip])
+    yield DraftPass(session, start, trie.committed_rows(start), tokens, [trie.tip])
 
 
 def load_eagle(
