@@ -137,7 +137,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         tcp.keep_alive(transport)
-        if self._over:  # given up while TLS was being agreed on
+        if self._over:  # closed before, as while TLS was being agreed on
             self._transport.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -273,13 +273,15 @@ class Link(asyncio.BufferedProtocol):
         self.flush()
         if self._transport is not None:
             self._transport.close()
+        else:
+            self.connection_lost(None)
 
     def abort(self, reason: str) -> None:
         """Close at once; what is queued is lost."""
         self._set_reason(reason)
         if self._transport is not None:
             self._transport.abort()
-        else:  # before the TLS handshake is done asyncio does not call ``connection_lost``
+        else:  # without a connection, or in its TLS handshake, asyncio does not call it
             self.connection_lost(None)
 
     def _set_reason(self, reason: str) -> None:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from asyncspec.actor import tcp
 from asyncspec.actor.link import CLOSED, Certificate, Link, LinkOptions
 from asyncspec.core.machine import TraceHook
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -127,7 +128,7 @@ class Mesh:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
-            self._server.close()
+            await tcp.stop_listening(self._server)
         waiting = [link.gone for link in self._all]
         for link in list(self._all):
             link.close(reason)

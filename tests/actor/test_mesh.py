@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -218,5 +219,25 @@ def test_a_peer_without_a_certificate_learns_nothing(run: Runner, ours: Path) ->
             assert reported == b""
         finally:
             await mesh.close("over")
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_connection_that_is_accepted_at_the_end_is_closed(run: Runner, turns: int) -> None:
+    """Whether the loop had a turn for it or not: asyncio's server may forget one, whose peer would
+    hear nothing."""
+
+    async def main() -> None:
+        loop, sock = asyncio.get_running_loop(), bound()
+        mesh = Mesh(hello(1, 1), {}, Owner(), QUICK, Security())
+        await mesh.start(sock)
+        with socket.create_connection(sock.getsockname()) as peer:
+            peer.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await mesh.close("over")
+            with contextlib.suppress(ConnectionResetError):
+                assert await loop.sock_recv(peer, 1) == b""
 
     run(main())

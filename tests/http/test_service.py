@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import threading
 from itertools import pairwise
 from typing import Any, Literal
@@ -655,3 +657,17 @@ async def test_a_status_query_is_answered_when_a_node_is_lost_meanwhile() -> Non
         await toy.cluster.stop(2)
         ranks = [status.rank for status in await pending]
         assert ranks[:2] == [Rank(0), Rank(1)]
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_that_is_accepted_at_the_end_is_closed(turns: int) -> None:
+    """Whether the loop had a turn for it or not."""
+    sock = listen.bind("127.0.0.1", 0, whose="this test")
+    service = Service(ServiceOptions(ApiKeys(())), pending=str)
+    async with HttpServer(service, sock) as server:
+        peer = socket.create_connection(("127.0.0.1", server.port))
+        peer.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    with peer, contextlib.suppress(ConnectionResetError):
+        assert await asyncio.get_running_loop().sock_recv(peer, 1) == b""

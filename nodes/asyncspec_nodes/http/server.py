@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
+from asyncspec.actor.tcp import stop_listening
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.middleware import (
@@ -167,7 +168,7 @@ class HttpServer:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         self.service.shutdown.interrupt()
         await self._runner.cleanup()
         await self._server.wait_closed()

@@ -17,6 +17,7 @@ from typing import Protocol
 from aiohttp import WSMsgType, web
 from msgspec.structs import replace
 
+from asyncspec.actor.tcp import stop_listening
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.join import messages
@@ -114,7 +115,10 @@ class JoinServer:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         sock = self._bind()
-        await web.SockSite(runner, sock, ssl_context=context).start()
+        loop = asyncio.get_running_loop()
+        assert runner.server is not None
+        server = await loop.create_server(runner.server, sock=sock, ssl=context)
+        stack.push_async_callback(stop_listening, server)
         self._keys.port = sock.getsockname()[1]
         self._file.write(self._keys)
         host, port = self._advertise
