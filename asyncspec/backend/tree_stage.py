@@ -242,7 +242,9 @@ class TreeStage(ABC, Generic[C]):
             session.cache.check(session.committed)
 
     def pass_seconds(self) -> dict[int, float]:
-        """See ``StageBackend``: of each number of rows the least seconds of a few passes."""
+        """See ``StageBackend``: of each number of rows the least seconds of a few passes. On the
+        processor those of this thread: all nodes of a machine may be loading on its cores."""
+        clock = time.thread_time if self.device == CPU else time.perf_counter
         self.run(Admit(SESSION, 1 + max(PARAMETERS.trial_rows), Sampling()))
         found: dict[int, float] = {}
         end = time.perf_counter() + PARAMETERS.trial_seconds
@@ -251,7 +253,7 @@ class TreeStage(ABC, Generic[C]):
             for rows in PARAMETERS.trial_rows:
                 if len(found) >= 2 and time.perf_counter() >= end:
                     break
-                timer = Timer(partial(self.run, self._trial(1, rows)))
+                timer = Timer(partial(self.run, self._trial(1, rows)), timer=clock)
                 found[rows] = timer.timeit(1)  # includes the setup of the first pass of a size
                 if found[rows] < PARAMETERS.trial_repeat_seconds:
                     repeats = timer.repeat(PARAMETERS.trial_repeats, 1)

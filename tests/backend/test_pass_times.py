@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -35,6 +37,18 @@ def test_a_large_stage_tries_few_sizes(
     monkeypatch.setattr(tree_stage, "PARAMETERS", replace(PARAMETERS, trial_seconds=0.0))
     (stage,) = cut(open_checkpoint(tiny()), 1)
     assert list(stage.pass_seconds()) == [1, 16]
+
+
+def test_other_work_on_the_cores_does_not_count(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All nodes of a machine try their passes at once: by the clock on the wall a pass of one row
+    may take as long as one of sixteen, and speculation would seem free, or useless."""
+    (stage,) = cut(open_checkpoint(tiny()), 1)
+    thread, wall = count(step=1 / 1024).__next__, count(step=1 / 16).__next__
+    clocks = SimpleNamespace(thread_time=thread, perf_counter=wall)
+    monkeypatch.setattr(tree_stage, "time", clocks)
+    assert set(stage.pass_seconds().values()) == {1 / 1024}
 
 
 def test_a_stage_is_as_before(tiny: Callable[..., Path]) -> None:
