@@ -17,7 +17,8 @@ import pytest
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.ray.launcher import RayLauncher, RayOptions, check_installed
+from asyncspec_nodes.ray.launcher import RayLauncher, check_installed
+from asyncspec_nodes.ray.messages import RayOptions
 
 TOKEN = "asp1-abc"
 DRIVER = """

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.cli.run import start_cluster
 from asyncspec_nodes.cli.terminal.chat import (
     HELP,
     SETTABLE,
@@ -32,10 +33,9 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
-from asyncspec_nodes.console.signals import until_signal
+from asyncspec_nodes.console.arguments import Parser, given, option
+from asyncspec_nodes.console.signals import unless_failed, until_signal
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
-from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
@@ -121,19 +121,8 @@ async def _chat(options: ChatOptions) -> int:
         screen = Screen(plain=plain)
         screen.note(f"{harmless(talker.name)}. /help lists the commands.")
         lines = piped_lines() if plain else edited_lines(screen.note)
-        chat = Chat(talker, screen, options.system, dict(options.settings))
-        talking = asyncio.create_task(chat.work(lines))
-        watch = None if cluster is None else asyncio.create_task(cluster.watch())
-        tasks = [talking, watch] if watch else [talking]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if watch is not None and watch.done():
-                raise watch.result()
-            return talking.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        talking = Chat(talker, screen, options.system, dict(options.settings)).work(lines)
+        return await (talking if cluster is None else unless_failed(talking, cluster.watch()))
 
 
 async def _cluster(options: ChatOptions, stack: AsyncExitStack) -> LocalCluster | None:
@@ -142,9 +131,8 @@ async def _cluster(options: ChatOptions, stack: AsyncExitStack) -> LocalCluster 
     if not isinstance(where, Config):
         return None
     steps = LoadingSteps(where.stages)
-    cluster = LocalCluster(where, steps, options.logs, restarts=RESTARTS, notify=print_notice)
     with steps.display():
-        return await stack.enter_async_context(cluster)
+        return await stack.enter_async_context(start_cluster(where, steps, options.logs))
 
 
 async def _talker(

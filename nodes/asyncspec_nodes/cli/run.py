@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from asyncspec_nodes.cluster.automatic import described
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
-from asyncspec_nodes.console.signals import until_signal
+from asyncspec_nodes.console.signals import unless_failed, until_signal
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster, Progress
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.reference import CheckRequest, Comparison, check
@@ -262,7 +262,7 @@ class Run:
             engine = ReconnectingEngine(where.connect, waits=True)
             await stack.enter_async_context(engine)
             # A cluster of our own is recorded from its start.
-            await _while_alive(cluster, self._ask(engine, trace_from=-1.0))
+            await unless_failed(self._ask(engine, trace_from=-1.0), cluster.watch())
 
     async def _ask(self, engine: ReconnectingEngine, trace_from: float) -> None:
         options, client = self._options, engine.client
@@ -300,21 +300,3 @@ def cut_short(answers: Sequence[Answer]) -> str | None:
     some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
     most = cut[0].submit.max_new_tokens
     return f"{which} {some}where the target's context does, before --max-new-tokens {most}"
-
-
-async def _while_alive(cluster: LocalCluster, work: Coroutine[Any, Any, None]) -> None:
-    """Ask, unless a node ends first: its error is the one to report."""
-    answers = asyncio.create_task(work)
-    watch = asyncio.create_task(cluster.watch())
-    try:
-        await asyncio.wait((answers, watch), return_when=asyncio.FIRST_COMPLETED)
-        if answers.done() and isinstance(answers.exception(), ClusterError):
-            # A link often breaks before the process is seen to have ended.
-            await asyncio.wait((watch,), timeout=1.0)
-        if watch.done() and (not answers.done() or answers.exception() is not None):
-            raise watch.result()
-        await answers
-    finally:
-        for task in (answers, watch):
-            task.cancel()
-        await asyncio.gather(answers, watch, return_exceptions=True)

@@ -28,7 +28,7 @@ from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.log import make_logger
 from asyncspec_nodes.console.log_table import LogTable
 from asyncspec_nodes.console.output import service_stderr
-from asyncspec_nodes.console.signals import on_termination
+from asyncspec_nodes.console.signals import on_termination, unless_failed
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.options import HttpOptions
@@ -222,15 +222,6 @@ async def _start(
 async def _until(stop: asyncio.Event, server: HttpServer, cluster: Cluster | None) -> None:
     """Until a signal, and then until what runs has ended or a second one comes; or until a node
     of a cluster of our own ends for good, which is an error."""
-    stopping = asyncio.create_task(stop.wait())
-    watch = None if cluster is None else asyncio.create_task(cluster.watch())
-    tasks = [stopping, watch] if watch else [stopping]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if watch is not None and watch.done():
-            raise watch.result()
-        stop.clear()
-        await server.drain(stop)
-    finally:
-        for task in tasks:
-            task.cancel()
+    await (stop.wait() if cluster is None else unless_failed(stop.wait(), cluster.watch()))
+    stop.clear()
+    await server.drain(stop)

@@ -32,7 +32,8 @@ from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
 from asyncspec_nodes.join.members import report_missing_links
 from asyncspec_nodes.join.token import Token, default_file
 from asyncspec_nodes.node.resources import cores, threads_are_set
-from asyncspec_nodes.ray.launcher import RayLauncher, RayOptions, check_installed
+from asyncspec_nodes.ray.launcher import RayLauncher, check_installed
+from asyncspec_nodes.ray.messages import RayOptions
 
 REJOIN_SECONDS = 120.0
 """Requests wait for so long for the layers of a machine that has left, before they fail."""

@@ -1,4 +1,5 @@
-"""Termination signals: commands stop what they have started."""
+"""What ends a command before its work is done: termination signals, the failure of a node. It stops
+what it has started."""
 
 from __future__ import annotations
 
@@ -6,7 +7,11 @@ import asyncio
 import signal
 from collections.abc import Callable, Coroutine
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
+
+from asyncspec.core.errors import AsyncSpecError, ClusterError
+
+T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -38,3 +43,23 @@ async def until_signal(work: Coroutine[Any, Any, int]) -> int:
         raise KeyboardInterrupt
     finally:
         waiting.cancel()
+
+
+async def unless_failed(
+    work: Coroutine[Any, Any, T], failure: Coroutine[Any, Any, AsyncSpecError]
+) -> T:
+    """What ``work`` returns. Raises what ``failure`` returns where that comes first, or is the
+    cause of an error of ``work``."""
+    working, failing = asyncio.create_task(work), asyncio.create_task(failure)
+    try:
+        await asyncio.wait((working, failing), return_when=asyncio.FIRST_COMPLETED)
+        if working.done() and isinstance(working.exception(), ClusterError):
+            # A link often breaks before the process is seen to have ended.
+            await asyncio.wait((failing,), timeout=1.0)
+        if failing.done() and (not working.done() or working.exception() is not None):
+            raise failing.result()
+        return await working
+    finally:
+        for task in (working, failing):
+            task.cancel()
+        await asyncio.gather(working, failing, return_exceptions=True)

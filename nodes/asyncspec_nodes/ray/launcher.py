@@ -10,25 +10,17 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec.structs import asdict
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.console.signals import unless_failed
 from asyncspec_nodes.ray import driver
-from asyncspec_nodes.ray.messages import Fault, Notice, Order, Placed, Report
+from asyncspec_nodes.ray.messages import Fault, Notice, Order, Placed, RayOptions, Report
 
 T = TypeVar("T")
 
 STOP_SECONDS = 10.0
 """For Ray to end its actors."""
-
-
-class RayOptions(Struct, frozen=True):
-    """What to ask of Ray; as in ``Order``."""
-
-    machines: int
-    cpus: float = 1.0
-    address: str = "auto"
-    seconds: float = 600.0
 
 
 def check_installed() -> None:
@@ -76,18 +68,13 @@ class RayLauncher:
 
     async def while_it_runs(self, work: Coroutine[Any, Any, T]) -> T:
         """What ``work`` returns. Raises why no machine can join any more, if that comes first."""
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise self._ended.result()
-            return task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+
+        async def ended() -> AsyncSpecError:
+            return await asyncio.shield(self._ended)
+
+        return await unless_failed(work, ended())
 
     async def _run(self, token: str) -> None:
-        options = self._options
         process = self._process = await asyncio.create_subprocess_exec(
             *self._program,
             stdin=asyncio.subprocess.PIPE,
@@ -99,7 +86,7 @@ class RayLauncher:
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        order = Order(token, options.machines, options.cpus, options.address, options.seconds)
+        order = Order(token=token, **asdict(self._options))
         process.stdin.write(msgspec.json.encode(order) + b"\n")
         error: AsyncSpecError | None = None
         async for line in process.stdout:

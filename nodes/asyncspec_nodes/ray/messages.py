@@ -5,19 +5,24 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Order(Struct, frozen=True):
+class RayOptions(Struct, frozen=True):
+    """What to ask of Ray."""
+
+    # Actors, each on a node of its own.
+    machines: int
+    # Of each: what Ray reserves, and the threads it may use.
+    cpus: float = 1.0
+    # As ``ray.init`` takes it.
+    address: str = "auto"
+    # To wait for so many nodes with so many processors.
+    seconds: float = 600.0
+
+
+class Order(RayOptions, frozen=True, kw_only=True):
     """The only line to the driver, on its stdin, whose end means the parent's."""
 
     # As ``asyncspec join`` takes it.
     token: str
-    # Actors, each on a node of its own.
-    machines: int
-    # Of each: what Ray reserves, and the threads it may use.
-    cpus: float
-    # As ``ray.init`` takes it.
-    address: str
-    # To wait for so many nodes with so many processors.
-    seconds: float
 
 
 class Placed(Struct, frozen=True, tag="placed"):
