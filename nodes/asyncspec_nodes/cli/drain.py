@@ -26,15 +26,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _drain(arguments: argparse.Namespace) -> int:
-    client = await cluster_options.read_address(arguments).connect()
-    try:
-        async with asyncio.timeout(arguments.wait):
-            await client.drain(on=not arguments.undo)
-    except TimeoutError:
-        raise ClusterError(
-            f"requests still run after {arguments.wait:g} s; no new ones are taken"
-        ) from None
-    finally:
-        await client.close()
+    async with await cluster_options.read_address(arguments).connect() as client:
+        try:
+            async with asyncio.timeout(arguments.wait):
+                await client.drain(on=not arguments.undo)
+        except TimeoutError:
+            raise ClusterError(
+                f"requests still run after {arguments.wait:g} s; no new ones are taken"
+            ) from None
     sys.stderr.write("requests are taken again\n" if arguments.undo else "no request is left\n")
     return 0

@@ -37,14 +37,13 @@ async def _record(arguments: argparse.Namespace) -> int:
     named = f"{where.cluster} at " if where.cluster else ""
     writer = TraceWriter(path, title=f"{named}{where.host}:{where.port}")
     with contextlib.closing(writer):
-        client = await where.connect()
-        try:
-            shown, since = arguments.tokens, last or 0.0
-            async with TraceDownload(client, writer, last=since, tokens=shown) as download:
-                if last is None:
-                    await _until(client.link.gone, arguments.seconds)
-        finally:
-            await client.close()
+        shown, since = arguments.tokens, last or 0.0
+        async with (
+            await where.connect() as client,
+            TraceDownload(client, writer, last=since, tokens=shown) as download,
+        ):
+            if last is None:
+                await _until(client.link.gone, arguments.seconds)
     sys.stderr.write(f"{download.lines} events in {path}; asyncspec trace {path} shows them\n")
     if not download.complete:
         sys.stderr.write("the cluster did not deliver its last events\n")

@@ -1,4 +1,4 @@
-"""Clients of a draft node: one link, any number of requests on it; one that reconnects.
+"""A client of a draft node: one link, any number of requests on it.
 
 Every wait is bounded: heartbeats detect a dead node, connecting has its own time-out.
 """
@@ -71,7 +71,7 @@ class ClusterAddress(Struct, frozen=True):
 
 
 class Client:
-    """Make it with ``connect``."""
+    """Make it with ``connect``; ``async with`` closes it."""
 
     def __init__(self, where: str, options: LinkOptions, *, tls: bool) -> None:
         self._where = where
@@ -79,14 +79,20 @@ class Client:
         self._answers: dict[int, Inbox] = {}
         self._collections: dict[int, Sink] = {}
         self._status_queries: dict[int, StatusAnswers] = {}
-        self._plan_queries: dict[int, asyncio.Future[PlanStatus]] = {}
-        self._drains: dict[int, asyncio.Future[str]] = {}
+        # Queries with one answer.
+        self._queries: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
         self._connected = False
         self._tls = tls
         # The node refused the handshake: a user's mistake.
         self._refused = False
         self.link = Link(options, self._frame, self._gone)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
     @property
     def welcome(self) -> Welcome | Hello:
@@ -175,33 +181,34 @@ class Client:
 
     async def plan_status(self) -> PlanStatus:
         """The first stage's plan status. Raises ``ClusterError`` that names the silent node."""
-        number = self._number()
-        answer: asyncio.Future[PlanStatus] = asyncio.get_running_loop().create_future()
-        self._plan_queries[number] = answer
-        self.link.send(PlanStatusRequest(number))
         try:
             async with asyncio.timeout(PLAN_STATUS_SECONDS):
-                return await answer
+                status: PlanStatus = await self._query(PlanStatusRequest)
         except TimeoutError:
             raise ClusterError(
                 f"the draft node at {self._where} does not say within {PLAN_STATUS_SECONDS:g} s "
                 "what is planned"
             ) from None
-        finally:
-            del self._plan_queries[number]
+        if status.missing:
+            raise ClusterError(status.missing)
+        return status
 
     async def drain(self, *, on: bool) -> None:
         """Let the draft node take no new requests, and wait until none is left; or let it take some
         again. Raises ``ClusterError``."""
+        drained: Drained = await self._query(lambda number: Drain(number, on))
+        if drained.reason:
+            raise ClusterError(f"the draft node at {self._where} is not drained: {drained.reason}")
+
+    async def _query(self, message: Callable[[int], PlanStatusRequest | Drain]) -> Any:
+        """The answer to a ``message`` of a number. Raises ``ClusterError``."""
         number = self._number()
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._drains[number] = answer
-        self.link.send(Drain(number, on))
+        answer = self._queries[number] = asyncio.get_running_loop().create_future()
+        self.link.send(message(number))
         try:
-            if reason := await answer:
-                raise ClusterError(f"the draft node at {self._where} is not drained: {reason}")
+            return await answer
         finally:
-            del self._drains[number]
+            del self._queries[number]
 
     def collect(self, last: float, sink: Sink, *, tokens: bool) -> int:
         """Collect the cluster's trace from ``last`` seconds ago (-1: everything) until
@@ -240,17 +247,10 @@ class Client:
             case Status(query) as status:
                 if query in self._status_queries:
                     self._status_queries[query].send(status)
-            case PlanStatus(query) as status:
-                answer = self._plan_queries.get(query)
+            case PlanStatus(query) | Drained(query) as found:
+                answer = self._queries.get(query)
                 if answer is not None and not answer.done():
-                    if status.missing:
-                        answer.set_exception(ClusterError(status.missing))
-                    else:
-                        answer.set_result(status)
-            case Drained(query, reason):
-                drained = self._drains.get(query)
-                if drained is not None and not drained.done():
-                    drained.set_result(reason)
+                    answer.set_result(found)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)
@@ -279,8 +279,7 @@ class Client:
             inbox.put(self._lost(reason))
         for statuses in self._status_queries.values():
             statuses.fail(self._lost(reason))
-        waiting: list[asyncio.Future[Any]] = [*self._plan_queries.values(), *self._drains.values()]
-        for answer in waiting:
+        for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(self._lost(reason))
 

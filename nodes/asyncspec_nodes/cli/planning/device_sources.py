@@ -159,11 +159,8 @@ def ask(where: ClusterAddress, target: TargetCost) -> Devices:
     """Of running nodes. Raises ``UserError`` and ``ClusterError``."""
 
     async def query() -> tuple[Status, ...]:
-        client = await where.connect()
-        try:
+        async with await where.connect() as client:
             return await client.nodes()
-        finally:
-            await client.close()
 
     return from_statuses(asyncio.run(query()), target)
 

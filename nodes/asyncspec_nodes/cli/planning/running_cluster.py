@@ -51,11 +51,8 @@ def ask(where: ClusterAddress) -> Measured:
     """Query the cluster. Raises ``UserError`` and ``ClusterError``."""
 
     async def query() -> PlanStatus:
-        client = await where.connect()
-        try:
+        async with await where.connect() as client:
             return await client.plan_status()
-        finally:
-            await client.close()
 
     return measured(asyncio.run(query()))
 
