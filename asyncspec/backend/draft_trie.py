@@ -66,6 +66,10 @@ class Trie:
             node = child
         return found
 
+    def leads_through(self, tokens: Sequence[int]) -> bool:
+        """Whether all of ``tokens`` are computed below the tip."""
+        return len(self.path(tokens)) == len(tokens)
+
     def advance(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...] | None]:
         """Commit ``tokens`` as far as they are computed: how many were, and the slots that stay,
         for a compaction from the *old* ``length`` on (None: nothing moves). What does not lie below
@@ -166,18 +170,14 @@ class TrieGrower(Generic[P]):
         self._candidates.append((parent, token, self._level(parent) + 1))
 
     def prepare(self, nodes: Sequence[int]) -> Iterator[P]:
-        while (missing := self._missing(nodes)) and not self._stop():
+        if (missing := self._missing(nodes)) and not self._stop():
             candidates = [self._candidates[candidate] for candidate in missing]
             yield self._tree_pass([(self._nodes[parent], token) for parent, token, _ in candidates])
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        if self._missing(nodes):
-            return [NO_PROPOSAL] * len(nodes)  # stopped before it was computed
         width = min(width, self._most)
-        return [
-            self._trie.proposal(self._nodes[node], width) if self._fits(node) else NO_PROPOSAL
-            for node in nodes
-        ]
+        found = [self._node(node) if self._fits(node) else None for node in nodes]
+        return [NO_PROPOSAL if node is None else self._trie.proposal(node, width) for node in found]
 
     def _level(self, node: int) -> int:
         return 0 if node == TIP else self._candidates[node][2]

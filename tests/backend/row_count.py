@@ -18,3 +18,15 @@ def count_rows(source: CachedSource[Any]) -> Callable[[], int]:
 
     source.compute = counted  # type: ignore[method-assign]
     return lambda: sum(rows)
+
+
+def count_passes(source: CachedSource[Any]) -> Callable[[], int]:
+    """Passes computed since."""
+    compute, sessions = source.compute, list[int]()
+
+    def counted(passes: Sequence[Any]) -> None:
+        sessions.append(len(passes))
+        compute(passes)
+
+    source.compute = counted  # type: ignore[method-assign]
+    return lambda: len(sessions)

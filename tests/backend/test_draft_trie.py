@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asyncspec.backend.draft_trie import Trie, TrieGrower, Wanted
 from asyncspec.core.jobs import Row
 from asyncspec.core.tree import FROM_TIP, Grown, Shape, Start
-from asyncspec.source.expand import Proposal, beam, path_grower
+from asyncspec.source.expand import Proposal, beam, growing, path_grower
 
 VOCAB = 6
 WIDTH = 3
@@ -102,6 +102,22 @@ def test_same_tree_as_without_memory(
         assert {path for path in seen if path[: len(text)] == text} <= set(model.cache) or not news
         seen = set(model.cache)
         last = grown[0], grown[1]
+
+
+@given(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=8), st.integers(1, 4))
+def test_a_level_takes_one_pass_however_deep_its_nodes_are(copied: list[int], depth: int) -> None:
+    """Lookups go on alone: what is below their copies may be far from all that is computed."""
+    model = Model()
+    model.commit((0,))
+    known: Grown = (tuple(range(-1, len(copied) - 1)), tuple(copied), (-0.1,) * len(copied))
+    start = Start(known, (len(copied) - 1,))
+    passes = [*growing(model.grower(), Shape(depth, WIDTH, 4), start)]
+    assert len(passes) <= depth
+    model.trie.check()
+    # Each time the uppermost node is computed that was not.
+    for _ in copied[len(passes) :]:
+        assert len([*growing(model.grower(), Shape(1, WIDTH, 4), start)]) <= 1
+    assert beam(model.grower(), Shape(1, WIDTH, 4), start)[1][-1] in successors((0, *copied))[0]
 
 
 def _walk(grown: tuple[tuple[int, ...], tuple[int, ...]], steps: int) -> tuple[int, ...]:

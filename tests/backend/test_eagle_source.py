@@ -22,7 +22,7 @@ from backend import eagle_heads
 from backend.eagle_growth import ONE, extend, grow
 from backend.eagle_heads import HEADS, HIDDEN, TARGET, Sizes, State
 from backend.eagle_reference import PlainHead
-from backend.row_count import count_rows
+from backend.row_count import count_passes, count_rows
 from backend.tiny import VOCAB
 
 pytestmark = pytest.mark.torch
@@ -322,8 +322,9 @@ def test_true_features_replace_guesses(eagle: Twin) -> None:
 
 
 def test_a_tree_that_continues_is_not_predicted_again(eagle: Twin) -> None:
-    """Below a leaf only what is new is computed; below the tip all is, from true features."""
-    computed = count_rows(eagle.source)
+    """Below a leaf only what is new is computed, in a pass a level; below the tip all is, from true
+    features."""
+    computed, passes = count_rows(eagle.source), count_passes(eagle.source)
     eagle.extend(0, 100)
     parents, tokens, scores = eagle.grow(4, 4, 30)
     leaf = max(range(len(tokens)), key=lambda node: len(paths((parents, tokens, scores))[node]))
@@ -332,7 +333,7 @@ def test_a_tree_that_continues_is_not_predicted_again(eagle: Twin) -> None:
         path.insert(0, parents[path[0]])
     below = [tokens[node] for node in path]
     eagle.tokens[100:101] = below[:1]
-    before = computed()
+    before = computed(), passes()
     eagle.source.run(Feed(ONE, 100, (TensorRows(eagle.features, (100,)),)))
     deeper = Expand(
         *(ONE, Version(0), 101, (below[0],), 2, 1, 2),
@@ -345,8 +346,8 @@ def test_a_tree_that_continues_is_not_predicted_again(eagle: Twin) -> None:
     eagle.source.check()
     assert isinstance(grown, Expanded)
     assert [len(p) for p in paths((grown.parents, grown.tokens, grown.scores))] == [1, 2, 3, 4, 5]
-    # The committed row, the leaf and its child.
-    assert computed() == before + 3
+    # The committed row beside the leaf, and the leaf's child.
+    assert (computed(), passes()) == (before[0] + 3, before[1] + 2)
     same(eagle.grow(), eagle.want(101))
 
 

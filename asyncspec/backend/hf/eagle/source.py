@@ -37,7 +37,7 @@ from asyncspec.backend.hf.eagle.description import Features
 from asyncspec.backend.hf.eagle.head import load_head, token_bytes
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.reference import CHUNK
-from asyncspec.core.jobs import Feed, TensorRows
+from asyncspec.core.jobs import Feed, Row, TensorRows
 from asyncspec.core.tree import TIP
 from asyncspec.source.expand import Grower, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
@@ -52,6 +52,14 @@ class EagleSession(CachedSession[KVCache]):
     predicted: dict[NodeId, torch.Tensor] = field(default_factory=dict)
     # Whether the tree was predicted before the last true features came.
     older: bool = False
+    # Committed rows, which the next pass of the tree computes too.
+    deferred: DraftPass[EagleSession] | None = None
+
+    def drop_all(self) -> None:
+        """Forget all below the tip, and its own successors."""
+        self.trie.forget_tree()
+        self.predicted.clear()
+        self.older = False
 
     def drop_tree(self) -> None:
         """Forget all below the tip, whose own successors stay."""
@@ -191,16 +199,26 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
         check_tokens(tokens, self.head.vocab_size)
         # Below leaves, and not from the tip.
         continues = max(job.frontier, default=TIP) != TIP
+        deferred = session.deferred
+        if deferred is not None and (tokens or not continues):
+            session.deferred = None
+            yield deferred
         if not tokens:
             if session.older and not continues:
                 session.drop_tree()
             return
-        chunks = torch.split(features.to(self.head.dtype), CHUNK)
-        passes = _committed_passes(session, tokens, continues=continues)
-        for one, chunk in zip(passes, chunks, strict=True):
-            with torch.inference_mode():
-                known = self.head.layer_features(self.head.device.put(chunk))
-            yield replace(one, features=known)
+        features = features.to(self.head.dtype)
+        if continues and len(tokens) <= CHUNK and session.trie.leads_through(tokens):
+            session.deferred = replace(_moved(session, tokens), features=self._known(features))
+            return
+        session.drop_all()
+        passes = prompt_passes(session, tokens)
+        for one, chunk in zip(passes, torch.split(features, CHUNK), strict=True):
+            yield replace(one, features=self._known(chunk))
+
+    def _known(self, features: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.head.layer_features(self.head.device.put(features))
 
     def grower(self, job: Expand) -> Grower:
         self.remember(self._sessions[job.session], min(job.width, self.vocab))
@@ -218,7 +236,9 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
 
     def tree_pass(self, session: EagleSession, wanted: Wanted) -> DraftPass[EagleSession]:
         features = torch.stack([session.predicted[parent] for parent, _ in wanted])
-        return replace(super().tree_pass(session, wanted), features=features)
+        tree = replace(super().tree_pass(session, wanted), features=features)
+        first, session.deferred = session.deferred, None
+        return tree if first is None else _in_one_pass(first, tree)
 
     def compute(self, passes: Sequence[DraftPass[EagleSession]]) -> None:
         with torch.inference_mode():
@@ -244,24 +264,30 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
             assert session.predicted.keys() == nodes
 
 
-def _committed_passes(
-    session: EagleSession, tokens: Sequence[int], *, continues: bool
-) -> Iterator[DraftPass[EagleSession]]:
-    """The passes that compute committed rows from true features. Where a tree ``continues`` below
-    them, their rows of predictions are replaced, and those below stay."""
+def _moved(session: EagleSession, tokens: Sequence[int]) -> DraftPass[EagleSession]:
+    """The tip moves along nodes of the tree, and what is below them stays: the pass that replaces
+    their rows of predictions."""
     trie, start = session.trie, session.trie.length
-    if not continues or len(tokens) > CHUNK or len(trie.path(tokens)) < len(tokens):
-        trie.forget_tree()
-        session.predicted.clear()
-        session.older = False
-        yield from prompt_passes(session, tokens)
-        return
     _, stay = trie.advance(tokens)
     if stay is not None:
         session.cache.compact(start, stay)
     session.keep_predictions()
     session.older = True
-    yield DraftPass(session, start, trie.committed_rows(start), tokens, [trie.tip])
+    return DraftPass(session, start, trie.committed_rows(start), tokens, [trie.tip])
+
+
+def _in_one_pass(
+    first: DraftPass[EagleSession], tree: DraftPass[EagleSession]
+) -> DraftPass[EagleSession]:
+    """Committed rows, and rows of the tree, which see them."""
+    above = tuple(range(first.committed, tree.committed))
+    return replace(
+        first,
+        rows=(*first.rows, *[Row(r.slot, r.position, (*above, *r.visible)) for r in tree.rows]),
+        tokens=(*first.tokens, *tree.tokens),
+        nodes=(*first.nodes, *tree.nodes),
+        features=torch.cat([first.features, tree.features]),
+    )
 
 
 def load_eagle(
