@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, LocalLauncher
-from asyncspec_nodes.node.reports import Report
+from asyncspec_nodes.node.reports import ReportSink
 from asyncspec_protocol.links import role_of
 from tools.testbed.bed import Bed
 from tools.testbed.cluster_file import addressed, check_fit, cluster_file
@@ -22,7 +21,7 @@ class BedCluster(LocalCluster):
         self,
         bed: Bed,
         config: Config,
-        progress: Callable[[Report], None],
+        progress: ReportSink,
         logs: Path | None = None,
     ) -> None:
         """Raises ``UserError`` where devices and ranks do not fit."""

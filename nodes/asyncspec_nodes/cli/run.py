@@ -29,7 +29,8 @@ from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import unless_failed, until_signal
-from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster, Progress
+from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
+from asyncspec_nodes.node.reports import ReportSink
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.reference import CheckRequest, Comparison, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
@@ -48,7 +49,7 @@ SAMPLING = {
 }
 """Metavar and help of the options that are fields of ``Sampling``."""
 
-StartCluster = Callable[[Config, Progress, Path | None], LocalCluster]
+StartCluster = Callable[[Config, ReportSink, Path | None], LocalCluster]
 """Makes a cluster from its configuration, a receiver of its reports, and a directory for logs."""
 
 
@@ -202,7 +203,7 @@ def run(arguments: argparse.Namespace) -> int:
     return asyncio.run(until_signal(Run(options).work()))
 
 
-def start_cluster(config: Config, progress: Progress, logs: Path | None) -> LocalCluster:
+def start_cluster(config: Config, progress: ReportSink, logs: Path | None) -> LocalCluster:
     """A cluster on this machine whose nodes are restarted."""
     return LocalCluster(config, progress, logs, restarts=RESTARTS, notify=print_notice)
 

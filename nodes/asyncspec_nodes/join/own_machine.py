@@ -19,7 +19,7 @@ from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.reports import Report
+from asyncspec_nodes.node.reports import ReportSink
 from asyncspec_protocol.ids import DRAFT
 
 
@@ -90,7 +90,7 @@ class OwnMachine:
 
 
 async def run_draft(
-    file: Path, sock: socket.socket, report: Callable[[Report], None], say: Callable[[str], None]
+    file: Path, sock: socket.socket, report: ReportSink, say: Callable[[str], None]
 ) -> AsyncSpecError:
     """Keep the draft node of the cluster ``file`` running, beside which it logs; why it has ended
     for good."""

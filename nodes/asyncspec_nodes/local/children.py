@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -23,7 +23,7 @@ from asyncspec_nodes.node.reports import (
     ALIVE_SECONDS,
     FailureReport,
     ReadyReport,
-    Report,
+    ReportSink,
     read_report,
 )
 from asyncspec_nodes.node.supervisor import HUNG_SECONDS
@@ -115,7 +115,7 @@ class ChildNode:
             raise ClusterError(f"{name_of(rank, role)} cannot be started: {error}") from None
         return cls(rank, role, process, log)
 
-    async def watch(self, progress: Callable[[Report], None]) -> AsyncSpecError:
+    async def watch(self, progress: ReportSink) -> AsyncSpecError:
         """Pass reports to ``progress`` until the node ends. Returns the error to report."""
         async for line in self._lines():
             with contextlib.suppress(msgspec.DecodeError):

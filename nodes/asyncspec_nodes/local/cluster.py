@@ -38,18 +38,25 @@ from asyncspec_nodes.local.children import (
     name_of,
 )
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
+from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report, ReportSink
 from asyncspec_nodes.node.resources import raise_file_limit
 from asyncspec_nodes.node.supervisor import PERIOD_SECONDS, RESTARTS, RestartBudget
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.links import role_of
 
-Progress = Callable[[Report], None]
-"""Receives the nodes' reports."""
+FILE = "cluster.toml"
+START_SECONDS = 600.0
+"""Time for all nodes to load."""
+
+REJOIN_SECONDS = 5.0
+"""``[limits] rejoin_seconds`` without restarts; with restarts it is ``START_SECONDS``."""
+
+TRACED = TraceTable(events=200_000, text=True)
+"""A traced run records from the nodes' first steps on."""
 
 
 class LoadingSteps:
-    """A ``Progress`` that keeps each node's name and loading step, by rank."""
+    """A ``ReportSink`` that keeps each node's name and loading step, by rank."""
 
     def __init__(self, stages: int) -> None:
         names = ["draft node", *(f"stage {i}" for i in range(1, stages + 1))]
@@ -81,17 +88,6 @@ class LoadingSteps:
         for name, step in self.lines.values():
             table.add_row(name, step)
         return table
-
-
-FILE = "cluster.toml"
-START_SECONDS = 600.0
-"""Time for all nodes to load."""
-
-REJOIN_SECONDS = 5.0
-"""``[limits] rejoin_seconds`` without restarts; with restarts it is ``START_SECONDS``."""
-
-TRACED = TraceTable(events=200_000, text=True)
-"""A traced run records from the nodes' first steps on."""
 
 
 def local_config(
@@ -183,9 +179,9 @@ class SupervisedNode:
         self.child = await self._start(False)
 
     async def run(
-        self, progress: Callable[[Report], None], restarts: Callable[[], bool] = lambda: True
+        self, progress: ReportSink, may_restart: Callable[[], bool] = lambda: True
     ) -> AsyncSpecError:
-        """Watch it, and start it again while ``restarts`` says so, until it has ended for good: the
+        """Watch it, and start it again while it ``may_restart``, until it has ended for good: the
         error to report. A user's mistake would only repeat."""
         child, budget = self.child, self._budget
         assert child is not None
@@ -194,7 +190,7 @@ class SupervisedNode:
                 error = await child.watch(progress)
             finally:
                 await child.stop()  # ends its remaining subprocesses
-            if self._stopping or isinstance(error, UserError) or not restarts():
+            if self._stopping or isinstance(error, UserError) or not may_restart():
                 return error
             if budget.take(time.monotonic()) is None:
                 count = f"{len(budget.taken)} new starts within {PERIOD_SECONDS:g} s"
@@ -224,7 +220,7 @@ class LocalCluster:
     def __init__(
         self,
         config: Config,
-        progress: Callable[[Report], None],
+        progress: ReportSink,
         logs: Path | None = None,
         *,
         launch: LocalLauncher | None = None,

@@ -57,6 +57,7 @@ class AliveReport(Struct, frozen=True, tag="alive", tag_field="event"):
 ALIVE_SECONDS = 2.0
 
 Report = LoadingReport | ReadyReport | FailureReport | AliveReport
+ReportSink = Callable[[Report], None]
 
 
 def read_report(line: bytes) -> Report:

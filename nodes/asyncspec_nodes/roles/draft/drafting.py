@@ -16,7 +16,7 @@ from asyncspec.core.jobs import Feed, Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Send
 from asyncspec.policy.base import Drafted, Growth, max_tree_nodes
 from asyncspec.source.base import DraftResults, admitted, batched
-from asyncspec_nodes.roles.draft import planning
+from asyncspec_nodes.roles.draft import rates
 from asyncspec_nodes.roles.draft.session import DraftRequest, DraftSession, DraftState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId
@@ -159,7 +159,7 @@ def drafted(
 ) -> DraftState:
     """The source of this device is free again, for ``waited`` seconds of which other work had the
     processor. A batch's time counts in equal parts."""
-    state = planning.count_draft(replace(state, source_busy=False), batch, seconds)
+    state = rates.count_draft(replace(state, source_busy=False), batch, seconds)
     count = len(batch)
     for _, answer in batch:
         state = _merged(state, answer, seconds / count, count, waited / count)
@@ -174,7 +174,7 @@ def expanded_received(state: DraftState, answer: Expanded, peer: Rank) -> DraftS
             raise RemoteProtocolError(f"session {answer.session} awaits no draft", peer=peer)
         if max(answer.tokens, default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
-        state = planning.count_draft(state, ((request.job, answer),), answer.seconds)
+        state = rates.count_draft(state, ((request.job, answer),), answer.seconds)
     # Requests that are under way together are most likely answered together.
     together = sum([one.draft_request is not None for one in state.sessions.values()])
     return _merged(state, answer, answer.seconds, max(1, together))

@@ -29,7 +29,7 @@ from asyncspec.core.machine import (
 )
 from asyncspec.core.stats import Counters
 from asyncspec.source.base import draft_results
-from asyncspec_nodes.roles.draft import drafting, lifecycle, planning, verdicts
+from asyncspec_nodes.roles.draft import drafting, lifecycle, rates, verdicts
 from asyncspec_nodes.roles.draft.scheduler import schedule
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
@@ -105,7 +105,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
             return lifecycle.ready_received(state, message, now)
         case PassTimes(rank) if peer == rank:
             state = replace(state, costs=state.costs.with_times(message))
-            return state, planning.pass_on(state, message)
+            return state, rates.pass_on(state, message)
         case Schedule(name) if peer == FIRST:
             if (session := state.sessions.get(name)) is not None:
                 state = state.with_session(replace(session, planned_length=message.length))

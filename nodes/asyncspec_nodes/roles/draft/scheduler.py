@@ -18,7 +18,7 @@ from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
 from asyncspec.core.machine import Effect, Effects, Emit, Send
 from asyncspec.core.tree import connected
 from asyncspec.policy.base import Committed
-from asyncspec_nodes.roles.draft import drafting, planning, prefix_cache, verdicts
+from asyncspec_nodes.roles.draft import drafting, prefix_cache, rates, verdicts
 from asyncspec_nodes.roles.draft.admission import open_sessions
 from asyncspec_nodes.roles.draft.lifecycle import drop_prompts, finish_request
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState
@@ -41,7 +41,7 @@ def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if not state.expected_verdicts:
         state, opened = open_sessions(state, now)
         effects.extend(opened)
-        state, reports = planning.report_rates(state)
+        state, reports = rates.report_rates(state)
         effects.extend(reports)
         state, sent = send_segments(state, now)
         effects.extend(sent)
@@ -77,7 +77,7 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
         state, ended = finish_request(state, moved, accepted.finish, now)
         return state, (emit, *ended)
     prunes = tuple(Send(rank, accepted.prune) for rank in state.linked_stages)
-    state = planning.count_round(state, session, accepted.hits)
+    state = rates.count_round(state, session, accepted.hits)
     return state.with_session(moved), (emit, *prunes)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, walk
 from asyncspec.core.machine import Received
-from asyncspec_nodes.roles.draft import planning
+from asyncspec_nodes.roles.draft import rates
 from asyncspec_nodes.roles.draft.session import DraftSession, DraftState
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Version
@@ -40,7 +40,7 @@ def verdict_received(
                     costs = costs.with_congested_round_trip(rows, seconds - probe.wait)
         if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=event.peer)
-        state = planning.count_links(state, message, now)
+        state = rates.count_links(state, message, now)
         state = state.with_session(record_verdict(session, message, event.tensor))
     return replace(state, expected_verdicts=message.batch_remaining, costs=costs)
 
