@@ -94,7 +94,7 @@ class ServingCluster(LocalCluster):
             self.nodes[rank],
             hello(rank, self.stages),
             model="toy",
-            rules=None if rank else self._rules,
+            serving=None if rank else self._rules,
             totals=None if rank else self._totals,
         )
         if rank == 0:

@@ -16,6 +16,8 @@ from asyncspec.core.jobs import Job
 from asyncspec_protocol.errors import LocalProtocolError
 
 Run = Callable[[Any], object | None]
+"""A stage's ``run`` (``backend/tree_stage``) or a token source's (``source/base``)."""
+
 Done = Callable[[Job, object, float, float], None]
 Ran = Callable[[Job, float, float], None]
 Failed = Callable[[Job, BaseException], None]

@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.base import StageBackend, StageOptions, StageSpec
+from asyncspec.backend.base import StageBackend, StageSpec
 from asyncspec.backend.reference import decode
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError
@@ -125,11 +125,10 @@ def _end_with_parent() -> None:
 
 
 def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
-    target, name = config.target, config.target_of(rank)
-    engine = config.engine_of(rank)
-    options = StageOptions(target.dtype, target.mode, target.quantize, engine)
+    name = config.target_of(rank)
     backend = backend_of(name)
-    return backend.load(StageSpec(backend.open(name, tokenizer=False), span, options))
+    model = backend.open(name, tokenizer=False)
+    return backend.load(StageSpec(model, span, config.stage_options_of(rank)))
 
 
 def compare_all(task: Task) -> list[Comparison]:
@@ -147,14 +146,14 @@ def compare_all(task: Task) -> list[Comparison]:
         for rank, span in enumerate(layout(config, model.info.layers), start=1)
     ]
     stages[-1].constrain(grammars(backend, model, tokenizer))
-    rules = ServingConfig(
+    serving = ServingConfig(
         context_length=model.info.context_length,
         eos=frozenset(model.info.eos_token_ids),
         policy=config.draft.policy,
     )
 
     def one(given: CheckRequest) -> Comparison:
-        request = prepare(given.submit, 0, rules, partial(tokenize, tokenizer))
+        request = prepare(given.submit, 0, serving, partial(tokenize, tokenizer))
         assert not isinstance(request, Refusal), request
         text = answer_text(tokenizer, given.submit, request.prompt)
         reference = decode(

@@ -11,7 +11,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.backend.base import Footprint, StageOptions
+from asyncspec.backend.base import Footprint
 from asyncspec.backend.registry import backend_of, backend_of_source, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
@@ -68,8 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         tree = arguments.sessions * most
     with exit_on_interrupt():
         spans = even_split(model_info.layers, arguments.stages)
-        how = StageOptions(table.dtype, table.mode, table.quantize, options)
-        found = backend.footprints(target, spans, how)
+        found = backend.footprints(target, spans, table.stage_options(options))
     process = backend.runtime_bytes
     stages = [
         _node_memory(rank, one.layers, [one], slots, tree, process, arguments.sessions)

@@ -76,6 +76,10 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # "hf" reads safetensors, "llama" GGUF files; "auto": what path names.
     backend: BackendName = "auto"
 
+    def stage_options(self, engine: EngineOptions) -> StageOptions:
+        """How a stage with ``engine`` computes."""
+        return StageOptions(self.dtype, self.mode, self.quantize, engine)
+
 
 class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[draft]``"""
@@ -267,8 +271,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def stage_options(self) -> StageOptions:
         """How stages compute where no [[node]] table says."""
-        target = self.target
-        return StageOptions(target.dtype, target.mode, target.quantize, self.engine)
+        return self.target.stage_options(self.engine)
+
+    def stage_options_of(self, rank: int) -> StageOptions:
+        """As ``stage_options``, of a node."""
+        return self.target.stage_options(self.engine_of(rank))
 
     @property
     def mixed(self) -> bool:

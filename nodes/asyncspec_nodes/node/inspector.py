@@ -63,7 +63,7 @@ class _PlanQuery(Struct):
 
 
 class Inspector(LinkService):
-    """Answers for one node. ``rules``, ``totals`` and ``draft`` (what drafts): of a draft node."""
+    """Answers for one node. ``serving``, ``totals``, ``draft`` (what drafts): of a draft node."""
 
     senders: ClassVar[Senders] = {
         Inspect: ("client", "draft"),
@@ -77,7 +77,7 @@ class Inspector(LinkService):
         runtime: Runtime,
         me: Hello,
         model: str = "",
-        rules: ServingConfig | None = None,
+        serving: ServingConfig | None = None,
         totals: Totals | None = None,
         draft: str = "",
         device: str = "",
@@ -88,7 +88,7 @@ class Inspector(LinkService):
         self._links_lost = 0
         self._me = me
         self._model = model
-        self._rules = rules
+        self._serving = serving
         self._draft = draft
         # Why the process takes no requests, whatever the pipeline; empty where it does.
         self.refuses: Callable[[], str] = lambda: ""
@@ -180,7 +180,7 @@ class Inspector(LinkService):
 
     def status(self, number: int) -> Status:
         """Of this node alone."""
-        runtime, me, rules = self._runtime, self._me, self._rules
+        runtime, me, serving = self._runtime, self._me, self._serving
         state, links = runtime.state, sorted(runtime.links.items())
         sessions = waiting = slots = room = 0
         reasons: list[str] = []
@@ -213,14 +213,14 @@ class Inspector(LinkService):
             round_trips=tuple(-1.0 if link.rtt is None else link.rtt for _, link in links),
             sent=tuple(link.bytes_sent for _, link in links),
             model=self._model,
-            context_length=0 if rules is None else rules.context_length,
+            context_length=0 if serving is None else serving.context_length,
             missing="; ".join(reasons),
             room=room,
-            defaults={} if rules is None else rules.defaults.given,
-            tool_syntax="" if rules is None else rules.chat.syntax,
-            takes_tools=rules is not None and rules.chat.takes_tools,
-            reasoning="" if rules is None else rules.chat.reasoning,
-            template_options=() if rules is None else rules.chat.options,
+            defaults={} if serving is None else serving.defaults.given,
+            tool_syntax="" if serving is None else serving.chat.syntax,
+            takes_tools=serving is not None and serving.chat.takes_tools,
+            reasoning="" if serving is None else serving.chat.reasoning,
+            template_options=() if serving is None else serving.chat.options,
             totals=totals | dict({} if self._totals is None else self._totals.sums),
             distributions={} if self._totals is None else dict(self._totals.distributions),
             host=socket.gethostname(),

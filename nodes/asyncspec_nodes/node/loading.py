@@ -20,7 +20,6 @@ from asyncspec.backend.base import (
     OpenModel,
     SourceSpec,
     StageBackend,
-    StageOptions,
     StageSpec,
     Tensors,
     host_memory,
@@ -135,7 +134,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     device_memory: Callable[[], DeviceMemory | None] = host_memory
     # Draft node only.
     tokenizer: Tokenizer | None = None
-    rules: ServingConfig | None = None
+    serving: ServingConfig | None = None
     # What drafts, and why where "auto" chose it.
     draft: str = ""
 
@@ -191,15 +190,13 @@ def _constrained(source: LoadedSource, found: Grammars) -> LoadedSource:
 
 
 def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
-    target, last = config.target, rank == config.stages
+    last = rank == config.stages
     # Only the last stage draws, and then within a grammar over the tokenizer's vocabulary.
     model = backend.open(config.target_of(rank), tokenizer=last)
     layers = model.info.layers
     span = layout(config, layers)[rank - 1]
     reporter.loading(f"layers {span[0]} to {span[1] - 1} of {layers}")
-    engine = config.engine_of(rank)
-    options = StageOptions(target.dtype, target.mode, target.quantize, engine)
-    stage = backend.load(StageSpec(model, span, options))
+    stage = backend.load(StageSpec(model, span, config.stage_options_of(rank)))
     if last:
         stage.constrain(grammars(backend, model))
     pass_seconds = stage.pass_seconds()
@@ -291,7 +288,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         device=source.device,
         device_memory=source.device_memory,
         draft=described(config.draft),
-        rules=ServingConfig(
+        serving=ServingConfig(
             context_length=target.info.context_length,
             eos=frozenset(target.info.eos_token_ids),
             policy=config.draft.policy,

@@ -117,7 +117,9 @@ async def _load(config: Config, rank: int, reporter: Reporter, stop: asyncio.Eve
             *(loaded.threads, loaded.device),
         )
     )
-    if loaded.rules is not None and (defaults := describe_defaults(loaded.rules.defaults.given)):
+    if loaded.serving is not None and (
+        defaults := describe_defaults(loaded.serving.defaults.given)
+    ):
         reporter.log.info("requests get what the target recommends", unless_they_say=defaults)
     if me.role == "verify" and config.find(DRAFT) is None:
         reporter.log.info("no draft node in the cluster file: those that come are served")
@@ -194,14 +196,14 @@ def assemble(
     totals = Totals(time.monotonic) if loaded.me.role == "draft" else None
     model = _model_name(config)
     inspector = Inspector(
-        *(runtime, loaded.me, model, loaded.rules, totals, loaded.draft),
+        *(runtime, loaded.me, model, loaded.serving, totals, loaded.draft),
         *(loaded.device, loaded.device_memory),
     )
     engine = None
-    if loaded.tokenizer is not None and loaded.rules is not None:
+    if loaded.tokenizer is not None and loaded.serving is not None:
         host.service = TextService(
             loaded.tokenizer,
-            loaded.rules,
+            loaded.serving,
             runtime.feed,
             WorkerThread("reading"),
             most=config.limits.requests,

@@ -169,7 +169,7 @@ def _target(arguments: argparse.Namespace) -> tuple[str, StageOptions]:
     )
     how = TargetTable(name, **given(arguments, TargetTable.__struct_fields__[1:]))
     options = cluster_options.read_engine_options(arguments, name)
-    return name, StageOptions(how.dtype, how.mode, how.quantize, options)
+    return name, how.stage_options(options)
 
 
 def _devices(arguments: argparse.Namespace, target: TargetCost) -> Devices:
