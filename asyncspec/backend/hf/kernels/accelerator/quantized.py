@@ -147,13 +147,9 @@ def packed_linear(
     return RoundedLinear(dense, bias, kind)
 
 
+@cache
 def has_product(kind: Quantize, device: Device) -> bool:
     """Whether this torch multiplies ``kind`` on the device as it should."""
-    return _has_product(kind, device)
-
-
-@cache
-def _has_product(kind: Quantize, device: Device) -> bool:
     dense, x = noise(*_TRIED), noise(16, _TRIED[1], seed=1)
     try:
         if kind == "int4":
