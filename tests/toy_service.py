@@ -163,6 +163,13 @@ class Toy:
     def url(self) -> str:
         return f"{self.server.scheme}://127.0.0.1:{self.port}"
 
+    def cut(self) -> None:
+        """Every HTTP connection, without a word."""
+        assert self.server._runner.server is not None
+        for connection in self.server._runner.server.connections:
+            assert connection.transport is not None
+            connection.transport.abort()
+
     async def settled(self) -> tuple[Status, ...]:
         """The nodes, once they have no session any more. A test's time-out is the bound."""
         while True:

@@ -15,7 +15,9 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.stats import MAX_BREAKS
 from asyncspec_nodes.cli import main
 from asyncspec_nodes.cli.chat import Chat
 from asyncspec_nodes.cli.terminal.chat import (
@@ -27,9 +29,18 @@ from asyncspec_nodes.cli.terminal.chat import (
     piped_lines,
     read_setting,
 )
-from asyncspec_nodes.client.chat import ClusterTalker, End, HttpTalker, Piece, Settings, Talker
+from asyncspec_nodes.client.chat import (
+    ClusterTalker,
+    End,
+    HttpTalker,
+    Piece,
+    Settings,
+    StreamedAnswer,
+    Talker,
+)
 from asyncspec_nodes.serving.requests import ChatText
-from toy_service import Toy
+from asyncspec_protocol.messages import Submit
+from toy_service import Toy, reference
 
 
 @given(st.text())
@@ -147,6 +158,54 @@ async def test_both_ways_lead_to_the_same_answer() -> None:
             await HttpTalker(toy.url).__aenter__()
         with pytest.raises(UserError, match="--model is x; there are toy"):
             await HttpTalker(toy.url, "secret", "x").__aenter__()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("cuts", [{0}, {1, 4}])
+async def test_an_answer_whose_stream_breaks_off_goes_on(
+    cuts: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the seed that the service has chosen. ``cuts``: pieces after which it does."""
+    asked: list[Submit] = []
+    settings: Settings = {"temperature": 0.7, "max_new_tokens": 100, "ignore_eos": True}
+    async with Toy() as toy, HttpTalker(toy.url) as http:
+        ask = toy.engine.ask
+
+        def recorded(submit: Submit) -> AsyncGenerator[Event, None]:
+            asked.append(submit)
+            return ask(submit)
+
+        monkeypatch.setattr(toy.engine, "ask", recorded)
+        pieces: list[Piece] = []
+        async for event in http.answer([ChatText("user", "hello")], settings):
+            if isinstance(event, Piece):
+                if len(pieces) in cuts:
+                    toy.cut()
+                pieces.append(event)
+        assert event == End("length", event.stats)
+        tokens, text = reference(asked[0])
+    assert "".join(piece.text for piece in pieces) == text
+    assert sum(piece.tokens for piece in pieces) == len(tokens)
+    assert [bool(one.given) for one in asked] == [False] + len(cuts) * [True]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_of_another_target_does_not_go_on() -> None:
+    answer = StreamedAnswer()
+    assert not answer.resumable
+    for text, new in (("one ", "one "), ("two", "two")):
+        choice = {"delta": {"content": text}, "token_ids": [1, 2]}
+        assert answer.add({"seed": 3}, choice) == Piece(new, 2)
+    assert answer.begin() == {"seed": 3, "given_token_ids": [1, 2, 1, 2]}
+    assert answer.add({}, {"delta": {"content": "one tw"}}) == Piece("", 0)
+    assert answer.add({}, {"delta": {"content": "o, three"}}) == Piece(", three", 0)
+    answer.begin()
+    with pytest.raises(ClusterError, match="another target"):
+        answer.add({}, {"delta": {"content": "One"}})
+    for _ in range(MAX_BREAKS):
+        assert answer.resumable
+        answer.breaks += 1
+    assert not answer.resumable
 
 
 @pytest.mark.asyncio

@@ -5,7 +5,9 @@ Both give an answer as a stream of ``Piece``: the text and the number of tokens 
 
 from __future__ import annotations
 
+import asyncio
 import codecs
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
@@ -18,7 +20,12 @@ from msgspec.structs import asdict, replace
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults, Sampling
-from asyncspec_nodes.client.engine import ReconnectingEngine
+from asyncspec.core.stats import MAX_BREAKS
+from asyncspec_nodes.client.engine import (
+    RECONNECT_SECONDS,
+    RESUME_SECONDS,
+    ReconnectingEngine,
+)
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.clients import NODE_FAILURES
 from asyncspec_protocol.messages import Finished, Output, Submit
@@ -102,6 +109,55 @@ def _end(event: Finished) -> End:
     raise ClusterError(text) if failed else UserError(text)
 
 
+class BrokenStreamError(ClusterError):
+    """The service is gone in the middle of an answer, which may go on when it is back."""
+
+
+class StreamedAnswer:
+    """What an answer over HTTP has brought. A service of ours that is asked once more, with the
+    seed and the tokens of the answer, sends its text anew, from the beginning."""
+
+    def __init__(self) -> None:
+        # None until the service has named it: others than ours do not.
+        self._seed: int | None = None
+        self._tokens: list[int] = []
+        self._shown = {"content": "", "reasoning_content": ""}
+        # Per part, characters that have come again since the answer was asked for.
+        self._again = dict.fromkeys(self._shown, 0)
+        # Streams in a row that broke off without a token.
+        self.breaks = 0
+
+    @property
+    def resumable(self) -> bool:
+        return self._seed is not None and self.breaks < MAX_BREAKS
+
+    def begin(self) -> dict[str, Any]:
+        """What a request for the rest says in addition."""
+        self._again = dict.fromkeys(self._shown, 0)
+        if self._seed is None:
+            return {}
+        return {"seed": self._seed, "given_token_ids": self._tokens}
+
+    def add(self, event: Mapping[str, Any], choice: Mapping[str, Any]) -> Piece:
+        """What a choice of an event brings that has not come before. Raises ``ClusterError``."""
+        self._seed = event.get("seed", self._seed)
+        tokens = choice.get("token_ids") or ()
+        if tokens:
+            self._tokens += tokens
+            self.breaks = 0
+        text, thought = (self._new(part, choice["delta"].get(part) or "") for part in self._shown)
+        return Piece(text, len(tokens), thought)
+
+    def _new(self, part: str, text: str) -> str:
+        shown, at = self._shown[part], self._again[part]
+        known = shown[at : at + len(text)]
+        if not text.startswith(known):
+            raise ClusterError("the service is back with another target: ask again")
+        self._again[part] += len(text)
+        self._shown[part] += text[len(known) :]
+        return text[len(known) :]
+
+
 class HttpTalker:
     """Talks to a service of the OpenAI interface at ``url``. ``async with``."""
 
@@ -149,6 +205,7 @@ class HttpTalker:
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
     ) -> AsyncGenerator[Piece | End, None]:
+        """An answer whose stream breaks off goes on when the service, if it is ours, is back."""
         names = {"max_new_tokens": "max_tokens"}
         body = {
             "model": self.name,
@@ -157,28 +214,62 @@ class HttpTalker:
             "return_details": True,
             **{names.get(name, name): value for name, value in settings.items()},
         }
+        answer = StreamedAnswer()
+        while True:
+            try:
+                async with aclosing(self._streamed(body, answer)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except BrokenStreamError:
+                answer.breaks += 1
+                if not answer.resumable:
+                    raise
+            await self._back()
+
+    async def _streamed(
+        self, body: dict[str, Any], answer: StreamedAnswer
+    ) -> AsyncGenerator[Piece | End, None]:
+        """What is missing of an answer."""
         end: End | None = None
         try:
             async with self._http.post(
                 f"{self._url}/v1/chat/completions",
-                data=msgspec.json.encode(body),
+                data=msgspec.json.encode({**body, **answer.begin()}),
                 headers={"Content-Type": "application/json"},
             ) as response:
                 await _check(response)
                 async for event in _events(response):
                     for choice in event.get("choices", ()):
-                        tokens = len(choice.get("token_ids") or ())
-                        text = choice["delta"].get("content") or ""
-                        thought = choice["delta"].get("reasoning_content") or ""
-                        if text or tokens or thought:
-                            yield Piece(text, tokens, thought)
+                        piece = answer.add(event, choice)
+                        if piece.text or piece.tokens or piece.thought:
+                            yield piece
                         if choice.get("finish_reason"):
                             end = End(choice["finish_reason"], choice.get("stats") or {})
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise self._lost(error) from None
+            raise BrokenStreamError(str(self._lost(error))) from None
         if end is None:
-            raise ClusterError(f"the service at {self._url} is gone; ask again when it is back")
+            raise BrokenStreamError(
+                f"the service at {self._url} is gone; ask again when it is back"
+            )
         yield end
+
+    async def _back(self) -> None:
+        """Wait until the service is ready again. Raises ``ClusterError``."""
+        pause, longest = RECONNECT_SECONDS
+        try:
+            async with asyncio.timeout(RESUME_SECONDS):
+                while True:
+                    with contextlib.suppress(aiohttp.ClientError):
+                        async with self._http.get(f"{self._url}/ready") as response:
+                            if response.status == 200:
+                                return
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+        except TimeoutError:
+            raise ClusterError(
+                f"the service at {self._url} is gone; it was not back within {RESUME_SECONDS:g} s"
+            ) from None
 
 
 async def _check(response: aiohttp.ClientResponse) -> None:
