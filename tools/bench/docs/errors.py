@@ -21,6 +21,7 @@ SHOWN = {
     "UserError": 0,
     "CheckpointError": 0,
     "ClusterError": 0,
+    "BrokenStreamError": 0,
     "NobodyThereError": 0,
     "AsyncSpecError": 0,
     # Answers of the HTTP service.
