@@ -102,9 +102,10 @@ schedules: $(STAMP)
 
 # More at once than there are cores: each runs as on a busy machine.
 repeat: TEST_PROCESSES := 8
+repeat: FILES = $(shell grep -rl 'mark\.processes' tests --include='test_*.py')
 repeat: $(STAMP)
 	@failed=0; for i in $$(seq $(REPEATS)); do \
-	  $(BIN)/python -m pytest -m processes -n $(TEST_PROCESSES) --dist loadfile -q --tb=short || failed=$$((failed + 1)); \
+	  $(BIN)/python -m pytest -m processes -n $(TEST_PROCESSES) --dist loadfile -q --tb=short $(FILES) || failed=$$((failed + 1)); \
 	  echo "$$i of $(REPEATS) repeats, $$failed with a failure"; done; test $$failed = 0
 
 fuzz-wire: $(STAMP)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from asyncspec_nodes.local.children import FORKS
 from asyncspec_nodes.local.cluster import LocalCluster
 from shared_fork_server import SERVERS
 
-START = 100.0
+START = 240.0
 """Seconds a cluster may take to start here, on shared cores."""
 
 
@@ -34,11 +35,11 @@ def no_process_left() -> Iterator[None]:
 class Background:
     """A local cluster that runs on an event loop of its own thread."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, logs: Path | None = None) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self.cluster = LocalCluster(config, lambda report: None)
+        self.cluster = LocalCluster(config, lambda report: None, logs)
         self.name = config.cluster.name
         try:
             asyncio.run_coroutine_threadsafe(self.cluster.__aenter__(), self._loop).result(START)
