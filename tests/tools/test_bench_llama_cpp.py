@@ -161,6 +161,7 @@ def test_every_kind_is_started_as_it_says_and_answers(
     for name, answer in found.items():
         assert answer.count == 5
         assert ("--model-draft" in answer.text) == ("draft" in name)
+        assert ("ngram-simple" in answer.text) == ("lookup" in name)
         assert ("--rpc" in answer.text) == ("pipeline" in name)
         if "pipeline" in name:
             assert "--tensor-split 1,1" in answer.text
@@ -181,10 +182,13 @@ def test_our_policies_have_llama_cpp_as_their_engine(tmp_path: Path) -> None:
         async with AsyncExitStack() as stack:
             bed = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
             peers = await ours.start(comparison, target, draft, bed, stack)
+            other = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
+            peers += await ours.start(comparison, target, draft, other, stack, lookup=True)
             return {peer.name: await peer.answer("Once", 5) for peer in peers}
 
     found = asyncio.run(work())
-    assert list(found) == [f"ours (llama): {policy}" for policy in POLICIES]
+    names = [f"ours (llama): {policy}" for policy in POLICIES]
+    assert list(found) == [*names, "ours (llama): flow + lookup"]
     assert len({answer.token_ids for answer in found.values()}) == 1
 
 

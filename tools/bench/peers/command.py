@@ -34,7 +34,7 @@ from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 from tools.bench.options import check_numbers
 from tools.bench.peers import llama_cpp
-from tools.bench.peers.comparison import POLICIES, Comparison, read_engines
+from tools.bench.peers.comparison import LOOKUP_POLICIES, POLICIES, Comparison, read_engines
 from tools.bench.peers.generate import WAYS
 from tools.bench.peers.measure import measure
 from tools.bench.peers.output import as_json, as_markdown
@@ -148,8 +148,9 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
 
 def compare(comparison: Comparison, *, as_object: bool) -> str:
     """Measure, with a bar on standard error: the output. Raises ``AsyncSpecError``."""
-    peers = len(POLICIES) + 2 * len(WAYS) + len(comparison.engines)
-    peers += len(llama_cpp.KINDS) + len(POLICIES) if comparison.llama_cpp else 0
+    own = len(POLICIES) + len(LOOKUP_POLICIES)
+    peers = own + 2 * len(WAYS) + len(comparison.engines)
+    peers += len(llama_cpp.KINDS) + own if comparison.llama_cpp else 0
     answers = 1 + comparison.repeats * len(comparison.prompts)
     target, nbytes = comparison.target, None
     with (

@@ -16,6 +16,10 @@ from tools.testbed.description import load
 from tools.testbed.tables import Description, DeviceTable
 
 POLICIES = ("flow", "flowspec", "chunked", "autoregressive")
+LOOKUP_POLICIES = ("flow",)
+"""Also with lookup in the text beside the draft model: ``ngram``, no model more."""
+LOOKUP = " + lookup"
+"""Behind the names of such peers."""
 LIKE = "lan-1000"
 """The ready-made bed whose network ours have."""
 

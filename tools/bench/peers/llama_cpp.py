@@ -24,7 +24,7 @@ from msgspec import Struct
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.local.children import last_line
 from tools.bench.enlarge import stored_dtype
-from tools.bench.peers.comparison import Comparison, Engine
+from tools.bench.peers.comparison import LOOKUP, Comparison, Engine
 from tools.bench.peers.endpoint import Endpoint
 from tools.bench.peers.generate import ALL, ONE
 from tools.bench.peers.peer import Answer
@@ -39,6 +39,9 @@ SETTINGS = {"cache_prompt": False, "ignore_eos": True}
 
 SLOTS = 2048
 """Of the cache."""
+
+LOOKUP_LENGTHS = ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
+"""Tokens that must match, and that are copied: its own 12 and 48 find nothing in short answers."""
 
 _ASK_AGAIN_SECONDS = 0.1
 _LOAD_SECONDS = 300.0
@@ -96,6 +99,7 @@ def server_command(
     *,
     drafts: bool,
     gpu: bool,
+    lookup: bool = False,
 ) -> list[str]:
     """``llama-server``; ``workers``: the RPC servers that have its layers, if any have. ``gpu``: it
     computes on one, as they do, who take what their build finds."""
@@ -110,7 +114,9 @@ def server_command(
     elif gpu:
         command += ["--n-gpu-layers", "all"]
     if drafts:
-        command += ["--spec-type", "draft-simple", "--model-draft", str(models.draft)]
+        kinds = "ngram-simple,draft-simple" if lookup else "draft-simple"
+        command += ["--spec-type", kinds, "--model-draft", str(models.draft)]
+        command += LOOKUP_LENGTHS if lookup else []
         command += [] if gpu else ["--device-draft", "none", "--threads-draft", str(threads)]
     return command
 
@@ -141,11 +147,13 @@ class Kind(Struct, frozen=True):
 
     where: str
     drafts: bool
+    lookup: bool = False
 
     @property
     def name(self) -> str:
         """As the table shows it."""
-        return f"llama.cpp: {'draft' if self.drafts else 'plain'}, {self.where}"
+        way = ("draft" if self.drafts else "plain") + (LOOKUP if self.lookup else "")
+        return f"llama.cpp: {way}, {self.where}"
 
     def bed(self, comparison: Comparison) -> Description:
         """The devices it is given. Raises ``UserError``."""
@@ -166,7 +174,10 @@ class Kind(Struct, frozen=True):
 
 
 PIPELINE = "pipeline"
-KINDS = tuple(Kind(where, drafts) for where in (ONE, ALL, PIPELINE) for drafts in (False, True))
+KINDS = (
+    *(Kind(where, drafts) for where in (ONE, ALL, PIPELINE) for drafts in (False, True)),
+    Kind(PIPELINE, drafts=True, lookup=True),
+)
 
 
 async def start(
@@ -197,7 +208,14 @@ async def start(
         threads = 1 if workers else math.ceil(kind.cores(comparison))
         gpu = comparison.device != "cpu"
         command = server_command(
-            sources, models, here, threads, places, drafts=kind.drafts, gpu=gpu
+            sources,
+            models,
+            here,
+            threads,
+            places,
+            drafts=kind.drafts,
+            gpu=gpu,
+            lookup=kind.lookup,
         )
         log = folder / f"{kind.name}.log"
         server, url = _start(bed, kind.device, command, log), f"http://{here[0]}:{here[1]}"

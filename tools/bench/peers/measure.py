@@ -44,7 +44,7 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
         original = await _original(comparison, beds[1], folder)
         # These load while ours do.
         generates = _generates(comparison, target, beds[1], folder, stack)
-        own = await ours.start(comparison, target, comparison.draft, beds[0], stack)
+        own = await _ours(comparison, target, comparison.draft, beds[0], stack)
         peers: list[Peer] = [*own, *generates]
         session = await stack.enter_async_context(aiohttp.ClientSession())
         peers += [Endpoint(engine, session) for engine in comparison.engines]
@@ -60,7 +60,7 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
             )
             peers += await llama_cpp.start(comparison, models, folder, session, stack)
             bed = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
-            peers += await ours.start(comparison, models.target, models.draft, bed, stack)
+            peers += await _ours(comparison, models.target, models.draft, bed, stack)
         for peer in peers:
             await peer.answer(comparison.prompts[0], WARM_UP_TOKENS)
             tick()
@@ -89,6 +89,15 @@ async def _original(comparison: Comparison, bed: Bed, folder: Path) -> list[Answ
     with Whole.start(bed, 1, *models, folder, comparison.device) as whole:
         tokens = comparison.tokens
         return [await whole.ask(prompt, tokens, "plain") for prompt in comparison.prompts]
+
+
+async def _ours(
+    comparison: Comparison, target: Path, draft: Path, bed: Bed, stack: AsyncExitStack
+) -> list[ours.Ours]:
+    """Without lookup on ``bed``, with it on one of its own."""
+    other = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
+    started = await ours.start(comparison, target, draft, bed, stack)
+    return started + await ours.start(comparison, target, draft, other, stack, lookup=True)
 
 
 def _generates(

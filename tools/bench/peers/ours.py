@@ -10,7 +10,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from tools.bench.limits.requests import ask
-from tools.bench.peers.comparison import POLICIES, Comparison
+from tools.bench.peers.comparison import LOOKUP, LOOKUP_POLICIES, POLICIES, Comparison
 from tools.bench.peers.peer import Answer
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
@@ -37,17 +37,23 @@ class Ours:
 
 
 async def start(
-    comparison: Comparison, target: Path, draft: Path, bed: Bed, stack: AsyncExitStack
+    comparison: Comparison,
+    target: Path,
+    draft: Path,
+    bed: Bed,
+    stack: AsyncExitStack,
+    *,
+    lookup: bool = False,
 ) -> list[Ours]:
-    """Start the cluster, of safetensors or GGUF files; it ends with ``stack``. Raises
-    ``AsyncSpecError``."""
+    """Start a cluster, of safetensors or GGUF files, which ends with ``stack``. ``lookup``: its
+    tokens come from the text too. Raises ``AsyncSpecError``."""
     gguf, device = target.suffix == ".gguf", comparison.device
     dtype, quantize = comparison.dtype, comparison.quantize
     config = local_config(
         TargetTable(path=str(target), mode=comparison.llama_mode, device=device)
         if gguf
         else TargetTable(path=str(target), dtype=dtype, quantize=quantize, device=device),
-        DraftTable(source=str(draft)),
+        DraftTable(source=f"{draft}+ngram" if lookup else str(draft)),
         comparison.stages,
         1,
     )
@@ -56,4 +62,5 @@ async def start(
     stack.push_async_callback(client.close)
     cores = comparison.all_cores if bed.limited else None
     name, exact = ("ours (llama)", False) if gguf else ("ours", comparison.exact)
-    return [Ours(client, f"{name}: {policy}", policy, cores, exact=exact) for policy in POLICIES]
+    policies, way = (LOOKUP_POLICIES, LOOKUP) if lookup else (POLICIES, "")
+    return [Ours(client, f"{name}: {p}{way}", p, cores, exact=exact) for p in policies]
