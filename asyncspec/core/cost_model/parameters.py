@@ -114,9 +114,9 @@ class CostModelParameters(Struct, frozen=True):
     # Weight of a new draft request in the mean seconds of a level.
     level_weight: float = 0.2
     # Tokens after which the shape of rounds is chosen anew: as many as before, within these bounds.
-    # A search takes 1 to 70 ms.
+    # A search takes 1 to 70 ms of the draft node's time, and verdicts wait for it.
     min_replan_tokens: int = 4
-    max_replan_tokens: int = 32
+    max_replan_tokens: int = 96
     # Share by which the number of sessions has to change for that to be sooner: where requests come
     # and go all the time, searches would take more of the draft node's time than all else.
     min_sessions_change: float = 0.2
