@@ -13,6 +13,7 @@ import pytest
 from asyncspec.trace.file import read_trace
 from asyncspec.trace.records import Issued, Step
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, TraceTable
 from asyncspec_nodes.local.cluster import local_config
@@ -59,7 +60,9 @@ def mixed(random: Random) -> Submit:
     )
 
 
-async def answer(client: Client, submit: Submit, at_most: int = 10**6) -> list[object]:
+async def answer(
+    client: Client | ReconnectingEngine, submit: Submit, at_most: int = 10**6
+) -> list[object]:
     """Tokens and log-probabilities; one that is left after ``at_most`` messages is cancelled."""
     said: list[object] = []
     events = client.ask(submit)
@@ -77,8 +80,8 @@ async def answer(client: Client, submit: Submit, at_most: int = 10**6) -> list[o
 
 async def together(where: tuple[str, int], name: str, random: Random) -> None:
     """1 to 16 requests that come while others run; some are left. Then each alone."""
-    client = await Client.connect(*where, name)
-    try:
+    # On busy cores a client may be so late that it is given up: it comes back.
+    async with ReconnectingEngine(lambda: Client.connect(*where, name), waits=True) as client:
         asked = [mixed(random) for _ in range(random.randint(1, 16))]
         left = {i: random.randint(1, 4) for i in range(len(asked)) if random.random() < 0.25}
         tasks: list[asyncio.Task[list[object]]] = []
@@ -93,8 +96,6 @@ async def together(where: tuple[str, int], name: str, random: Random) -> None:
         idle = await client.nodes()
         assert [node.sessions for node in idle] == [0] * len(idle)
         assert [node.slots for node in idle] == [0] * len(idle)
-    finally:
-        await client.close()
 
 
 @pytest.mark.parametrize("seed", range(WAVES))
