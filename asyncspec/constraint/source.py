@@ -13,9 +13,9 @@ from typing import Any
 
 from asyncspec.constraint.grammar import Grammars, PathMatcher
 from asyncspec.core.jobs import FeatureJob, Feed
-from asyncspec.core.tree import TIP, Shape, Start
+from asyncspec.core.tree import TIP
 from asyncspec.source.base import TokenSource
-from asyncspec.source.expand import Coroutine, Grower, Proposal, growing
+from asyncspec.source.expand import Coroutine, Grower, Proposal
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -46,21 +46,19 @@ class ConstrainedSource(TokenSource):
         if job.base == 0 and job.grammar:
             matcher = self._grammars().peers_matcher(job.grammar)
             self._sessions[job.session] = _Session(matcher, job.prompt_length)
-        if (session := self._sessions.get(job.session)) is None:
-            return (yield from self._source.draft(job))
-        length = yield from self._source.commit(job)
-        session.matcher.commit(job.committed[max(0, session.start - job.base) :])
-        shape = Shape(job.depth, job.width, job.count, job.beam, job.fixed_width, job.widths)
-        start = Start((job.parents, job.tokens, job.scores), job.frontier or (TIP,))
-        grower = _AllowedGrower(self._source.grower(job), session.matcher)
-        grown = yield from growing(grower, shape, start)
-        return Expanded(job.session, job.version, length, *grown)
+        if job.session in self._sessions:
+            return (yield from super().draft(job))
+        return (yield from self._source.draft(job))
 
     def commit(self, job: Expand) -> Coroutine[Any, int]:
-        return self._source.commit(job)
+        length = yield from self._source.commit(job)
+        if (session := self._sessions.get(job.session)) is not None:
+            session.matcher.commit(job.committed[max(0, session.start - job.base) :])
+        return length
 
     def grower(self, job: Expand) -> Grower:
-        return self._source.grower(job)
+        grower, session = self._source.grower(job), self._sessions.get(job.session)
+        return grower if session is None else _AllowedGrower(grower, session.matcher)
 
     def compute(self, passes: Sequence[Any]) -> None:
         self._source.compute(passes)

@@ -209,13 +209,14 @@ class HFBackend:
         if spec.name.startswith(EAGLE):
             from asyncspec.backend.hf.dflash.source import load_dflash
             from asyncspec.backend.hf.eagle.checkpoint import open_eagle, warn_of_verifier
-            from asyncspec.backend.hf.eagle.parallel import load_parallel
+            from asyncspec.backend.hf.eagle.parallel import ParallelEagleSource
             from asyncspec.backend.hf.eagle.source import load_eagle
 
             opened = open_eagle(spec.name.removeprefix(EAGLE), spec.target.info)
             warn_of_verifier(opened, spec.target.path)
             load: Any = load_dflash if opened.description.block else load_eagle
-            load = load_parallel if opened.description.parallel else load
+            if opened.description.parallel:
+                how["kind"] = ParallelEagleSource
             head = load(opened, spec.target, **how)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
         if spec.name == MTP:

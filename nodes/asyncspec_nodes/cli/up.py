@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,11 +25,11 @@ from asyncspec_nodes.cluster.checkpoints import WITHOUT_MODEL, parts
 from asyncspec_nodes.cluster.config import ClusterTable, Config
 from asyncspec_nodes.cluster.placement import MAX_CONTEXT, target_cost
 from asyncspec_nodes.console import bounds
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import Parser, state_file
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
 from asyncspec_nodes.join.members import report_missing_links
-from asyncspec_nodes.join.token import Token, default_file
+from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.ray.launcher import RayLauncher, check_installed
 from asyncspec_nodes.ray.messages import RayOptions
@@ -110,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.name,
         join.read_listen(arguments.listen),
         join.read_advertise(arguments.advertise),
-        arguments.token_file or default_file(os.environ),
+        arguments.token_file or state_file("up.json"),
         arguments.new_token,
         machines=arguments.machines,
         stages=stages,

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from asyncspec.core.errors import UserError, did_you_mean
@@ -135,6 +136,12 @@ def host_and_port(option: str, text: str) -> tuple[str, int]:
     if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"{option} {text} is not HOST:PORT")
     return host, int(port)
+
+
+def state_file(name: str) -> Path:
+    """The user's file of this program's that stays from one run to the next."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "asyncspec" / name
 
 
 def print_notice(line: str) -> None:

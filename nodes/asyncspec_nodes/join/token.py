@@ -10,7 +10,7 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -90,12 +90,6 @@ def new_cluster(name: str) -> StoredKeys:
     return StoredKeys(
         authority.key, authority.pem, key, certificate, secrets.token_bytes(SECRET_BYTES)
     )
-
-
-def default_file(environment: Mapping[str, str]) -> Path:
-    """Where they are without ``--token-file``."""
-    state = environment.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "asyncspec" / "up.json"
 
 
 class TokenFile:

@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from asyncspec.backend.base import SharingModel
 from asyncspec.backend.draft_model import DraftPass
 from asyncspec.backend.hf.cache import KVCache
-from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.device import CPU, Device
-from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint
 from asyncspec.backend.hf.eagle.description import ParallelShape
-from asyncspec.backend.hf.eagle.head import Eagle3Head, load_head
-from asyncspec.backend.hf.eagle.source import EagleSession, EagleSource, best_products
+from asyncspec.backend.hf.eagle.head import Eagle3Head
+from asyncspec.backend.hf.eagle.source import EagleSession, EagleSource, FeatureHead, best_products
 from asyncspec.core.tree import TIP
 from asyncspec.source.expand import NO_PROPOSAL, Coroutine, Grower, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
@@ -32,8 +28,9 @@ class _Session(EagleSession):
 class ParallelEagleSource(EagleSource):
     """A P-EAGLE head with a cache per session."""
 
-    def __init__(self, head: Eagle3Head, context: int) -> None:
+    def __init__(self, head: FeatureHead, context: int) -> None:
         super().__init__(head, context)
+        assert isinstance(head, Eagle3Head)
         assert head.description.parallel is not None, "a head of another kind"
         assert head.mask_feature is not None
         self._shape, self._mask_feature = head.description.parallel, head.mask_feature
@@ -89,16 +86,3 @@ class _ParallelGrower:
             width = min(width, self._session.remembered)
             found.append(trie.proposal(rows[level], width) if within else NO_PROPOSAL)
         return found
-
-
-def load_parallel(
-    opened: EagleCheckpoint,
-    target: Checkpoint | SharingModel,
-    *,
-    dtype: str = "auto",
-    device: Device = CPU,
-) -> ParallelEagleSource:
-    """Read an opened head. Raises ``UserError`` or ``CheckpointError``."""
-    head = load_head(opened, target, dtype, device)
-    assert isinstance(head, Eagle3Head)
-    return ParallelEagleSource(head, target.info.context_length)

@@ -296,7 +296,8 @@ def load_eagle(
     *,
     dtype: str = "auto",
     device: Device = CPU,
+    kind: type[EagleSource] = EagleSource,
 ) -> EagleSource:
     """Open a head made for ``target`` and read it. Raises ``UserError`` or ``CheckpointError``."""
     opened = name if isinstance(name, EagleCheckpoint) else open_eagle(name, target.info)
-    return EagleSource(load_head(opened, target, dtype, device), target.info.context_length)
+    return kind(load_head(opened, target, dtype, device), target.info.context_length)

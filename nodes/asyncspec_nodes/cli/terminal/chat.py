@@ -7,8 +7,7 @@ import codecs
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.client.chat import End, Piece
+from asyncspec_nodes.console.arguments import state_file
 from asyncspec_protocol.sampling import RANGES
 
 if TYPE_CHECKING:
@@ -170,12 +170,6 @@ async def _read(fd: int) -> bytes:
     return os.read(fd, 65_536)
 
 
-def history_path(environment: Mapping[str, str]) -> Path:
-    """The file of earlier lines."""
-    state = environment.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser() / "asyncspec" / "chat_history"
-
-
 async def edited_lines(notice: Callable[[str], None]) -> AsyncIterator[str]:
     """Lines of an editor with history. ``notice``: takes a line for the user."""
     from prompt_toolkit import PromptSession
@@ -218,7 +212,7 @@ async def edited_lines(notice: Callable[[str], None]) -> AsyncIterator[str]:
 def _history(notice: Callable[[str], None]) -> Any:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    path = history_path(os.environ)
+    path = state_file("chat_history")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
