@@ -92,6 +92,19 @@ def test_waits_for_other_sessions_are_no_overhead(
     assert shorter == pytest.approx(own / 2, rel=1e-6, abs=1e-9)
 
 
+@given(tables, seconds, st.lists(seconds, max_size=8))
+def test_waits_for_prompts_only_bound_the_overhead(
+    times: dict[Rank, PassTimes], own: float, waits: list[float]
+) -> None:
+    known = costs = PipelineCosts(times)
+    passes = sum(stage(1) for stage in known.stages) + sum(known.link_row_seconds)
+    for wait in waits:
+        costs = costs.with_round_trip_bound(1, passes + wait)
+    assert (costs.overhead, costs.round_trip) == (None, 0.0)
+    found = costs.with_round_trip(1, passes + own).overhead
+    assert found == pytest.approx(min([own, *waits]), rel=1e-6, abs=1e-9)
+
+
 @given(tables, st.just(0.0) | seconds, st.floats(1, 100))
 def test_a_lone_session_sends_rows_that_add_little_latency(
     times: dict[Rank, PassTimes], way: float, factor: float

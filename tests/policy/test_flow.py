@@ -311,7 +311,14 @@ def test_useless_drafts_end_speculation() -> None:
     assert useless["rows"] < 1.5 * plain["rows"]
 
 
-def test_users_who_come_at_random_times_do_not_speculate_for_waits() -> None:
+@pytest.mark.parametrize(
+    ("stages", "tokens", "arrivals"),
+    [(1, 60, (9.0, 0.5, 7.0, 3.0)), (2, 40, (9.1, 4.7, 6.2, 5.3))],
+)
+def test_users_who_come_at_random_times_do_not_speculate_for_waits(
+    stages: int, tokens: int, arrivals: tuple[float, ...]
+) -> None:
+    """Neither for other users' passes nor for their prompts."""
     setting = Setting(
         Synthetic(tabled((0.1, 0.03, 0.02)), seed=1),
         ClusterCost(
@@ -319,10 +326,10 @@ def test_users_who_come_at_random_times_do_not_speculate_for_waits() -> None:
             draft=DraftCost(level_seconds=0.15),
             wire=LinkCost(0.05),
         ),
-        stages=1,
-        tokens=60,
+        stages=stages,
+        tokens=tokens,
         requests=4,
-        arrivals=(9.0, 0.5, 7.0, 3.0),
+        arrivals=arrivals,
     )
     flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
     assert flow <= plain / 0.9

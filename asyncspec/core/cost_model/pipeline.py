@@ -46,6 +46,8 @@ class PipelineCosts(Struct, frozen=True):
     round_trip: float = 0.0
     # Seconds of it that are no passes: latencies and handling; None: not known.
     overhead: float | None = None
+    # What it is at most, by round trips that waited for prompts and say no more.
+    overhead_bound: float = math.inf
     # Rows that a segment should have at most, and one of a session that is alone.
     max_rows: int = PARAMETERS.max_rows
     max_lone_rows: int = PARAMETERS.max_rows
@@ -77,13 +79,23 @@ class PipelineCosts(Struct, frozen=True):
         overhead = self._overhead(rows, seconds, grows=False)
         return self if overhead == self.overhead else replace(self, overhead=overhead)
 
+    def with_round_trip_bound(self, rows: int, seconds: float) -> PipelineCosts:
+        """A segment of which so many ``rows`` came through, maybe behind another session's prompt:
+        passes of its chunks, taken for links, would make plain decoding look slow."""
+        bound = min(self.overhead_bound, self._no_passes(rows, seconds))
+        return replace(self, overhead_bound=bound)
+
     def _overhead(self, rows: int, seconds: float, *, grows: bool) -> float:
         """After a round trip; ``grows``: a longer one counts too."""
-        passes = sum([stage(rows) for stage in self.stages])
-        found = max(0.0, seconds - rows * sum(self.link_row_seconds) - passes)
+        found = self._no_passes(rows, seconds)
         if self.overhead is None:
-            return found
+            return min(found, self.overhead_bound)
         return shorter_at_once(self.overhead, found) if grows else min(self.overhead, found)
+
+    def _no_passes(self, rows: int, seconds: float) -> float:
+        """What of a round trip is neither passes nor transfers of rows."""
+        passes = sum([stage(rows) for stage in self.stages])
+        return max(0.0, seconds - rows * sum(self.link_row_seconds) - passes)
 
     def _bounded(self) -> PipelineCosts:
         return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())

@@ -327,6 +327,11 @@ class DraftState(Struct, frozen=True):
         """The state without a session."""
         return replace(self, sessions={k: v for k, v in self.sessions.items() if k != session})
 
+    def prompts_beside(self, session: SessionId, since: float) -> bool:
+        """Whether another session's prompt was read then, or is now."""
+        others = [other for name, other in self.sessions.items() if name != session]
+        return any((other.counters.first_token or math.inf) > since for other in others)
+
     def view(self, session: DraftSession) -> View:
         """A session as its policy sees it."""
         tree, unchanged = session.tree, (session.version, session.next_node)

@@ -32,11 +32,13 @@ def verdict_received(
             session = replace(session, probe=None)
             if probe.segment == message.segment:
                 seconds = now - probe.sent_at
-                if probe.uncongested:
+                rows = len(message.ids) if session.decoding else probe.rows
+                if state.prompts_beside(message.session, probe.sent_at):
+                    costs = costs.with_round_trip_bound(rows, seconds - probe.wait)
+                elif probe.uncongested:
                     alone = len(state.sessions) == 1
                     costs = costs.with_round_trip(probe.rows, seconds, alone=alone)
                 else:
-                    rows = len(message.ids) if session.decoding else probe.rows
                     costs = costs.with_congested_round_trip(rows, seconds - probe.wait)
         if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=event.peer)
