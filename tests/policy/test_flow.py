@@ -208,6 +208,26 @@ def test_shared_processors_are_found_from_longer_passes(
     assert known.observe(alone, 1.0, 100_000).at(busy) == pytest.approx(alone, rel=0.01)
 
 
+@given(st.floats(1, 8), st.lists(st.floats(1, 16), min_size=1))
+def test_a_slowdown_that_is_always_there_is_no_sharing(slower: float, busy: list[float]) -> None:
+    """A quota of each device, or another program on it: fewer nodes at work make none faster."""
+    known = Contention()
+    for nodes in busy:
+        known = known.observe(slower, nodes, 8)
+        assert known.at(1.0) == known.at(16.0) == pytest.approx(slower)
+
+
+@given(st.floats(1, 8), st.floats(1, 8), st.floats(1.5, 16))
+def test_a_slowdown_that_stays_with_one_node_at_work_was_no_sharing(
+    before: float, slower: float, busy: float
+) -> None:
+    """Another program begins while several nodes are at work."""
+    known = Contention().observe(before, busy, 8).observe(before * slower, busy, 8)
+    for _ in range(100):
+        known = known.observe(before * slower, 1.0, 0)
+    assert known.at(busy) == pytest.approx(before * slower, rel=0.01)
+
+
 @given(profiles, costs, shapes, st.floats(0.5, 8))
 def test_sharing_processors_slows_no_round_below_its_share(
     profile: list[float], cost: RoundCosts, shape: RoundShape, processors: float

@@ -80,12 +80,18 @@ class LevelCost(Struct, frozen=True):
 
 
 class Contention(Struct, frozen=True):
-    """Times as long as alone that passes take: nodes share processors, and with other programs."""
+    """Times as long as alone that passes take: nodes share processors, and with other programs or
+    a bound on their time."""
 
     # With one node at work.
     alone: float = 1.0
     # Nodes that can work at a time without slowing each other down.
     processors: float = math.inf
+    # What was measured last with several at work, and their number; 0: nothing.
+    together: float = 0.0
+    busy: float = 0.0
+    # Whether ``alone`` was measured.
+    known: bool = False
 
     def at(self, busy: float) -> float:
         """With so many nodes at work."""
@@ -94,17 +100,24 @@ class Contention(Struct, frozen=True):
     def observe(self, measured: float, busy: float, tokens: int) -> Contention:
         """With what was ``measured`` while that many nodes were at work, for so many tokens."""
         if busy < PARAMETERS.min_busy:
+            alone = shorter_at_once(self.alone, measured) if self.known else measured
             later = self.processors * (1.0 + PARAMETERS.other_speed_weight) ** tokens
-            return Contention(shorter_at_once(self.alone, measured), later)
+            if self.together:  # what slows one node down by now has not come from several
+                later = max(later, self.busy * alone / self.together)
+            return replace(self, alone=alone, processors=later, known=True)
+        if not self.known and math.isinf(self.processors):
+            # Nodes of different machines: until fewer are at work and faster, others slow them.
+            return replace(self, alone=measured, together=measured, busy=busy, known=True)
+        now = replace(self, together=measured, busy=busy)
         longer = measured / self.alone
         if longer <= 1.0 + PARAMETERS.report_change:
-            return replace(self, processors=max(self.processors, busy))
+            return replace(now, processors=max(self.processors, busy))
         found = busy / longer
         if math.isfinite(self.processors):
             # Only the last passes are in what was measured.
             weight = tokens / (PARAMETERS.processors_prior + tokens)
             found = self.processors * (found / self.processors) ** weight
-        return replace(self, processors=found)
+        return replace(now, processors=found)
 
 
 ALONE = Contention()
