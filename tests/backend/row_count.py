@@ -10,23 +10,20 @@ from asyncspec.backend.draft_model import CachedSource
 
 def count_rows(source: CachedSource[Any]) -> Callable[[], int]:
     """Rows of all sessions that passes have computed since."""
-    compute, rows = source.compute, list[int]()
-
-    def counted(passes: Sequence[Any]) -> None:
-        rows.extend(len(one.rows) for one in passes)
-        compute(passes)
-
-    source.compute = counted  # type: ignore[method-assign]
-    return lambda: sum(rows)
+    return _counted(source, lambda passes: sum(len(one.rows) for one in passes))
 
 
 def count_passes(source: CachedSource[Any]) -> Callable[[], int]:
-    """Passes computed since."""
-    compute, sessions = source.compute, list[int]()
+    """Passes computed since; sessions share one."""
+    return _counted(source, lambda passes: 1)
+
+
+def _counted(source: CachedSource[Any], size: Callable[[Sequence[Any]], int]) -> Callable[[], int]:
+    compute, sizes = source.compute, list[int]()
 
     def counted(passes: Sequence[Any]) -> None:
-        sessions.append(len(passes))
+        sizes.append(size(passes))
         compute(passes)
 
     source.compute = counted  # type: ignore[method-assign]
-    return lambda: len(sessions)
+    return lambda: sum(sizes)

@@ -88,6 +88,8 @@ class Shared:
         config = local_config(target, guess, 2, 2, separate_source=apart)
         stages = tuple(node for node in config.node if node.rank)
         self._folder = folder
+        # Log lines of links that were given up as silent.
+        self._lost = 0
         self.background = Background(msgspec.structs.replace(config, node=stages), folder)
         self.cluster = self.background.name
         file = folder / "cluster.toml"
@@ -127,9 +129,10 @@ class Shared:
             await client.close()
 
     def undisturbed(self, ends: Sequence[Finished]) -> bool:
-        """Whether answers took one session each, unless a node was so late that it was given up:
-        other programs may keep the cores busy."""
-        late = any("silent for" in log.read_text() for log in self._folder.glob("*.log"))
+        """Whether answers took one session each, unless a node was so late that it was given up
+        since the last time: other programs may keep the cores busy."""
+        lost = sum(log.read_text().count("silent for") for log in self._folder.glob("*.log"))
+        late, self._lost = lost > self._lost, lost
         return late or [end.stats["sessions"] for end in ends] == [1] * len(ends)
 
     def close(self) -> None:
