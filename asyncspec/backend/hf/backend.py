@@ -210,14 +210,16 @@ class HFBackend:
             from asyncspec.backend.hf.dflash.source import load_dflash
             from asyncspec.backend.hf.eagle.checkpoint import open_eagle, warn_of_verifier
             from asyncspec.backend.hf.eagle.parallel import ParallelEagleSource
-            from asyncspec.backend.hf.eagle.source import load_eagle
+            from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 
             opened = open_eagle(spec.name.removeprefix(EAGLE), spec.target.info)
             warn_of_verifier(opened, spec.target.path)
-            load: Any = load_dflash if opened.description.block else load_eagle
-            if opened.description.parallel:
-                how["kind"] = ParallelEagleSource
-            head = load(opened, spec.target, **how)
+            head: Any
+            if opened.description.block:
+                head = load_dflash(opened, spec.target, **how)
+            else:
+                kind = ParallelEagleSource if opened.description.parallel else EagleSource
+                head = load_eagle(opened, spec.target, kind=kind, **how)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
         if spec.name == MTP:
             from asyncspec.backend.hf.mtp.head import load_mtp
