@@ -124,15 +124,21 @@ def test_sources_that_are_not_built_are_one_line(
     assert "no build/bin/ggml-rpc-server; build it there" in said
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_gpu_takes_all_layers_and_the_draft_model(gpu: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpu", [None, "CUDA0"])
+def test_a_gpu_takes_the_draft_model_and_no_layers_of_a_pipeline(
+    gpu: str | None, tmp_path: Path
+) -> None:
     models = llama_cpp.Models(tmp_path / "target.gguf", tmp_path / "draft.gguf")
-    for workers in ([], [("localhost", 9)]):
+    for workers in ([], [("localhost", 9), ("localhost", 10)]):
         words = llama_cpp.server_command(
             tmp_path, models, ("localhost", 8), 1, workers, drafts=True, gpu=gpu
         )
-        assert ("--n-gpu-layers" in words) == (gpu or bool(workers))
-        assert ("--device-draft" in words) == (not gpu)
+        assert ("--n-gpu-layers" in words) == bool(gpu or workers)
+        assert words[words.index("--device-draft") + 1] == (gpu or "none")
+        if gpu and workers:
+            assert words[words.index("--device") + 1] == "RPC0,RPC1"
+        else:
+            assert "--device" not in words
 
 
 def _answers(sources: Path, folder: Path, network: Network = "loopback") -> dict[str, Answer]:

@@ -21,6 +21,7 @@ import aiohttp
 import torch
 from msgspec import Struct
 
+from asyncspec.backend.llama.devices import find
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.local.children import last_line
 from tools.bench.enlarge import stored_dtype
@@ -98,11 +99,11 @@ def server_command(
     workers: Sequence[Address],
     *,
     drafts: bool,
-    gpu: bool,
+    gpu: str | None,
     lookup: bool = False,
 ) -> list[str]:
-    """``llama-server``; ``workers``: the RPC servers that have its layers, if any have. ``gpu``: it
-    computes on one, as they do, who take what their build finds."""
+    """``llama-server``; ``workers``: the RPC servers that have its layers, if any have, on
+    the first GPU that their build finds. ``gpu``: ggml's name of the one that it computes on itself."""
     host, port = at
     command = [str(sources / BINARIES[0]), "--model", str(models.target)]
     command += ["--host", host, "--port", str(port), "--threads", str(threads)]
@@ -111,13 +112,16 @@ def server_command(
         places = ",".join(f"{host}:{port}" for host, port in workers)
         even = ",".join("1" for _ in workers)
         command += ["--rpc", places, "--n-gpu-layers", "all", "--tensor-split", even]
+        # Its own GPU would be one more stage.
+        command += ["--device", ",".join(f"RPC{n}" for n in range(len(workers)))] if gpu else []
     elif gpu:
         command += ["--n-gpu-layers", "all"]
     if drafts:
         kinds = "ngram-simple,draft-simple" if lookup else "draft-simple"
         command += ["--spec-type", kinds, "--model-draft", str(models.draft)]
         command += LOOKUP_LENGTHS if lookup else []
-        command += [] if gpu else ["--device-draft", "none", "--threads-draft", str(threads)]
+        command += ["--device-draft", gpu or "none"]
+        command += [] if gpu else ["--threads-draft", str(threads)]
     return command
 
 
@@ -191,7 +195,7 @@ async def start(
     ``AsyncSpecError``."""
     sources = comparison.llama_cpp
     assert sources is not None
-    peers = []
+    peers, gpu = [], find(comparison.device)
     for kind in KINDS:
         bed = stack.enter_context(Bed.open(kind.bed(comparison), comparison.network))
         here, workers = bed.devices[kind.device], kind.workers(comparison)
@@ -206,7 +210,6 @@ async def start(
             )
         places = [bed.reach(kind.device, device) for device in workers]
         threads = 1 if workers else math.ceil(kind.cores(comparison))
-        gpu = comparison.device != "cpu"
         command = server_command(
             sources,
             models,
@@ -214,7 +217,7 @@ async def start(
             threads,
             places,
             drafts=kind.drafts,
-            gpu=gpu,
+            gpu=gpu and gpu.name,
             lookup=kind.lookup,
         )
         log = folder / f"{kind.name}.log"
