@@ -12,12 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
-from asyncspec.backend.llama import devices, trial
+from asyncspec.backend.llama import devices, library, trial
 from asyncspec.backend.llama.backend import BACKEND
 from asyncspec.backend.llama.branches import Pool
 from asyncspec.backend.llama.cut import VirtualFile, cut
@@ -305,6 +306,17 @@ def test_a_trial_leaves_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(CheckpointError, match=r"^cuda:\.$"):
         trial.check_loads(tmp_path, 0, 1)
+
+
+def test_a_build_for_cuda_takes_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runtime(*names: str) -> int:
+        built = SimpleNamespace(_lib=SimpleNamespace(**dict.fromkeys(names)))
+        monkeypatch.setattr(library, "import_bindings", lambda: built)
+        return BACKEND.runtime_bytes
+
+    assert runtime("ggml_backend_cpu_reg", "ggml_backend_cuda_reg") > runtime(
+        "ggml_backend_cpu_reg"
+    )
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,13 @@ class LlamaBackend(Backend):
 
     library = "llama.cpp"
 
-    runtime_bytes = 120 << 20
-    """Measured: 60 MiB for Python and the bindings, 20 to 50 for llama.cpp and its graphs."""
+    @property
+    def runtime_bytes(self) -> int:
+        from asyncspec.backend.llama.library import has_cuda
+
+        # Measured: 60 MiB for Python and the bindings, 20 to 50 for llama.cpp and its graphs; of a
+        # build for CUDA 125 more, whatever the stage computes on (an H100's driver 580).
+        return (120 + (140 if has_cuda() else 0)) << 20
 
     def model_name(self, name: str) -> str:
         return short_name(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -35,6 +36,13 @@ def bindings() -> Any:
         bound.llama_log_set(_KEPT_LOG, None)
         bound.llama_backend_init()
     return bound
+
+
+def has_cuda() -> bool:
+    """Whether llama.cpp is installed, built for CUDA (or ROCm); starts nothing of it."""
+    with contextlib.suppress(UserError):
+        return hasattr(import_bindings()._lib, "ggml_backend_cuda_reg")
+    return False
 
 
 def _keep(level: int, text: bytes, data: object) -> None:

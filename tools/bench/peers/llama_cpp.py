@@ -102,8 +102,8 @@ def server_command(
     gpu: str | None,
     lookup: bool = False,
 ) -> list[str]:
-    """``llama-server``; ``workers``: the RPC servers that have its layers, if any have, on
-    the first GPU that their build finds. ``gpu``: ggml's name of the one that it computes on itself."""
+    """``llama-server``; ``workers``: the RPC servers that have its layers, if any have, on the
+    first GPU that their build finds. ``gpu``: ggml's name of the one that it computes on."""
     host, port = at
     command = [str(sources / BINARIES[0]), "--model", str(models.target)]
     command += ["--host", host, "--port", str(port), "--threads", str(threads)]
@@ -217,7 +217,7 @@ async def start(
             threads,
             places,
             drafts=kind.drafts,
-            gpu=gpu and gpu.name,
+            gpu=gpu.name if gpu else None,
             lookup=kind.lookup,
         )
         log = folder / f"{kind.name}.log"
