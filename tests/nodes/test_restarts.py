@@ -49,6 +49,7 @@ class KilledCluster:
         self,
         victim: int,
         restarts: int,
+        logs: Path,
         *,
         target: str = str(BUNDLED_TARGET),
         apart: bool = False,
@@ -63,7 +64,9 @@ class KilledCluster:
             launch=LocalLauncher(forks=forks),
             restarts=restarts,
             notify=self.said.append,
+            logs=logs,
         )
+        self._logs = logs
 
     async def ask(self) -> Finished:
         """The whole answer."""
@@ -79,6 +82,12 @@ class KilledCluster:
                 self.tokens.extend(event.token_ids)
         raise AssertionError("there was no end")
 
+    def took(self, end: Finished, sessions: int) -> bool:
+        """Whether an answer took so many sessions, or more where a node was so late that it was
+        given up: other programs may keep the cores busy."""
+        late = sum(log.read_text().count("silent for") for log in self._logs.glob("*.log"))
+        return sessions <= end.stats["sessions"] <= sessions + late
+
     def kill(self) -> None:
         """Once."""
         if self.victim >= 0:
@@ -89,8 +98,8 @@ class KilledCluster:
 @pytest.mark.parametrize(
     ("victim", "name", "sessions"), [(2, "stage 2", 2), (0, "the draft node", 1)]
 )
-def test_the_text_goes_on(victim: int, name: str, sessions: int) -> None:
-    asked = KilledCluster(victim, RESTARTS)
+def test_the_text_goes_on(victim: int, name: str, sessions: int, tmp_path: Path) -> None:
+    asked = KilledCluster(victim, RESTARTS, tmp_path)
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -99,7 +108,8 @@ def test_the_text_goes_on(victim: int, name: str, sessions: int) -> None:
     with no_process_left():
         end = asyncio.run(main())
     assert asked.said == [f"{name} was killed by SIGKILL; it is started again"]
-    assert (end.reason, end.stats["sessions"]) == ("length", sessions)
+    assert end.reason == "length"
+    assert asked.took(end, sessions)
     assert end.stats["new_tokens"] == TOKENS
     assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
 
@@ -109,9 +119,9 @@ def test_the_text_goes_on(victim: int, name: str, sessions: int) -> None:
     [(2, "stage 2", False, False), (3, "the token source", True, FORKS)],
 )
 def test_the_text_is_that_of_an_undisturbed_answer(
-    victim: int, name: str, apart: bool, forks: bool
+    victim: int, name: str, apart: bool, forks: bool, tmp_path: Path
 ) -> None:
-    asked = KilledCluster(victim, RESTARTS, target=TOY, apart=apart, forks=forks)
+    asked = KilledCluster(victim, RESTARTS, tmp_path, target=TOY, apart=apart, forks=forks)
 
     async def main() -> tuple[Finished, list[int], Finished]:
         async with asked.cluster:
@@ -120,7 +130,8 @@ def test_the_text_is_that_of_an_undisturbed_answer(
     with no_process_left():
         end, tokens, undisturbed = asyncio.run(main())
     assert asked.said == [f"{name} was killed by SIGKILL; it is started again"]
-    assert (end.stats["sessions"], undisturbed.stats["sessions"]) == (2, 1)
+    assert asked.took(end, 2)
+    assert asked.took(undisturbed, 1)
     assert len(tokens) == TOKENS
     assert tokens == asked.tokens
 
@@ -128,7 +139,7 @@ def test_the_text_is_that_of_an_undisturbed_answer(
 def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
     gguf_models: Any = pytest.importorskip("backend.gguf_models")
     target = gguf_models.convert(BUNDLED_TARGET, tmp_path / "target.gguf", "Q8_0")
-    asked = KilledCluster(2, RESTARTS, target=str(target))
+    asked = KilledCluster(2, RESTARTS, tmp_path, target=str(target))
 
     async def main() -> Finished:
         async with asked.cluster:
@@ -137,13 +148,14 @@ def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
     with no_process_left():
         end = asyncio.run(main())
     assert asked.said == ["stage 2 was killed by SIGKILL; it is started again"]
-    assert (end.reason, end.stats["sessions"]) == ("length", 2)
+    assert end.reason == "length"
+    assert asked.took(end, 2)
     prompt = LlamaTokenizer(open_target(target)).encode(PROMPT)
     assert asked.tokens == gguf_models.own_greedy(target, prompt, TOKENS)[0]
 
 
-def test_a_node_that_dies_too_often_ends_the_cluster() -> None:
-    asked = KilledCluster(1, 1, target=TOY)
+def test_a_node_that_dies_too_often_ends_the_cluster(tmp_path: Path) -> None:
+    asked = KilledCluster(1, 1, tmp_path, target=TOY)
 
     async def main() -> ClusterError:
         async with asked.cluster:
