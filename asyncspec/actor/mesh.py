@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -52,6 +52,20 @@ def tls_problem(error: ssl.SSLError) -> str:
     dated = error.verify_code in (_NOT_YET_VALID, _EXPIRED)
     clock = f"; this machine's clock says {datetime.now(UTC):%Y-%m-%d}" if dated else ""
     return f"its certificate is refused: {error.verify_message}{clock}"
+
+
+def _reporting(report: Callable[[str], None]) -> type[ssl.SSLObject]:
+    """For connections that report why a certificate is refused; event loops do not."""
+
+    class Reporting(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except ssl.SSLCertVerificationError as error:
+                report(tls_problem(error))
+                raise
+
+    return Reporting
 
 
 class Security:
@@ -115,6 +129,8 @@ class Mesh:
         tls = self._security.server
         # A handshake that is not completed ends when ``Hello`` would be late.
         seconds = None if tls is None else self._options.hello_seconds
+        if tls is not None:
+            tls.sslobject_class = _reporting(partial(self._report_refusal, Rank(-1)))
         self._server = await loop.create_server(
             self._accept, sock=sock, ssl=tls, ssl_handshake_timeout=seconds
         )

@@ -52,7 +52,8 @@ class Host(LinkService):
 
     def refused(self, rank: Rank, reason: str) -> None:
         """A handshake with a node has failed, whichever side dialled and whichever refused. Called
-        once for each reason until the node joins."""
+        once for each reason until the node joins. ``rank`` -1: whose certificate was refused here
+        before it had said who it is."""
 
 
 class Incoming:

@@ -163,6 +163,33 @@ def test_so_is_that_a_peer_refuses_ours(run: Runner, ours: Path, theirs: Path) -
     run(main())
 
 
+def test_a_refused_certificate_is_reported_by_who_refuses_it(
+    run: Runner, ours: Path, theirs: Path
+) -> None:
+    """Of a dialled node the peer knows nothing but that it is closed."""
+
+    async def main() -> None:
+        owner, sock = Owner(), bound()
+        mesh = Mesh(hello(1, 1), {}, owner, QUICK, security(ours, ours))
+        await mesh.start(sock)
+        stranger = security(ours, theirs).client
+        try:
+            for _ in range(REDIALS):
+                with contextlib.suppress(OSError):
+                    reader, writer = await asyncio.open_connection(
+                        *sock.getsockname(), ssl=stranger
+                    )
+                    writer.write(write_frame(hello(0, 1))[0])
+                    await reader.read()
+            ((rank, why),) = owner.reported
+            assert rank == -1
+            assert why.startswith("its certificate is refused: ")
+        finally:
+            await mesh.close("over")
+
+    run(main())
+
+
 async def dial(address: tuple[str, int], said: Hello) -> Fault:
     """Say hello, once; how it is refused."""
     reader, writer = await asyncio.open_connection(*address)
