@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,10 @@ class Engine:
         end = bound.llama_model_n_layer(model.handle) - 1
         self._of_outputs = {b"result_norm", f"l_out-{end}".encode()}
         self._batch = Batch(bound, self.most_rows + 16, model.width)
+        # A captured tensor on its way out of llama.cpp, and where that is.
+        self._tensor_rows = np.empty((self.most_rows + 16, model.width), np.float32)
+        self._tensor_address: int = self._tensor_rows.ctypes.data
+        self._no_logits = np.empty((0, model.vocab_size), np.float32)
         self._name = bound._lib.ggml_get_name
         self._name.argtypes, self._name.restype = [ctypes.c_void_p], ctypes.c_char_p
         self._bytes = bound._lib.ggml_nbytes
@@ -219,7 +223,7 @@ class Engine:
             self._some(rows[start:end], wanted[start:end], captured, logits)
         return Result(
             {name: _joined(parts) for name, parts in captured.items()},
-            _joined(logits) if logits else np.empty((0, self.model.vocab_size), np.float32),
+            _joined(logits) if logits else self._no_logits,
         )
 
     def _some(
@@ -267,6 +271,8 @@ class Engine:
             missing = sum(branches.missing(nodes) for branches, nodes in users.items())
             return missing + more - len(self.pool)
 
+        if lacking() <= 0:
+            return True
         for branches in self.branches:
             if lacking() > 0 and branches not in users:
                 branches.evict(lacking())
@@ -297,22 +303,24 @@ class Engine:
             raise _failure("compute a pass")
         if self.settings.exact:
             self._used += len(rows)
-        places = {int(row): i for i, row in enumerate(np.flatnonzero(outputs))}
-        self._chosen = [places[i] for i, one in enumerate(wanted) if one]
+        # Places of wanted rows among the outputs.
+        places = accumulate(outputs, initial=0)
+        self._chosen = [place for place, one in zip(places, wanted, strict=False) if one]
 
     def _decode(self) -> int:
         self._captured = {}
         code: int = self._bound.llama_decode(self._context, self._batch.batch)
         return code
 
-    def _outputs(self, wanted: list[bool]) -> npt.NDArray[np.int8]:
+    def _outputs(self, wanted: list[bool]) -> list[bool]:
         """Rows that go through the last layer as a whole and the head."""
-        outputs = np.array(wanted, np.int8)
         if not self._of_outputs.isdisjoint(self._wanted):
-            outputs[:] = 1
-        elif any(wanted):
-            lacking = max(0, self.settings.min_rows - int(outputs.sum()))
-            outputs[np.flatnonzero(outputs == 0)[:lacking]] = 1
+            return [True] * len(wanted)
+        lacking = self.settings.min_rows - sum(wanted) if any(wanted) else 0
+        outputs = []
+        for one in wanted:
+            outputs.append(one or lacking > 0)
+            lacking -= not one
         return outputs
 
     def _logits(self, count: int) -> Floats:
@@ -327,10 +335,9 @@ class Engine:
         if ask:
             return name in self._wanted
         size = self._bytes(tensor)
-        values = np.empty((size // (4 * self.model.width), self.model.width), np.float32)
-        self._get(tensor, values.ctypes.data, 0, size)
+        self._get(tensor, self._tensor_address, 0, size)
         own = self._wanted[name]
-        self._captured[own] = values
+        self._captured[own] = self._tensor_rows[: size // (4 * self.model.width)].copy()
         return own != self.last
 
 

@@ -112,17 +112,15 @@ class LlamaStage(TreeStage[TreeCache]):
         row = head = 0
         for one, session, own_names, before in zip(passes, sessions, names, earlier, strict=True):
             own = slice(row, row + len(one.rows))
-            taken = [found.captured[name][own, None] for name in own_names]
-            captured = np.concatenate([before, *taken], 1)
+            taken = [*before, *(found.captured[name][own, None] for name in own_names)]
             if self.has_head:
                 logits = found.logits[head : head + len(one.sampled_rows)]
-                features = captured.reshape(len(captured), -1) if session.admit.features else None
+                joined = np.concatenate(taken, 1) if session.admit.features else None
+                features = None if joined is None else joined.reshape(len(joined), -1)
                 results.append(session.sample(one, logits, features))
             else:
                 last = found.captured[self.engine.last][own]
-                results.append(
-                    np.concatenate([last[:, None], captured], 1) if captured.shape[1] else last
-                )
+                results.append(np.concatenate([last[:, None], *taken], 1) if taken else last)
             row, head = own.stop, head + len(one.sampled_rows)
         return tuple(results)
 
@@ -132,14 +130,16 @@ class LlamaStage(TreeStage[TreeCache]):
             return "result_norm"
         return f"l_out-{depth - 1 - self.layers[0]}" if depth else "embd"
 
-    def _inputs(self, job: Forward) -> tuple[Sequence[int] | Floats, Floats]:
-        """Of each row its token or hidden state, and what earlier stages kept [n, depths, H]."""
+    def _inputs(self, job: Forward) -> tuple[Sequence[int] | Floats, list[Floats]]:
+        """Of each row its token or hidden state, and what earlier stages kept [n, depths, H], if
+        they kept any."""
         if self.has_embedding:
-            return job.tokens, np.empty((len(job.rows), 0, self.info.hidden_size), np.float32)
+            return job.tokens, []
         assert job.hidden is not None, "checked by ``begin``"
-        values = _chosen(job.hidden)
-        values = values if values.ndim == 3 else values[:, None]
-        return values[:, 0] * self._input_scale, values[:, 1:]
+        states, earlier = _chosen(job.hidden), []
+        if states.ndim == 3:
+            states, earlier = states[:, 0].copy(), [states[:, 1:]]
+        return states if self._input_scale == 1 else states * self._input_scale, earlier
 
 
 def _chosen(rows: TensorRows) -> Floats:
