@@ -17,6 +17,7 @@ from asyncspec.backend.hf.optimized.arrays import ArrayLayer
 from asyncspec.backend.hf.optimized.graphs import close
 from asyncspec.backend.hf.optimized.layers import OptimizedLayer
 from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.backend.hf.stage import capture_hidden_states
 from backend.conformance import Walk, sequential
 from backend.fake_attention import Mixing
 from backend.probe import Probe, cut
@@ -60,6 +61,29 @@ def test_numbers_are_the_familys_and_rows_are_blind(
         got = outputs(shard, slice(count))
         assert close(got, want[:count], 1e-5)
         assert torch.equal(got, outputs(shard, slice(40))[:count]), count
+
+
+def test_a_pass_leaves_what_another_has_returned(tiny: MakeTiny) -> None:
+    shard = load(tiny("qwen2", dtype=torch.float16))
+    for count in (1, 3, 20):  # arrays are kept from pass to pass, and are not
+        first = outputs(shard, slice(count))
+        kept = first.clone()
+        outputs(shard, slice(20, 20 + count))
+        assert torch.equal(first, kept)
+
+
+def test_hidden_states_are_captured_at_every_depth(tiny: MakeTiny) -> None:
+    with torch.inference_mode():
+        path = open_checkpoint(tiny("qwen2", dtype=torch.float16))
+        shard = load_shard(path, 0, 2, torch.float32, "exact", KernelSettings())
+        tokens = shard.probe_inputs(3)
+        given = (tokens, torch.arange(3))
+        with capture_hidden_states(shard, (0, 1, 2)) as captured:
+            got = shard.hidden(*given, Mixing(3))
+        assert torch.equal(captured[0], shard.model.model.embed_tokens(tokens))
+        assert torch.equal(captured[2], got)
+        assert torch.equal(got, shard.hidden(*given, Mixing(3)))
+        assert len({x.sum().item() for x in captured.values()}) == 3
 
 
 def test_layers_with_another_activation_stay(tiny: MakeTiny) -> None:

@@ -123,6 +123,23 @@ def test_weights_are_kept(values: list[float]) -> None:
             assert abs(kept - wanted) <= largest * 2.0**-40
 
 
+@fbgemm
+@pytest.mark.parametrize("writes", [True, False], ids=["in place", "copied"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_are_written_as_they_are_returned(
+    dtype: torch.dtype, writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half_precision, "_PACK_SLICE", 1 << 10)
+    layer = HalfLinear(noise(80, 24).to(dtype), None, torch.float32, KernelSettings())
+    assert [part.height for part in layer.slices] == [42, 38]
+    x = noise(5, 24)
+    for part in layer.slices:
+        part._writes &= writes
+        out = torch.full((5, part.height), torch.nan)
+        part.write(x, out)
+        assert torch.equal(out, part(x))
+
+
 def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = noise(300, 96).bfloat16(), noise(4, 96, seed=1).bfloat16()
     whole = [linear(x) for linear in layers(weight, None)]

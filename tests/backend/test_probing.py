@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from asyncspec.backend.hf import shard as shards
+from asyncspec.backend.hf.attention import TreeAttention
+from asyncspec.backend.hf.block_attention import BlockAttention
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.probing import layer_kind, layers_with_all_kinds
 from backend.probe import cut
@@ -57,16 +59,20 @@ def test_shapes_types_and_settings_make_kinds() -> None:
 
 def seen_layers(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int]:
     """How many layers the passes of a stage's start went through."""
-    from asyncspec.backend.hf.batched_attention import BatchedAttention
-
     seen: dict[int, set[int]] = {}
-    mix = BatchedAttention.compute
 
-    def watched(self: Any, asked: Any, *rows: torch.Tensor) -> torch.Tensor:
-        seen.setdefault(id(self.parts[0].cache), set()).add(asked.layer)
-        return mix(self, asked, *rows)
+    def watch(kind: Any) -> None:
+        mix = kind.compute
 
-    monkeypatch.setattr(BatchedAttention, "compute", watched)
+        def watched(self: Any, asked: Any, *rows: torch.Tensor) -> torch.Tensor:
+            seen.setdefault(id(self.cache), set()).add(asked.layer)
+            out: torch.Tensor = mix(self, asked, *rows)
+            return out
+
+        monkeypatch.setattr(kind, "compute", watched)
+
+    watch(TreeAttention)
+    watch(BlockAttention)
     (stage,) = cut(open_checkpoint(tiny("gemma3")), 1)
     assert stage.guarantee == "bitwise"
     assert len(stage.shard.model.model.layers) == LAYERS

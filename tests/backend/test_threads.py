@@ -54,5 +54,5 @@ def test_slices_are_packed_side_by_side_in_order(monkeypatch: pytest.MonkeyPatch
     one = HalfLinear(weight, None, torch.float32, KernelSettings())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     three = HalfLinear(weight, None, torch.float32, KernelSettings())
-    assert len(three._slices) == 10
+    assert len(three.slices) == 10
     assert torch.equal(one(x), three(x))

@@ -159,6 +159,7 @@ def _llama_seconds() -> Iterator[list[float]]:
 def _product_seconds() -> Iterator[list[float]]:
     """Counts the thread time in products of torch's and FBGEMM's, and in onnxruntime's graphs."""
     from asyncspec.backend.hf.kernels.cpu import linear, ort
+    from asyncspec.backend.hf.kernels.cpu.capabilities import HalfProduct
     from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
 
     seconds = [0.0]
@@ -176,6 +177,7 @@ def _product_seconds() -> Iterator[list[float]]:
     compiled = ort.Graph.compile
     with (
         patch.object(HalfLinear, "parts", timed(HalfLinear.parts)),
+        patch.object(HalfProduct, "write", timed(HalfProduct.write)),
         patch.object(linear, "product_of", timed(linear.product_of)),
         patch.object(ort.Graph, "compile", lambda *given: timed(compiled(*given))),
     ):

@@ -82,11 +82,13 @@ class TreeMask:
         out = self.compute(params, query, key, value)
         return pad_rows(out, given)
 
-    def attend_arrays(self, params: AttentionParams, *heads: Array) -> Array:
+    def attend_arrays(
+        self, params: AttentionParams, query: Array, key: Array, value: Array, out: Array
+    ) -> None:
         """As ``attend``, of float32 rows on the CPU: query [n, H, K], key [n, Hkv, K] and value
-        [n, Hkv, V] -> [n, H, V]."""
-        out = self.attend(params, *(torch.from_numpy(x).transpose(0, 1) for x in heads))
-        return out.numpy()
+        [n, Hkv, V] -> ``out`` [n, H, V]."""
+        heads = (torch.from_numpy(x).transpose(0, 1) for x in (query, key, value))
+        out[:] = self.attend(params, *heads).numpy()
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As ``attend``, of ``count`` rows."""
@@ -158,14 +160,24 @@ class TreeAttention(TreeMask):
         self.row_positions = np.array([row.position for row in rows], np.int64)
         self.last_position = max([row.position for row in rows])
         first, end = slots[0], slots[0] + len(rows)
-        self._dense = slice(first, end) if slots == list(range(first, end)) else None
-        cache.positions[self._dense or slots] = self.row_positions
+        self.dense = slice(first, end) if slots == list(range(first, end)) else None
+        cache.positions[self.dense or slots] = self.row_positions
         # By window and query heads of a key head, which differ between layers.
         self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
+    @property
+    def slices(self) -> list[slice]:
+        """The rows of each session: of the only one."""
+        return [slice(0, self.count)]
+
+    @property
+    def positions(self) -> Tensor:
+        """Of the rows [n]."""
+        return self.cache.device.array(self.row_positions)
+
     @cached_property
     def slots(self) -> Tensor | slice:
-        return self._dense or self.cache.device.integers([row.slot for row in self.rows])
+        return self.dense or self.cache.device.integers([row.slot for row in self.rows])
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self.cache.write(params.layer, self.slots, key, value)

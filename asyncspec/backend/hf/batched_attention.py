@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.hf.attention import (
-    Array,
     AttentionParams,
     FastAttention,
     RecurrentLayer,
@@ -45,30 +44,15 @@ class BatchedAttention(TreeMask):
         self.tiles = parts[0].tiles
         # The rows of each session.
         self.slices = [*map(slice, [0, *ends], ends)]
-        positions = [part.row_positions for part in parts]
-        joined = np.concatenate(positions) if len(parts) > 1 else positions[0]
+        joined = np.concatenate([part.row_positions for part in parts])
         self.positions = parts[0].cache.device.array(joined)
 
-    def attend_arrays(self, params: AttentionParams, *heads: Array) -> Array:
-        (part, *others), (query, *_) = self.parts, heads
-        if others or not isinstance(part, BlockAttention):
-            return super().attend_arrays(params, *heads)
-        if self.stop():
-            raise Abandoned
-        out = part.compute_arrays(params, *(x[: self.count] for x in heads))
-        missing = len(query) - self.count
-        return np.concatenate([out, out[-1:].repeat(missing, 0)]) if missing else out
-
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if len(self.parts) == 1:
-            return self.parts[0].compute(params, query, key, value)
         own = zip(self.parts, self.slices, strict=True)
         rows = ((part, (x[:, its] for x in (query, key, value))) for part, its in own)
         return torch.cat([part.compute(params, *heads) for part, heads in rows])
 
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
-        if len(self.parts) == 1:
-            return self.parts[0].compute_states(layer, *inputs)
         own = zip(self.parts, self.slices, strict=True)
         rows = ((part, [x[its] for x in inputs]) for part, its in own)
         return torch.cat([part.compute_states(layer, *given) for part, given in rows])
@@ -117,13 +101,17 @@ class PathTable(TreeMask):
 
 def attention_of(
     parts: Sequence[tuple[KVCache, int, Sequence[Row]]], settings: KernelSettings | None = None
-) -> BatchedAttention:
+) -> TreeAttention | BatchedAttention:
     """Of a pass over sessions, each with its cache, committed slots and rows: exact with
     ``settings`` (of the device's kernels), else the fastest."""
     kernel = parts[0][0].path_kernel
     if kernel is not None:
         return PathAttention([TreeAttention(*part) for part in parts], kernel)
-    if settings is None:
-        return BatchedAttention([FastAttention(*part) for part in parts])
-    kind = BlockAttention if settings.block_rows else ExactAttention
-    return BatchedAttention([kind(*part, settings) for part in parts])
+    made: list[TreeAttention] = []
+    for part in parts:
+        if settings is None:
+            made.append(FastAttention(*part))
+        else:
+            kind = BlockAttention if settings.block_rows else ExactAttention
+            made.append(kind(*part, settings))
+    return made[0] if len(made) == 1 else BatchedAttention(made)

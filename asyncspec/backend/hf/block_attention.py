@@ -19,6 +19,7 @@ from asyncspec.backend.hf.attention import Array, AttentionParams
 from asyncspec.backend.hf.cache import ONES, KVCache
 from asyncspec.backend.hf.exact_attention import ExactAttention
 from asyncspec.backend.hf.kernels.cpu.capabilities import MAX_K, KernelSettings
+from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import BLOCK
 
@@ -52,37 +53,55 @@ class BlockAttention(ExactAttention):
         # A lone block of slots and positions in the region is like the committed ones.
         alone = self.end - self.region_start == BLOCK and len(self.selectors) == 1
         self._ordered = self.end if alone else self.region_start
+        # A lone row whose ancestors lie in order: one of plain decoding.
+        self._sees_all = len(rows) == 1 and rows[0].slot == self.last_position
         # First masked block and mask, by window and query heads of a key head.
         self._block_masks: dict[tuple[int | None, int], tuple[int, Array]] = {}
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        heads = (x.transpose(0, 1).numpy() for x in (query, key, value))
-        return torch.from_numpy(self.compute_arrays(params, *heads))
+        queries, keys, values = (x.transpose(0, 1).numpy() for x in (query, key, value))
+        out = np.empty((*queries.shape[:2], values.shape[2]), np.float32)
+        self._compute_arrays(params, queries, keys, values, out)
+        return torch.from_numpy(out)
 
-    def compute_arrays(
-        self, params: AttentionParams, query: Array, key: Array, value: Array
-    ) -> Array:
-        """query [n, H, K], key [n, Hkv, K], value [n, Hkv, V] -> [n, H, V]."""
+    def attend_arrays(
+        self, params: AttentionParams, query: Array, key: Array, value: Array, out: Array
+    ) -> None:
+        if self.stop():
+            raise Abandoned
+        count = self.count
+        if len(query) == count:
+            self._compute_arrays(params, query, key, value, out)
+        else:
+            self._compute_arrays(params, query[:count], key[:count], value[:count], out[:count])
+            out[count:] = out[count - 1]
+
+    def _compute_arrays(
+        self, params: AttentionParams, query: Array, key: Array, value: Array, out: Array
+    ) -> None:
+        """query [n, H, K], key [n, Hkv, K], value [n, Hkv, V] -> ``out`` [n, H, V]."""
         keys, values = self.cache.arrays(params.layer)
-        slots = self.slots if isinstance(self.slots, slice) else self.slots.numpy()
+        slots = self.dense or [row.slot for row in self.rows]
         keys[:, slots] = key.swapaxes(0, 1)
         values[:, slots, :-ONES] = value.swapaxes(0, 1)
         count, heads, width = query.shape
         groups = heads // len(keys)
-        padded = np.zeros((len(keys), *self._tiles(groups), width), np.float32)
-        own = padded.reshape(len(keys), -1, width)[:, : groups * count]
-        by_head = query.swapaxes(0, 1).reshape(own.shape)
+        rows, (tiles, size) = groups * count, self._tiles(groups)
+        by_head = query.swapaxes(0, 1).reshape(len(keys), rows, width)
         # Scaled here, as there are fewer queries than scores.
-        np.multiply(by_head, np.float32(params.scaling), out=own)
+        padded = by_head * np.float32(params.scaling)
+        if rows < tiles * size:
+            padded = np.pad(padded, ((0, 0), (0, tiles * size - rows), (0, 0)))
+        padded = padded.reshape(len(keys), tiles, size, width)
         weights, shares = self._weights(params, padded, keys[:, : self.end], groups)
         total = self._sums(weights, values)
         if total is None or self._ordered < self.end:
             total = self._add_tail(total, weights, values, groups)
         if shares is not None:
             total[..., -1:] += shares
-        total = total.reshape(len(keys), -1, total.shape[3])[:, : groups * count]
-        out = total[..., :-ONES] / total[..., -1:]
-        return out.reshape(heads, count, -1).swapaxes(0, 1)
+        total = total.reshape(len(keys), -1, total.shape[3])[:, :rows]
+        total = total.reshape(heads, count, -1)
+        np.divide(total[..., :-ONES], total[..., -1:], out=out.swapaxes(0, 1))
 
     def _tiles(self, groups: int) -> tuple[int, int]:
         """Their number, and rows of each: an even one, as BLAS has another product for one row."""
@@ -101,8 +120,12 @@ class BlockAttention(ExactAttention):
             cap = np.float32(params.softcap)
             np.tanh(np.divide(scores, cap, out=scores), out=scores)
             scores *= cap
-        first, mask = self._block_mask(params.window, groups)
-        scores[:, :, first:] += mask
+        if self._sees_all and self.reached(params.window) is None:
+            # All slots up to its own, whose block is the last one.
+            scores[:, :, -1, :, self.last_position % BLOCK + 1 :] = -np.inf
+        else:
+            first, mask = self._block_mask(params.window, groups)
+            scores[:, :, first:] += mask
         # Not both at once, which takes twice as long.
         highest = np.maximum.reduce(np.maximum.reduce(scores, 4, keepdims=True), 2, keepdims=True)
         shares = None

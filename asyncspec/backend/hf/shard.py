@@ -31,7 +31,7 @@ from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.optimized.arrays import ArrayLayer
 from asyncspec.backend.hf.optimized.captured import Graphs, capture_layers
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
-from asyncspec.backend.hf.optimized.model import call, optimize_model
+from asyncspec.backend.hf.optimized.model import OptimizedModel, call, is_hooked, optimize_model
 from asyncspec.backend.hf.probing import layers_with_all_kinds, noise, structure
 from asyncspec.backend.hf.process import quiet_transformers
 from asyncspec.backend.hf.weights import (
@@ -86,9 +86,12 @@ class Shard:
 
     def hidden(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> Tensor:
         """Tokens [n] (first shard) or hidden states [n, H], positions [n] -> states [n, H]."""
-        out = call(self.model.model, **self._inputs(inputs, positions, tree))
-        hidden: Tensor = out.last_hidden_state.squeeze(0)
-        rows = inputs.shape[0]
+        body, rows = self.model.model, inputs.shape[0]
+        if isinstance(body, OptimizedModel) and not (self.has_embedding or is_hooked(body)):
+            hidden = body.states(*self._padded(inputs, positions), tree).squeeze(0)
+        else:
+            out = call(body, **self._inputs(inputs, positions, tree))
+            hidden = out.last_hidden_state.squeeze(0)
         return hidden if hidden.shape[0] == rows else hidden.narrow(0, 0, rows)
 
     def logits(self, inputs: Tensor, positions: Tensor, tree: TreeMask, rows: Tensor) -> Tensor:
@@ -102,16 +105,16 @@ class Shard:
         return cast("Tensor", out.logits[0, :count])
 
     def _inputs(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> dict[str, Any]:
-        # Padded once here, so that no layer has to.
-        rows = inputs.shape[0]
-        rows = self.linears[0].computed_rows(rows) if self.pads_rows else rows
         name = "input_ids" if self.has_embedding else "inputs_embeds"
-        return {
-            name: pad_rows(inputs, rows).unsqueeze(0),
-            "position_ids": pad_rows(positions, rows).unsqueeze(0),
-            "use_cache": False,
-            "tree": tree,
-        }
+        given = zip((name, "position_ids"), self._padded(inputs, positions), strict=True)
+        return {**dict(given), "use_cache": False, "tree": tree}
+
+    def _padded(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[1, n, ...]; padded once here, so that no layer has to."""
+        if self.pads_rows:
+            rows = self.linears[0].computed_rows(inputs.shape[0])
+            inputs, positions = pad_rows(inputs, rows), pad_rows(positions, rows)
+        return inputs.unsqueeze(0), positions.unsqueeze(0)
 
     def probe_inputs(self, count: int) -> Tensor:
         """Random inputs of ``count`` rows."""

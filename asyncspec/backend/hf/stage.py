@@ -29,7 +29,7 @@ from asyncspec.backend.hf.self_test import choose_settings, confirm
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.wire import from_wire, select, to_wire
 from asyncspec.backend.tree_stage import Session, TreeStage
-from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
+from asyncspec.core.jobs import Batch, Forward, SamplerOutput, StageJob, TensorRows
 from asyncspec_protocol.messages import FINAL
 
 
@@ -84,6 +84,10 @@ class HFStage(TreeStage[KVCache]):
 
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
         sessions = [self.begin(one) for one in passes]
+        if len(passes) == 1 and not (
+            sessions[0].admit.features or self.shard.device.is_accelerator
+        ):
+            return (self._lone(job, passes[0], sessions[0]),)
         outputs: list[list[_Output]] = [[] for _ in passes]
         most = self.settings.buckets[-1] if self.settings.buckets else None
         for parts in cut_passes(passes, most):
@@ -93,6 +97,22 @@ class HFStage(TreeStage[KVCache]):
                 outputs[number].append(output)
         each = zip(passes, sessions, outputs, strict=True)
         return tuple(self._result(one, session, found) for one, session, found in each)
+
+    def _lone(
+        self, job: Forward | Batch, one: Forward, session: Session[KVCache]
+    ) -> Tensor | tuple[int, ...] | SamplerOutput:
+        """The result of one session's pass on the CPU, whose hidden states nobody else reads."""
+        settings = self.settings if self.mode == "exact" else None
+        tree = attention_of([(session.cache, one.committed, one.rows)], settings)
+        tree.stop = lambda: self._abandoned is job
+        given = (self._inputs(one), tree.positions, tree)
+        if not self.has_head:
+            return self.shard.hidden(*given)
+        if one.sampled_rows:
+            logits = self.shard.logits(*given, torch.tensor(one.sampled_rows))
+        else:
+            logits = self.shard.hidden(*given)[:0]
+        return session.sample(one, logits.float().numpy(), None)
 
     def _run(
         self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]

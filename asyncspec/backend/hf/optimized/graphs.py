@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from asyncspec.backend.hf.attention import Array, TreeMask
 from asyncspec.backend.hf.kernels.cpu.linear import AND, RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import CONTRIB, Graph, GraphError, WaitingLinear
-from asyncspec.backend.hf.optimized.arrays import ArrayLayer, array_layer
+from asyncspec.backend.hf.optimized.arrays import ArrayLayer, array_layer, run_arrays
 from asyncspec.backend.hf.optimized.layers import (
     CosSin,
     OptimizedAttention,
@@ -250,7 +250,9 @@ class FusedLayer(nn.Module):
         parts = self.before.heads(hidden, cos_sin)
         heads = [part.reshape(rows, -1, self._width) for part in parts]
         if hidden.dtype == torch.float32:
-            attended = tree.attend_arrays(self._params, *heads)
+            query, key, value = heads
+            attended = np.empty((*query.shape[:2], value.shape[2]), np.float32)
+            tree.attend_arrays(self._params, query, key, value, attended)
         else:
             given = (torch.from_numpy(x).to(hidden.dtype).transpose(0, 1) for x in heads)
             attended = tree.attend(self._params, *given).float().numpy()
@@ -283,6 +285,8 @@ def fuse_layers(body: OptimizedModel, width: int, dtype: torch.dtype, positions:
             body.layers[i] = fused
             # Packing frees as much as it packs.
             free_heap(fused.before.weight_bytes + fused.after.weight_bytes)
+    if all(isinstance(layer, ArrayLayer) for layer in body.layers):
+        body.run_layers = run_arrays
 
 
 def _fused(

@@ -59,7 +59,7 @@ def optimized_norm(original: Any) -> nn.Module:
 
 
 HalfTables = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
-"""cos and sin [n, R / 2]."""
+"""cos and sin [n, ..., R / 2]."""
 
 
 class CosSin:
@@ -77,28 +77,46 @@ class CosSin:
 
     @cached_property
     def half_tables(self) -> HalfTables:
-        """As numpy and onnxruntime take them: both halves of a head have the same angles, and of
+        """As onnxruntime takes them [n, R / 2]: both halves of a head have the same angles, and of
         the second one sin has its own sign."""
         cos, sin = (x.squeeze(1).chunk(2, -1)[1].float().contiguous().numpy() for x in self)
         return cos, sin
+
+    @cached_property
+    def pair_tables(self) -> HalfTables:
+        """As numpy takes them for pairs of numbers: cos [n, 1, 1, R / 2], and sin [n, 1, 2, R / 2]
+        with its signs."""
+        shape = -1, 1, 2, self.tensors[0].shape[2] // 2
+        cos, sin = (x.float().reshape(shape).numpy() for x in self)
+        return cos[:, :, 1:], sin
 
 
 class CosSinRows(CosSin):
     """Rows ``index`` [n] of others, in that form alone in which layers read them."""
 
-    def __init__(self, window: CosSin, index: npt.NDArray[np.int64]) -> None:
+    def __init__(self, window: CosSin, index: list[int]) -> None:
         self._window, self._index = window, index
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(self._index)
+        index = torch.tensor(self._index)
         cos, sin = (x.index_select(0, index) for x in self._window)
         return cos, sin
 
     @cached_property
     def half_tables(self) -> HalfTables:
-        cos, sin = (x[self._index] for x in self._window.half_tables)
-        return cos, sin
+        return self._rows(self._window.half_tables)
+
+    @cached_property
+    def pair_tables(self) -> HalfTables:
+        return self._rows(self._window.pair_tables)
+
+    def _rows(self, tables: HalfTables) -> HalfTables:
+        cos, sin = tables
+        row = self._index[0]
+        # A view of a lone row.
+        rows: Any = self._index if len(self._index) > 1 else slice(row, row + 1)
+        return cos[rows], sin[rows]
 
 
 ROTARY_WINDOW = 256
@@ -122,9 +140,8 @@ class CachedRotary:
             # To look at positions would be to wait for the device.
             return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
         # A lone row's positions take torch, or numpy, longer than its rotation.
-        places = positions.numpy()[0]
-        listed = places.tolist()
-        low, high = min(listed), max(listed)
+        (places,) = positions.tolist()
+        low, high = min(places), max(places)
         if self._window is None or not self._start <= low <= high < self._end:
             if high - low >= ROTARY_WINDOW - _ALIGNMENT:
                 return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
@@ -132,7 +149,7 @@ class CachedRotary:
             self._end = self._start + ROTARY_WINDOW
             window = torch.arange(self._start, self._end).unsqueeze(0)
             self._window = signed_cos_sin(*self._original(hidden, window, *self._layer_type))
-        return CosSinRows(self._window, places - self._start)
+        return CosSinRows(self._window, [place - self._start for place in places])
 
 
 def signed_cos_sin(cos: Tensor, sin: Tensor) -> CosSin:

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ class OptimizedModel(nn.Module):
         self._layer_types: list[str | None] = types
         self._rotary = {kind: CachedRotary(original.rotary_emb, kind) for kind in types}
         # Where layers read cos and sin of a type, and how they run (``captured.py``).
-        self.share: Callable[[object, CosSin], CosSin] = lambda _, cos_sin: cos_sin
+        self.share: Callable[[object, CosSin], CosSin] | None = None
         self.run_layers = run_in_turn
 
     def forward(
@@ -62,20 +62,25 @@ class OptimizedModel(nn.Module):
     ) -> SimpleNamespace:
         """Tokens [1, n] or hidden states [1, n, H]; positions [1, n]."""
         hidden: Any = inputs_embeds if input_ids is None else self.embed_tokens(input_ids)
+        states = self.states(hidden, position_ids, tree)
+        return SimpleNamespace(**self._fields | {"last_hidden_state": states})
+
+    def states(self, hidden: Tensor, positions: Tensor, tree: TreeMask) -> Tensor:
+        """Of embedded tokens or hidden states [1, n, H] the last hidden states."""
         if self._scale != 1:
             hidden = hidden * self._scale
+        # To find a module in a module takes a call.
+        parts: Any = self._modules
         # A truncated shard has fewer layers than types.
-        layers = [*zip(self.layers, self.cos_sin(hidden, position_ids), strict=False)]
-        hidden = self.run_layers(layers, hidden, tree)
-        return SimpleNamespace(**self._fields | {"last_hidden_state": call(self.norm, hidden)})
+        each = zip(parts["layers"], self.cos_sin(hidden, positions), strict=False)
+        return cast("Tensor", call(parts["norm"], self.run_layers([*each], hidden, tree)))
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> list[CosSin]:
         """For each layer; positions [1, n]."""
-        by_type = {
-            kind: self.share(kind, each.cos_sin(hidden, positions))
-            for kind, each in self._rotary.items()
-        }
-        return [by_type[kind] for kind in self._layer_types]
+        made = {kind: each.cos_sin(hidden, positions) for kind, each in self._rotary.items()}
+        if self.share is not None:
+            made = {kind: self.share(kind, cos_sin) for kind, cos_sin in made.items()}
+        return [made[kind] for kind in self._layer_types]
 
 
 def run_in_turn(
@@ -89,8 +94,12 @@ def run_in_turn(
 
 def call(module: nn.Module, *inputs: object, **named: object) -> Any:
     """``module`` of its inputs; the search for hooks takes longer than to see that it has none."""
-    hooked = module._forward_hooks or module._forward_pre_hooks
-    return module(*inputs, **named) if hooked else module.forward(*inputs, **named)
+    return module(*inputs, **named) if is_hooked(module) else module.forward(*inputs, **named)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody looks at its inputs or results."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class RecordingAttention(TreeMask):

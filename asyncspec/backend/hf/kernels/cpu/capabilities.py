@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
-from typing import cast
+from typing import Any
 
 import torch
 from msgspec import Struct
@@ -54,20 +55,45 @@ def reads_half() -> bool:
     )
 
 
-def half_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """Product of float32 rows [..., K] and ``weight`` [N, K], kept as float16 by FBGEMM."""
-    pack = getattr(torch, "fbgemm_pack_gemm_matrix_fp16", None)
-    multiply = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
-    # The operators share a product among threads, the plain functions do not; same bits.
-    if pack is None or multiply is None or torch.get_num_threads() > 1:
-        packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
-        return lambda x: cast("Tensor", torch.ops.quantized.linear_dynamic_fp16(x, packed))
-    with warnings.catch_warnings():
-        # Deprecated; the operators above take 16 us longer, more than a small layer's product.
-        warnings.simplefilter("ignore", UserWarning)
-        packed = pack(weight)
-        multiply(weight.new_zeros(1, weight.shape[1]), packed, None)
-    return lambda x: cast("Tensor", multiply(x, packed, None))
+class HalfProduct:
+    """Product of float32 rows [..., K] and ``weight`` [N, K], kept as float16 by FBGEMM, times
+    ``scale``."""
+
+    def __init__(self, weight: Tensor, scale: float = 1.0) -> None:
+        self.height, self._scale = weight.shape[0], scale
+        pack = getattr(torch, "fbgemm_pack_gemm_matrix_fp16", None)
+        multiply = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
+        # Whether it takes a tensor for its result.
+        self._writes = False
+        # The operators share a product among threads, the plain functions do not; same bits.
+        if pack is None or multiply is None or torch.get_num_threads() > 1:
+            packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+            self._multiply: Callable[..., Tensor] = torch.ops.quantized.linear_dynamic_fp16
+            self._packed: tuple[Any, ...] = (packed,)
+            return
+        with warnings.catch_warnings():
+            # Deprecated; the operators above take 16 us longer, more than a small layer's product.
+            warnings.simplefilter("ignore", UserWarning)
+            self._multiply, self._packed = multiply, (pack(weight), None)
+            row = weight.new_zeros(1, weight.shape[1])
+            result = self._multiply(row, *self._packed)
+            with suppress(TypeError):  # torch before 2.13
+                self._multiply(row, *self._packed, torch.empty_like(result))
+                self._writes = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., N]"""
+        y = self._multiply(x, *self._packed)
+        return y if self._scale == 1 else y.mul_(self._scale)
+
+    def write(self, x: Tensor, out: Tensor) -> None:
+        """Of rows [n, K] to ``out`` [n, N]."""
+        if not self._writes:
+            out.copy_(self(x))
+            return
+        self._multiply(x, *self._packed, out)
+        if self._scale != 1:
+            out.mul_(self._scale)
 
 
 def product_type(dtype: torch.dtype) -> torch.dtype:

@@ -12,13 +12,12 @@ float32, and rounded to the rows' type once, as in oneDNN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, half_product, product_type
+from asyncspec.backend.hf.kernels.cpu.capabilities import HalfProduct, KernelSettings, product_type
 from asyncspec.backend.hf.kernels.cpu.linear import (
     PackedLinear,
     RowwiseLinear,
@@ -69,7 +68,7 @@ class HalfLinear(RowwiseLinear):
         self._weight_dtype = weight.dtype
         # FBGEMM takes 5 s for a GB and one thread per slice: most of a stage's start.
         with ThreadPoolExecutor(min(torch.get_num_threads(), _PACK_THREADS)) as pool:
-            self._slices = list(pool.map(_scaled_product, _split(weight, _PACK_SLICE)))
+            self.slices = list(pool.map(_scaled_product, _split(weight, _PACK_SLICE)))
 
     def computed_rows(self, rows: int) -> int:
         """See ``RowwiseLinear``. FBGEMM has no code per row count."""
@@ -89,7 +88,7 @@ class HalfLinear(RowwiseLinear):
 
     def parts(self, x: Tensor) -> list[Tensor]:
         """x [..., K] float32 -> sums [..., N] float32, without bias, in parts of their columns."""
-        return [multiply(x) for multiply in self._slices]
+        return [multiply(x) for multiply in self.slices]
 
     @property
     def description(self) -> str:
@@ -100,15 +99,14 @@ class HalfLinear(RowwiseLinear):
         return self.out_features * self.in_features * self._weight_dtype.itemsize
 
 
-def _scaled_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """x [..., K] float32 -> [..., N] float32, for some rows of the weights of a ``HalfLinear``."""
+def _scaled_product(weight: Tensor) -> HalfProduct:
+    """Of some rows of the weights of a ``HalfLinear``."""
     if weight.dtype == torch.float16:
-        return half_product(weight.float())
+        return HalfProduct(weight.float())
     # The power of two that brings the largest just below 2^16.
     exponent = _TOP_EXPONENT - math.frexp(max_abs(weight))[1]
     exponent = max(-_MAX_EXPONENT, min(exponent, _MAX_EXPONENT))
-    multiply, scale = half_product(weight.float().mul_(2.0**exponent)), 2.0**-exponent
-    return lambda x: multiply(x).mul_(scale)
+    return HalfProduct(weight.float().mul_(2.0**exponent), 2.0**-exponent)
 
 
 class UpcastLinear(PackedLinear):
