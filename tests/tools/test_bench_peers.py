@@ -17,12 +17,14 @@ from msgspec import structs
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from tools.bench.__main__ import main
-from tools.bench.peers.comparison import Comparison, Engine, read_engines
+from tools.bench.peers.comparison import LIKE, Comparison, Engine, read_engines
 from tools.bench.peers.endpoint import Endpoint, events
 from tools.bench.peers.generate import BASE
 from tools.bench.peers.measure import ask_all
+from tools.bench.peers.output import about
 from tools.bench.peers.peer import Answer
 from tools.bench.peers.ratios import differs, rate, standings
+from tools.testbed.description import load
 
 ANSWERS = st.builds(Answer, st.integers(1, 100), st.floats(0.01, 100))
 
@@ -235,6 +237,13 @@ def test_only_the_same_sums_must_write_the_same_text() -> None:
     assert same.exact
     for other in ({"dtype": "auto"}, {"quantize": "int4"}, {"device": "cuda"}):
         assert not structs.replace(same, **other).exact
+
+
+def test_only_pipelines_have_the_latency() -> None:
+    far = Comparison(BUNDLED_TARGET, BUNDLED_DRAFT, None, latency_ms=20)
+    assert far.our_bed().network == structs.replace(load(LIKE).network, latency_ms=20)
+    assert far.generate_bed().network.latency_ms == 0
+    assert any("lan-1000 with 20 ms from any device" in line for line in about(far, None))
 
 
 def test_our_own_other_text_ends_the_run() -> None:

@@ -65,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", default="cpu", metavar="NAME", help="of ours, generate and llama.cpp")
     add("--stages", type=int, default=4, metavar="N", help="verify stages, a device each")
     add("--cpu", type=float, default=0.4, metavar="CORES", help="of each device, also the draft's")
+    add(
+        "--latency-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="one way between any two devices of a pipeline, ours or llama.cpp's",
+    )
     add("--repeats", type=int, default=3, metavar="N")
     add("--tokens", type=int, default=48, metavar="N", help="new tokens of an answer")
     add("--network", choices=("auto", "namespaces", "loopback"), default="auto", help="testbed's")
@@ -114,6 +121,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         repeats=Bounds(1, 1000),
         tokens=Bounds(1, 1000),
         cpu=Bounds(0.01, 64),
+        latency_ms=Bounds(0, 10_000),
         hidden=COUNT,
         feed_forward=COUNT,
         layers=COUNT,
@@ -140,6 +148,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         tokens=options.tokens,
         engines=read_engines(options.endpoint, options.endpoint_model),
         network=options.network,
+        latency_ms=options.latency_ms,
         llama_cpp=options.llama_cpp and options.llama_cpp.absolute(),
         gguf=options.gguf,
         llama_mode=options.llama_mode,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.backend.base import DType, Mode, Quantize
 from asyncspec.core.errors import UserError
@@ -62,6 +63,8 @@ class Comparison(Struct, frozen=True):
     # Of our stages on llama.cpp.
     llama_mode: Mode = "fast"
     network: Network = "auto"
+    # One way, between any two of our devices, and of llama.cpp's pipeline.
+    latency_ms: float = 0.0
 
     @property
     def exact(self) -> bool:
@@ -80,7 +83,7 @@ class Comparison(Struct, frozen=True):
 
     def our_bed(self) -> Description:
         """Equal devices on a switch. Raises ``UserError``."""
-        network = load(LIKE).network
+        network = replace(load(LIKE).network, latency_ms=self.latency_ms)
         return Description(device=(DeviceTable(cpu=self.cpu),) * self.devices, network=network)
 
     def generate_bed(self) -> Description:

@@ -55,11 +55,13 @@ def about(comparison: Comparison, nbytes: int | None) -> list[str]:
         models += (
             f"; on llama.cpp weights as {comparison.gguf}, ours in {comparison.llama_mode} mode"
         )
+    late = comparison.latency_ms
+    latency = f" with {late:g} ms from any device to any other" if late else ""
     return [
         models,
-        f"ours: {comparison.devices} devices of {comparison.cpu:g} cores on the network of {LIKE}, "
-        f"{comparison.all_cores:g} cores together; generate: one device of {comparison.cpu:g} and "
-        f"one of {comparison.all_cores:g} cores",
+        f"ours: {comparison.devices} devices of {comparison.cpu:g} cores on the network of {LIKE}"
+        f"{latency}, {comparison.all_cores:g} cores together; generate: one device of "
+        f"{comparison.cpu:g} and one of {comparison.all_cores:g} cores",
         f"ratio: to {BASE}, by tokens/s of whole answers (prompt included), median, least and most "
         f"of {comparison.repeats} repeats; {len(comparison.prompts)} prompts, "
         f"{comparison.tokens} new tokens, greedy; peers took turns",
