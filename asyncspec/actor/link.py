@@ -107,9 +107,11 @@ class Link(asyncio.BufferedProtocol):
         self._held: list[bytes | memoryview] = []
         self._reason = ""
         self._over = False
-        self._received_at = 0.0
+        # When bytes came last, and were written last (of heartbeats: the last one).
+        self._received_at = self._written_at = self._beat_at = 0.0
         self._silence: SilenceWatch | None = None
         self._closely = True
+        self._interval = options.heartbeat_seconds  # between two heartbeats
         # The peer's clock in its last heartbeat, 0 if none waits for its echo, and when that came.
         self._echo = self._came = 0.0
         self._beat: asyncio.TimerHandle | None = None
@@ -150,12 +152,12 @@ class Link(asyncio.BufferedProtocol):
         elif missing:
             self._bandwidth.on_frame_end()
         self.bytes_received += nbytes
-        before, self._received_at = self._received_at, self._loop.time()
+        before = self._received_at
+        now = self._received_at = self._loop.time()
         if self._silence is not None:
-            self._silence.received(self._beat_seconds, self._received_at, beat=False)
-        silent = self._received_at - before > SILENT_BEATS * self._options.heartbeat_seconds
-        if silent and self.hook is not None:
-            self.hook.silent(self.rank, before, self._received_at)
+            self._silence.received(self._interval, now)
+        if self.hook is not None and now - before > SILENT_BEATS * self._options.heartbeat_seconds:
+            self.hook.silent(self.rank, before, now)
         self._reader.buffer_updated(nbytes)
         if not self._take_frames(self._options.taking_seconds):
             assert self._transport is not None
@@ -227,6 +229,7 @@ class Link(asyncio.BufferedProtocol):
             return
         for piece in held:
             transport.write(piece)
+        self._written_at = self._loop.time()
         options = self._options
         client = self.peer is not None and self.peer.role == "client"
         most = options.most_unsent_client if client else options.most_unsent
@@ -305,18 +308,22 @@ class Link(asyncio.BufferedProtocol):
 
     def _tick(self) -> None:
         assert self._silence is not None
-        interval, path = self._beat_seconds, tcp.path_state(self._transport)
-        if reason := self._silence.check(path, interval, self._loop.time()):
+        now, interval = self._loop.time(), self._beat_seconds
+        path = None if self._silence.has_received else tcp.path_state(self._transport)
+        if reason := self._silence.check(path, interval, now):
             self.abort(reason)
             return
-        self._send_beat()
-        self._beat = self._loop.call_later(self._silence.pause(path, interval), self._tick)
+        self._interval, most = interval, self._options.heartbeat_seconds
+        if silence.beat_due(interval, most, now - self._written_at, now - self._beat_at):
+            self._send_beat()
+        at = silence.next_check(now, self._silence.pause(path, interval), interval)
+        self._beat = self._loop.call_at(at, self._tick)
 
     def _send_beat(self) -> None:
         now = time.monotonic()  # uvloop's clock has whole milliseconds
         echo = self._echo and min(MAX_SECONDS, self._echo + (now - self._came))
         self.send(Heartbeat(sent=now, echo=echo, byte_seconds=self.byte_seconds))
-        self._echo = 0.0
+        self._echo, self._beat_at = 0.0, self._written_at
 
     def _take_frames(self, seconds: float) -> bool:
         """Handle complete frames for so long; whether none is left."""
@@ -341,7 +348,7 @@ class Link(asyncio.BufferedProtocol):
         message, now = frame.message, time.monotonic()
         if isinstance(message, Heartbeat):
             if self._silence is not None:
-                self._silence.received(self._beat_seconds, self._loop.time(), beat=True)
+                self._silence.beat()
             if message.echo:
                 # Bytes wait at both ends, so this is an upper bound; keep the least.
                 trip = max(0.0, now - message.echo)

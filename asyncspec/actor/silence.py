@@ -3,13 +3,19 @@
 Two things can be silent. The **machine**, or the way to it: a kernel acknowledges what comes
 whatever its processes do, so data without an acknowledgement means that it is gone, after a few
 retransmissions. The **process** of a machine that acknowledges: it may only be slow, on busy cores
-or behind a call that holds the interpreter lock. Its heartbeats say by how much they are late as a
+or behind a call that holds the interpreter lock. What it sends says by how much it is late as a
 rule, and it is given ten times that. Where this node itself is late, its peers may be so as well:
 what keeps the cores busy here may do so there, or is there. On a quiet LAN either takes less than a
 second.
+
+Any bytes break silence, so a heartbeat is due only where nothing was written in the last half of an
+interval: beside weights that sweep the caches, to send one and to receive one take .1 ms each. No
+gap is longer than one interval and a half.
 """
 
 from __future__ import annotations
+
+import math
 
 from msgspec import Struct
 
@@ -18,6 +24,9 @@ LEAST_BEAT_SECONDS = 0.2
 
 BEAT_TRIPS = 2.0
 """Round trips between two heartbeats, where that is more."""
+
+QUIET_SHARE = 0.5
+"""Of an interval, without bytes to a peer: then a heartbeat is due."""
 
 LEAST_RTO_SECONDS = 0.2
 """Linux's least allowance for delay before it retransmits, on top of the round trip."""
@@ -35,15 +44,14 @@ LEAST_SILENCE_SECONDS = 0.7
 
 SILENT_BEATS = 3.0
 LATE_FACTOR = 10.0
-"""A process is lost when it has been silent for so many beats, and so many times the lateness of
-its heartbeats."""
+"""A process is lost when it has been silent for so many beats, and so many times its lateness."""
 
 FADING = 0.97
-"""Factor of the greatest lateness with each heartbeat."""
+"""Factor of the greatest lateness with each interval in which something came."""
 
 FIRST_LATENESS, FIRST_FADING = 0.2, 0.75
 """Assumed of a new peer, and at most where this node is late, in seconds; and its factor with each
-heartbeat: six that are punctual, 1.2 seconds on a LAN, show that it is quick."""
+such interval: six, 1.2 seconds on a LAN, show that it is quick."""
 
 JIFFY_SECONDS = 10e-3
 """The time since an acknowledgement is rounded up by less."""
@@ -69,6 +77,21 @@ def beat_seconds(rtt: float | None, most: float) -> float:
     return min(most, max(LEAST_BEAT_SECONDS, BEAT_TRIPS * (rtt or 0.0)))
 
 
+def beat_due(interval: float, most: float, since_written: float, since_beat: float) -> bool:
+    """Whether a heartbeat is to be sent, ``since_written`` seconds after the last bytes; also
+    beside other bytes after ``most``, as heartbeats alone report round trip and bandwidth."""
+    return since_written >= QUIET_SHARE * interval or since_beat >= most - QUIET_SHARE * interval
+
+
+def next_check(now: float, pause: float, interval: float) -> float:
+    """When a link is checked again, ``pause`` seconds from now: all links of a process that have
+    one interval at the same times, so that they wake it once."""
+    if pause < interval:
+        return now + pause
+    early = 0.02 * interval  # by which a timer may fire too soon
+    return interval * (math.floor((now + early) / interval) + 1)
+
+
 def path_limit(path: PathState) -> float:
     """Seconds without an acknowledgement after which a peer's machine is gone."""
     timeout = path.srtt + max(LEAST_RTO_SECONDS, 4 * path.rttvar)
@@ -81,7 +104,7 @@ class SilenceWatch:
 
     def __init__(self, most: float, now: float) -> None:
         self._most = most
-        # By how much the peer's heartbeats have lately been late at most, and are assumed to be.
+        # By how much the peer has lately been late at most, and is assumed to be.
         self._lateness = 0.0
         self._assumed = FIRST_LATENESS
         # Whether it has sent a heartbeat; until then it may be no peer that does.
@@ -90,19 +113,22 @@ class SilenceWatch:
         # has not read what waits for it.
         self._silent = 0.0
         self._counted = self._checked = now
+        # Whether anything has come since the last check.
+        self.has_received = False
         # Since the oldest heartbeat without an acknowledgement was sent, seconds awake.
         self._waited = 0.0
 
-    def received(self, interval: float, now: float, *, beat: bool) -> None:
-        """Bytes have come, with a heartbeat among them or not. ``interval``: between heartbeats."""
+    def received(self, interval: float, now: float) -> None:
+        """Bytes have come. ``interval``: between heartbeats."""
         self._silent += min(now - self._counted, interval)
-        self._counted = now
-        if beat:
-            self._beats = True
-            self._lateness *= FADING
-            self._assumed *= FIRST_FADING
-        self._lateness = max(self._lateness, self._silent - interval)
-        self._silent = 0.0
+        late = self._silent - (1 + QUIET_SHARE) * interval
+        if late > self._lateness:
+            self._lateness = late
+        self._counted, self._silent, self.has_received = now, 0.0, True
+
+    def beat(self) -> None:
+        """A heartbeat has come."""
+        self._beats = True
 
     def faster(self) -> None:
         """Heartbeats are to come more often from now on."""
@@ -117,9 +143,13 @@ class SilenceWatch:
         return min(self._most, max(LEAST_SILENCE_SECONDS, slow, lost))
 
     def check(self, path: PathState | None, interval: float, now: float) -> str:
-        """Why the peer is lost, or nothing; a heartbeat is sent after each check, and the next one
-        is due after ``pause``. ``path``: None where the system does not say."""
+        """Why the peer is lost, or nothing; the next check is due after ``pause``. ``path``: None
+        where the system does not say, or what has been heard since the last check says enough."""
         passed = now - self._checked
+        if self.has_received:
+            self.has_received = False
+            self._lateness *= FADING
+            self._assumed *= FIRST_FADING
         self._assumed = max(self._assumed, min(passed - interval, FIRST_LATENESS))
         recent = path is None or path.since_acknowledgement < passed + JIFFY_SECONDS
         if path is None or not path.unacknowledged or recent:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,9 +13,12 @@ from hypothesis import strategies as st
 from asyncspec.actor.silence import (
     LATE_FACTOR,
     LEAST_SILENCE_SECONDS,
+    QUIET_SHARE,
     PathState,
     SilenceWatch,
+    beat_due,
     beat_seconds,
+    next_check,
     path_limit,
 )
 
@@ -24,6 +29,12 @@ WAN = PathState(False, 0.0, 120e-3, 20e-3, 100e-3)
 
 rtts = st.floats(0, 2)
 paths = st.builds(PathState, st.booleans(), st.floats(0, 60), rtts, rtts, rtts)
+
+
+def hear(watch: SilenceWatch, interval: float, now: float) -> None:
+    """A heartbeat comes."""
+    watch.received(interval, now)
+    watch.beat()
 
 
 class Line:
@@ -52,7 +63,7 @@ class Line:
         while self.now < start + seconds:
             end += self.pause
             while self.next_beat <= end:
-                self.watch.received(self.interval, self.next_beat, beat=True)
+                hear(self.watch, self.interval, self.next_beat)
                 self._beat()
             path = PathState(cut, end - start if cut else 0.0, *self._trips())
             reason = self.watch.check(path, self.interval, end)
@@ -120,7 +131,7 @@ def test_a_node_that_is_late_itself_gives_its_peers_time() -> None:
     assert line.run(30) == ""
     for late, limit in ((0.1, 1.6), (30.0, 2.6)):
         line.now += line.interval + late
-        line.watch.received(line.interval, line.now, beat=False)
+        line.watch.received(line.interval, line.now)
         assert line.watch.check(line.path, line.interval, line.now) == ""
         assert line.watch.limit(line.path, line.interval) == pytest.approx(limit)
     line.hear(punctual())
@@ -160,7 +171,7 @@ def test_limits_stay_within_bounds(path: PathState | None, silences: list[float]
     for seconds in silences:
         now += seconds
         watch.check(path, 0.2, now)
-        watch.received(0.2, now, beat=True)
+        hear(watch, 0.2, now)
         assert LEAST_SILENCE_SECONDS <= watch.limit(path, 0.2) <= MOST
 
 
@@ -185,18 +196,108 @@ def test_heartbeats_follow_the_round_trip(rtt: float, most: float) -> None:
     assert beat_seconds(rtt, most) >= min(most, 2 * rtt)
 
 
+class Sender:
+    """A node that writes at some times, and heartbeats as the rule has it; time is virtual."""
+
+    def __init__(self, interval: float, writes: list[float]) -> None:
+        self.sent: list[tuple[float, bool]] = []  # with whether it was a heartbeat
+        now = at = 0.0
+        written = beat = -math.inf
+        end = sum(writes) + 3.0
+        for pause in [*writes, math.inf]:
+            while at < min(now + pause, end):
+                if beat_due(interval, 1.0, at - written, at - beat):
+                    self.sent.append((at, True))
+                    written = beat = at
+                at = next_check(at, interval, interval)
+            now += pause
+            if pause < math.inf:
+                self.sent.append((now, False))
+                written = now
+
+    def gaps(self) -> list[float]:
+        """Between what is sent."""
+        times = [at for at, _ in self.sent]
+        return [b - a for a, b in pairwise(times)]
+
+
+intervals = st.sampled_from([0.2, 0.24, 0.5, 1.0])
+traffic = st.lists(st.floats(0.001, 2), max_size=40)
+
+
+@given(intervals, traffic)
+def test_no_gap_is_longer_than_is_taken_for_punctual(interval: float, writes: list[float]) -> None:
+    sender = Sender(interval, writes)
+    assert max(sender.gaps(), default=0.0) <= (1 + QUIET_SHARE) * interval + 1e-9
+    watch = SilenceWatch(MOST, 0.0)
+    for at, beat in sender.sent:
+        watch.received(interval, at)
+        if beat:
+            watch.beat()
+    assert watch._lateness < 1e-9
+
+
+@given(intervals, traffic, st.floats(0.01, 0.09))
+def test_heartbeats_report_at_least_once_a_second(
+    interval: float, writes: list[float], pause: float
+) -> None:
+    """Whatever else is written: the round trip, and how fast the link is."""
+    dense = [pause] * int(4 / pause)
+    beats = [at for at, beat in Sender(interval, [*writes, *dense]).sent if beat]
+    assert max(b - a for a, b in pairwise(beats)) <= max(1.0, interval) + interval
+
+
+@given(st.floats(0.001, 0.09), st.floats(0, 1))
+def test_traffic_takes_the_place_of_heartbeats(pause: float, first: float) -> None:
+    """But for the one a second that reports."""
+    sender = Sender(0.2, [first, *[pause] * 150])
+    end = first + 150 * pause
+    assert sum(beat for at, beat in sender.sent if first + 0.2 < at < end) <= end - first + 1
+
+
+@given(traffic, st.floats(0, 1), st.booleans())
+def test_a_loss_is_noticed_in_time_whatever_the_traffic(
+    writes: list[float], phase: float, gone: bool
+) -> None:
+    """On a LAN in less than a second from the last bytes: a stopped process, or a machine that
+    is gone, whose checks fall anywhere between the peer's."""
+    interval, sender = 0.2, Sender(0.2, [min(one, 0.3) for one in writes])
+    watch, at = SilenceWatch(MOST, 0.0), phase * 0.2
+    last, arrivals = sender.sent[-1][0], list(sender.sent)
+    while True:
+        while arrivals and arrivals[0][0] <= at:
+            came, beat = arrivals.pop(0)
+            watch.received(interval, came)
+            if beat:
+                watch.beat()
+        silent = max(0.0, at - last)
+        path = None if watch.has_received else PathState(gone and silent > 0, silent, *LAN_TRIPS)
+        if watch.check(path, interval, at):
+            break
+        at = next_check(at, watch.pause(path, interval), interval)
+    assert last < at < last + 1.0
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1), intervals)
+def test_checks_are_at_common_times_and_not_late(now: float, share: float, interval: float) -> None:
+    at = next_check(now, share * interval, interval)
+    assert now < at + 1e-9 <= now + 1.02 * interval + 2e-9
+    if share == 1:
+        assert at / interval == pytest.approx(round(at / interval), abs=1e-6)
+
+
 def test_a_peer_that_sends_no_heartbeats_is_quick_to_nobody() -> None:
     watch = SilenceWatch(MOST, 0.0)
-    watch.received(0.2, 0.0, beat=False)
+    watch.received(0.2, 0.0)
     assert watch.limit(LAN, 0.2) == MOST
-    watch.received(0.2, 0.0, beat=True)
+    hear(watch, 0.2, 0.0)
     assert watch.limit(LAN, 0.2) < 3
 
 
 def test_a_slow_pace_is_no_silence_of_a_faster_one() -> None:
     watch = SilenceWatch(MOST, 0.0)
     for now in range(60):
-        watch.received(1.0, now, beat=True)
+        hear(watch, 1.0, now)
         assert watch.check(None, 1.0, now) == ""
     assert watch.check(None, 1.0, 60.0) == ""
     watch.faster()
@@ -217,7 +318,7 @@ def test_an_idle_link_has_nothing_to_acknowledge() -> None:
     """Of a slow heartbeat: the last acknowledgement is old when the next beat is sent."""
     watch = SilenceWatch(MOST, 0.0)
     for tick in range(1, 9):
-        watch.received(5.0, 5.0 * tick, beat=True)
+        hear(watch, 5.0, 5.0 * tick)
         # Sent at the last check, and acknowledged soon after; something else was sent just now.
         path = PathState(True, 4.95, 1e-3, 1e-3, 1e-3)
         assert watch.check(path, 5.0, 5.0 * tick) == ""

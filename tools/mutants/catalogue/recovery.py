@@ -372,6 +372,18 @@ RECOVERY: tuple[Mutant, ...] = (
         "test_a_recording_without_tokens_is_analysed_like_one_with_them",
     ),
     Mutant(
+        "heartbeats-left-out-too-long",
+        "return since_written >= QUIET_SHARE * interval or",
+        "return since_written >= interval or",
+        "test_no_gap_is_longer_than_is_taken_for_punctual",
+    ),
+    Mutant(
+        "heartbeats-left-out-report-nothing",
+        "or since_beat >= most - QUIET_SHARE * interval",
+        "or False",
+        "test_heartbeats_report_at_least_once_a_second",
+    ),
+    Mutant(
         "silence-ignores-lateness",
         "max(LEAST_SILENCE_SECONDS, slow, lost)",
         "max(LEAST_SILENCE_SECONDS, lost)",
