@@ -21,8 +21,10 @@ _PREFIX = struct.Struct("!II")
 # How an HTTP service begins its answer, whatever it is sent: its port is easily taken for a node's.
 _HTTP = int.from_bytes(b"HTTP", "big")
 
-AHEAD_BYTES = 4096
-"""Read ahead of a frame: more than most take without tensors, little to copy with one."""
+AHEAD_BYTES = 12 * 1024
+"""Read ahead of a frame: more than most take without tensors, or with the row of plain decoding (8
+KiB at a width of 4,096), which then comes with one system call; little to copy with a longer
+one."""
 
 
 class Header(Struct, array_like=True, frozen=True):
