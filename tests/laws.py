@@ -14,7 +14,7 @@ from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core import tree as trees
 from asyncspec.core.jobs import Job
 from asyncspec.core.liveness import Liveness
-from asyncspec.core.machine import Effect, Emit, Input, Received, Request, Send
+from asyncspec.core.machine import Compute, Effect, Emit, Input, Received, Request, Send
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy.autoregressive import Autoregressive
@@ -26,8 +26,18 @@ from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
+from asyncspec_nodes.roles.draft.scheduler import schedule
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, first_session, is_draft, owner
-from asyncspec_protocol.messages import FINAL, Message, Open, PruneIndices
+from asyncspec_protocol.messages import (
+    FINAL,
+    Credit,
+    Expand,
+    Message,
+    Open,
+    PassTimes,
+    PruneIndices,
+    Segment,
+)
 from asyncspec_protocol.sampling import Constraint
 from cluster import Cluster, ask
 from languages import EOS, LANGUAGES
@@ -184,6 +194,7 @@ def watch_invariants(cluster: Cluster) -> None:
         if is_draft(rank) and cluster.state(rank) is not None:
             check_tenants(cluster.state(rank), effects, tenants)
             check_emitted(effects)
+            check_scheduled(cluster.state(rank), event, cluster.world.now)
         # A byzantine draft node (``byzantine_draft.py``) sends several prunes of one version.
         byzantine = isinstance(event, Received) and cluster.state(event.peer) is None
         if 0 < rank <= cluster.stages and not byzantine:
@@ -207,6 +218,14 @@ def check_emitted(effects: Sequence[Effect]) -> None:
     """No more tokens are hits than are given."""
     emitted = [effect for effect in effects if isinstance(effect, Emit)]
     assert all(0 <= effect.hits <= len(effect.tokens) for effect in emitted)
+
+
+def check_scheduled(state: Any, event: Input, now: float) -> None:
+    """What a draft node only notes leaves its scheduler nothing to send or compute."""
+    if isinstance(event, Received) and isinstance(event.message, Credit | PassTimes):
+        for effect in schedule(state, now)[1]:
+            assert not isinstance(effect, Compute)
+            assert not (isinstance(effect, Send) and isinstance(effect.message, Segment | Expand))
 
 
 def check_node(cluster: Cluster, rank: Rank) -> None:

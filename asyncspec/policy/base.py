@@ -154,6 +154,11 @@ class Policy(Struct, frozen=True):
         begin to draft with the first token."""
         return False
 
+    @property
+    def waits_for_idle_stage(self) -> bool:
+        """It reads ``View.first_stage_idle``: credit is news to it also where some was left."""
+        return False
+
     def accepts_verdicts(self, view: View) -> bool:
         """Whether the verdicts received so far take effect now."""
         return True

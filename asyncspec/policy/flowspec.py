@@ -47,6 +47,10 @@ class FlowSpec(Policy, frozen=True):
     def limits_rows(self) -> bool:
         return True
 
+    @property
+    def waits_for_idle_stage(self) -> bool:
+        return True
+
     def max_tree_nodes(self, stages: int) -> int:
         """A round's first tree, all that can be added before a token is accepted, and a fresh tree.
         The subtree that is left after a hit grows on, so the rules alone give no bound."""

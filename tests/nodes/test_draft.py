@@ -22,6 +22,7 @@ from asyncspec.core.machine import (
     TimerFired,
 )
 from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.roles.draft import machine as draft_machine
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -100,6 +101,28 @@ def test_the_prompt_is_a_chain_in_chunks_and_the_source_reads_it_meanwhile() -> 
     (job,) = [e.job for e in effects if isinstance(e, Compute)]
     assert isinstance(job, Expand)
     assert (job.committed, job.count) == (prompt, 0)
+
+
+def test_credit_sends_what_waits_for_it_and_else_is_only_noted(monkeypatch: Any) -> None:
+    driven = draft(credit=1)
+    prompt = tuple(range(2, 132))
+    effects = driven.feed(Submitted(ask(0, prompt=prompt, policy="autoregressive")))
+    assert [len(c.ids) for c in sent(effects, Segment)] == [64]
+    effects = driven.feed(Received(V1, Credit(9)))
+    assert [len(c.ids) for c in sent(effects, Segment)] == [64, 2]
+    monkeypatch.setattr(draft_machine, "schedule", None)
+    assert driven.feed(Received(V1, Credit(12))) == []
+    assert driven.state.allowed == 12
+
+
+def test_credit_shows_a_policy_that_waits_for_it_that_the_first_stage_is_idle() -> None:
+    """It deepens its tree then."""
+    driven, _ = guessed(policy="flowspec", max_new_tokens=40)
+    answer_source(driven, driven.feed(verdict(1, {64: 10})))
+    state = driven.state
+    assert state.window > state.allowed - state.sent > 0
+    effects = driven.feed(Received(V1, Credit(state.sent + state.window)))
+    assert [e for e in effects if isinstance(e, Compute)]
 
 
 def guessed(credit: int = 99, **changes: Any) -> tuple[Driven, list[Any]]:

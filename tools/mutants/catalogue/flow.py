@@ -18,6 +18,18 @@ FLOW: tuple[Mutant, ...] = (
         "test_more_cannot_be_announced_than_may_be_sent",
     ),
     Mutant(
+        "credit-after-a-lack-only-noted",
+        "return state.sent < state.allowed and not idle",
+        "return not idle",
+        "test_credit_sends_what_waits_for_it_and_else_is_only_noted",
+    ),
+    Mutant(
+        "credit-of-an-idle-stage-only-noted",
+        "return state.sent < state.allowed and not idle",
+        "return state.sent < state.allowed",
+        "test_credit_shows_a_policy_that_waits_for_it_that_the_first_stage_is_idle",
+    ),
+    Mutant(
         "credit-for-what-is-queued",
         "limit = credit.received - queued(state, peer) + places + credit.extra",
         "limit = credit.received + places + credit.extra",

@@ -1,8 +1,8 @@
 """The draft node as a machine: requests in, segments and prunes out, accepted tokens to the user.
 
 Nothing is waited for: verdicts, drafts, credit, requests and losses come in any order, and after
-each of them the scheduler runs. A lost peer ends sessions, never requests: the committed path is
-here, and a new session continues from it.
+each of them that may change what is done the scheduler runs. A lost peer ends sessions, never
+requests: the committed path is here, and a new session continues from it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from asyncspec_protocol.messages import (
     Credit,
     Expand,
     Expanded,
+    Message,
     PassTimes,
     Ready,
     Schedule,
@@ -66,6 +67,8 @@ class DraftMachine:
 
     def step(self, state: DraftState, event: Input, now: float) -> tuple[DraftState, Effects]:
         """Handle one input. Raises ``RemoteProtocolError`` for what a peer must not send."""
+        if isinstance(event, Received) and _only_noted(state, event.message):
+            return _received(state, event, now)
         match event:
             case Received():
                 state, effects = _received(state, event, now)
@@ -90,6 +93,15 @@ class DraftMachine:
                 raise LocalProtocolError(f"a draft node has no use for {type(event).__name__}")
         state, more = schedule(state, now)
         return state, (*effects, *more)
+
+
+def _only_noted(state: DraftState, message: Message) -> bool:
+    """Whether the scheduler has nothing to do after a message: pass times, which later decisions
+    read, and credit where there was some left."""
+    if not isinstance(message, Credit):
+        return isinstance(message, PassTimes)
+    idle = any(session.policy.waits_for_idle_stage for session in state.sessions.values())
+    return state.sent < state.allowed and not idle
 
 
 def _received(state: DraftState, event: Received, now: float) -> tuple[DraftState, Effects]:

@@ -335,6 +335,7 @@ class DraftState(Struct, frozen=True):
     def view(self, session: DraftSession) -> View:
         """A session as its policy sees it."""
         tree, unchanged = session.tree, (session.version, session.next_node)
+        waits = session.policy.waits_for_idle_stage
         return View(
             tree=tree,
             unsent=session.unsent,
@@ -344,7 +345,7 @@ class DraftState(Struct, frozen=True):
             trees_received=session.drafts,
             tokens_since_draft=session.length - session.source_length,
             last_depth=session.last_depth,
-            first_stage_idle=self.allowed - self.sent >= self.window,
+            first_stage_idle=waits and self.allowed - self.sent >= self.window,
             levels_left=max(0, session.last_position - tree.nodes[tree.root].position),
             max_rows=session.tree_budget,
             draft_length=session.planned_length,
