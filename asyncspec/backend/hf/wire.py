@@ -18,7 +18,8 @@ def to_wire(rows: TensorRows) -> WireTensor:
     """Rows of hidden states [n, H] or [n, 1 + captured, H], or of features [n, F]. Copies only
     where rows are left out; a stage never writes to hidden states it has returned."""
     tensor = select(rows)
-    data = tensor.view(torch.uint8).numpy().data.cast("B")
+    values = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    data = values.numpy().data.cast("B")
     return WireTensor(type_name(tensor.dtype), tuple(tensor.shape), data)
 
 
