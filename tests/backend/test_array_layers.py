@@ -86,6 +86,19 @@ def test_hidden_states_are_captured_at_every_depth(tiny: MakeTiny) -> None:
         assert len({x.sum().item() for x in captured.values()}) == 3
 
 
+def test_logits_are_those_of_the_familys_own_code(tiny: MakeTiny) -> None:
+    for family, plain in (("qwen2", True), ("gemma2", False), ("granite", False)):
+        with torch.inference_mode():
+            path = open_checkpoint(tiny(family, dtype=torch.float16))
+            last = path.info.layers
+            shard = load_shard(path, 1, last, torch.float32, "exact", KernelSettings())
+            assert shard.has_plain_head == plain
+            rows, given = torch.tensor([0, 2]), (shard.probe_inputs(3), torch.arange(3))
+            got = shard.logits(*given, Mixing(3), rows)
+            shard.has_plain_head = False
+            assert torch.equal(got, shard.logits(*given, Mixing(3), rows))
+
+
 def test_layers_with_another_activation_stay(tiny: MakeTiny) -> None:
     shard = load(tiny("gemma2", dtype=torch.float16))
     assert {type(layer) for layer in shard.model.model.layers} == {OptimizedLayer}

@@ -79,6 +79,8 @@ class Shard:
         self.linears: list[RowwiseLinear] = []
         # Whether layers are given as many rows as their products compute.
         self.pads_rows = False
+        # Whether logits are the head's product and nothing else, without the family's own code.
+        self.has_plain_head = False
         # Number of first layers that self-tests run.
         self.probe_layers = last - first
         # Why its layers run in transformers' own code, in more operations; "" where they do not.
@@ -96,6 +98,9 @@ class Shard:
 
     def logits(self, inputs: Tensor, positions: Tensor, tree: TreeMask, rows: Tensor) -> Tensor:
         """As ``hidden``, but logits [len(rows), vocab]: the head runs on these rows only."""
+        if self.has_plain_head:
+            hidden = self.hidden(inputs, positions, tree).index_select(0, rows)
+            return cast("Tensor", self.model.lm_head.forward(hidden))
         count = len(rows)
         if getattr(self.model.config, "final_logit_softcapping", None):
             # The cap's tanh runs over [rows, vocab]: fill whole vectors (``elementwise.py``).
@@ -135,6 +140,19 @@ class Shard:
             return self.logits(inputs, positions, tree, self.device.integers(range(count)))
         finally:
             self.model.lm_head = head
+
+    def try_plain_head(self) -> None:
+        """Set ``has_plain_head`` where that changes no bit of a pass of noise."""
+        given = self.probe_inputs(len(_PROBE_POSITIONS)), self.device.integers(_PROBE_POSITIONS)
+        rows, body = self.device.integers((1, 4)), self.model.model
+        layers, body.layers = body.layers, nn.ModuleList()
+        try:
+            want = self.logits(*given, TreeMask(len(_PROBE_POSITIONS)), rows)
+            self.has_plain_head = True
+            got = self.logits(*given, TreeMask(len(_PROBE_POSITIONS)), rows)
+            self.has_plain_head = torch.equal(got, want)
+        finally:
+            body.layers = layers
 
     @contextmanager
     def truncated(self) -> Iterator[None]:
@@ -241,6 +259,8 @@ def load_shard(
     own = (isinstance(layer, ArrayLayer) for layer in model.model.layers)
     shard.pads_rows = bool(shard.linears) and not all(own)
     shard.pad_to(settings.buckets)
+    if shard.has_head and not shard.unoptimized_reason:
+        shard.try_plain_head()
     return shard
 
 

@@ -72,6 +72,22 @@ def array_norm(norm: nn.Module) -> ArrayNorm | None:
     return ArrayNorm(norm)
 
 
+class LastNorm(nn.Module):
+    """The norm behind the layers, by numpy."""
+
+    def __init__(self, norm: OptimizedNorm) -> None:
+        super().__init__()
+        self.norm = norm  # its memory counts as the shard's
+        self._own = ArrayNorm(norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Hidden states [..., W] -> [..., W]."""
+        given = x.numpy()
+        out = np.empty_like(given)
+        self._own(given, out)
+        return torch.from_numpy(out)
+
+
 class ArrayLinear:
     """A ``HalfLinear`` of float32 rows; ``linears`` is it alone."""
 

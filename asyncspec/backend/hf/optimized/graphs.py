@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from asyncspec.backend.hf.attention import Array, TreeMask
 from asyncspec.backend.hf.kernels.cpu.linear import AND, RowwiseLinear
 from asyncspec.backend.hf.kernels.cpu.ort import CONTRIB, Graph, GraphError, WaitingLinear
-from asyncspec.backend.hf.optimized.arrays import ArrayLayer, array_layer, run_arrays
+from asyncspec.backend.hf.optimized.arrays import ArrayLayer, LastNorm, array_layer, run_arrays
 from asyncspec.backend.hf.optimized.layers import (
     CosSin,
     OptimizedAttention,
@@ -287,6 +287,8 @@ def fuse_layers(body: OptimizedModel, width: int, dtype: torch.dtype, positions:
             free_heap(fused.before.weight_bytes + fused.after.weight_bytes)
     if all(isinstance(layer, ArrayLayer) for layer in body.layers):
         body.run_layers = run_arrays
+        if isinstance(body.norm, OptimizedNorm):
+            body.norm = LastNorm(body.norm)
 
 
 def _fused(
