@@ -15,6 +15,7 @@ from asyncspec.backend.reference import CHUNK
 from asyncspec.backend.tree_stage import C
 from asyncspec.core.jobs import FeatureJob, Row, draft_jobs
 from asyncspec.source.base import TokenSource
+from asyncspec.source.calibrated import CalibratedGrower, FirstChoices
 from asyncspec.source.expand import Coroutine, Grower, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
@@ -31,6 +32,7 @@ class SourceSession:
     length: int = 0
     # The last of them.
     tip_token: int = 0
+    first_choices: FirstChoices = field(default_factory=FirstChoices)
 
 
 @dataclass(slots=True)
@@ -108,7 +110,12 @@ class ModelSource(TokenSource, Generic[A]):
         session = self._sessions[job.session]
         yield from self.advance(session, job)
         session.length += len(job.committed)
+        session.first_choices = session.first_choices.advance(job.committed)
         return session.length
+
+    def tree_grower(self, job: Expand) -> Grower:
+        grower = self.grower(job)
+        return CalibratedGrower(grower, self._sessions[job.session]) if job.calibrated else grower
 
     def release(self, session: SessionId) -> None:
         self._sessions.pop(session, None)

@@ -92,6 +92,8 @@ class Growth(Struct, frozen=True):
     adopt: int
     # Live nodes to grow below; empty: the tip.
     frontier: tuple[NodeId, ...] = ()
+    # By chances as they came true, where the source learns them; else as it states them.
+    calibrated: bool = False
 
 
 class Drafted(Struct, frozen=True):

@@ -239,7 +239,8 @@ class Flow(Policy, frozen=True):
         """As many nodes as a segment takes, and some siblings of the likeliest ones."""
         depth = min(levels, view.levels_left)
         count = rows + 4 * depth
-        return Growth(Shape(depth, self.children, count, beam=max(1, rows)), count, frontier)
+        shape = Shape(depth, self.children, count, beam=max(1, rows))
+        return Growth(shape, count, frontier, calibrated=True)
 
     def next_segment(self, view: View) -> tuple[NodeId, ...]:
         known = _known(view.memory)

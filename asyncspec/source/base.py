@@ -41,7 +41,7 @@ class TokenSource(ABC):
         length = yield from self.commit(job)
         shape = Shape(job.depth, job.width, job.count, job.beam, job.fixed_width, job.widths)
         start = Start((job.parents, job.tokens, job.scores), job.frontier or (TIP,))
-        grown = yield from growing(self.grower(job), shape, start)
+        grown = yield from growing(self.tree_grower(job), shape, start)
         return Expanded(job.session, job.version, length, *grown)
 
     @abstractmethod
@@ -51,7 +51,12 @@ class TokenSource(ABC):
 
     @abstractmethod
     def grower(self, job: Expand) -> Grower:
-        """Of the job's tree, after ``commit``."""
+        """Of the job's tree, after ``commit``, with chances as the source states them."""
+
+    def tree_grower(self, job: Expand) -> Grower:
+        """The same, with calibrated chances where the job asks for them and the source learns
+        them."""
+        return self.grower(job)
 
     @abstractmethod
     def release(self, session: SessionId) -> None:

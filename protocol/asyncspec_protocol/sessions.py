@@ -299,6 +299,8 @@ class Expand(WireMessage, array_like=True, frozen=True, tag="expand", gc=False):
     prompt_length: Count = 0
     # With ``base`` 0: what the answer behind ``prompt_length`` tokens must match; as in ``Open``.
     grammar: str = ""
+    # Nodes are compared by chances as they came true in this session, not as a model states them.
+    calibrated: bool = False
 
     def check(self) -> None:
         require(len(self.widths) in (0, self.depth), "every level has its width, or none")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from asyncspec.core.tree import connected, new_tree
 from asyncspec.policy.base import Policy, View
 from asyncspec.policy.chunked import segment_size
+from asyncspec.policy.flow import Flow
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.registry import POLICIES
 from asyncspec_protocol.ids import NodeId
@@ -82,6 +83,8 @@ def test_growth_stays_within_what_can_be_used(policy: Policy, view: View) -> Non
         assert shape.count >= 1
         assert len(shape.widths) in {0, shape.depth}
         assert set(growth.frontier) <= set(view.tree.nodes)
+        # Those of papers get chances as a source states them, as there.
+        assert growth.calibrated == isinstance(policy, Flow)
 
 
 @given(policies, views())

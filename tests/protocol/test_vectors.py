@@ -63,6 +63,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "expand-grammar": (
         m.Expand(7, 4, 0, (5, 600), 0, 0, 0, prompt_length=31, grammar='start: "a"'),
     ),
+    "expand-calibrated": (m.Expand(7, 4, 29, (5, 600), 2, 8, 16, calibrated=True),),
     "status-tools": (
         m.Status(
             *(7, 0, "draft", (0, 0), 1.5, 0.5, 99, 1, 0, 8),

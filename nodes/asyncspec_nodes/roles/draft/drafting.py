@@ -113,6 +113,7 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
         tokens=tokens,
         scores=scores,
         frontier=start.frontier,
+        calibrated=growth.calibrated,
     )
 
 
