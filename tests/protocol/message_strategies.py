@@ -87,6 +87,7 @@ def expand_jobs(draw: st.DrawFn) -> Expand:
         tuple(draw(st.lists(st.integers(-1, size - 1), max_size=4))),
         draw(st.text(max_size=5)),
         draw(count),
+        calibrated=draw(st.booleans()),
     )
 
 
