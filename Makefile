@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
 PROMPT ?= Once upon a time there was a little girl who
 SEED ?= 3
-# Tests run side by side, a file each. Tests of processes wait part of the time, so that four keep two cores busy.
+# Forked processes for tests, a file each. Tests of processes wait part of the time, so that four keep two cores busy.
 TEST_PROCESSES ?= 4
 # Of make repeat.
 REPEATS ?= 100
@@ -64,7 +64,7 @@ demo: $(INSTALLED)
 	@$(BIN)/asyncspec run --check --temperature 0.8 --seed $(SEED) --prompt "$(PROMPT)"
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --processes $(TEST_PROCESSES)
 
 compat: $(STAMP)
 	$(BIN)/python tools/compat $(COMPAT)
@@ -105,7 +105,7 @@ repeat: TEST_PROCESSES := 8
 repeat: FILES = $(shell grep -rl 'mark\.processes' tests --include='test_*.py')
 repeat: $(STAMP)
 	@failed=0; for i in $$(seq $(REPEATS)); do \
-	  $(BIN)/python -m pytest -m processes -n $(TEST_PROCESSES) --dist loadfile -q --tb=short $(FILES) || failed=$$((failed + 1)); \
+	  $(BIN)/python -m pytest -m processes --processes $(TEST_PROCESSES) -q --tb=short $(FILES) || failed=$$((failed + 1)); \
 	  echo "$$i of $(REPEATS) repeats, $$failed with a failure"; done; test $$failed = 0
 
 fuzz-wire: $(STAMP)

@@ -11,6 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from effort import NIGHTLY
+from forked_workers import pytest_addoption, run_forked
+
+__all__ = ["pytest_addoption"]
 
 # Modules have no garbage, and a million of their objects are no work for later collections: 2 of 10
 # seconds of processor time of each worker's collection of tests.
@@ -67,6 +70,26 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Forked workers share the fork server of all nodes."""
+    from asyncspec_nodes.local.children import FORKS
+    from shared_fork_server import SERVERS
+
+    def prepare() -> None:
+        if FORKS and any(item.get_closest_marker("processes") for item in session.items):
+            SERVERS.shared()
+
+    return run_forked(session, prepare)
+
+
+def pytest_sessionfinish() -> None:
+    """Tests of this process had it, or of those that it has forked."""
+    from shared_fork_server import SERVERS
+
+    SERVERS.stop()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_fork_server() -> Iterator[None]:
     """Local clusters of this process fork their nodes from one server, and ``--check`` decodes
@@ -80,4 +103,3 @@ def shared_fork_server() -> Iterator[None]:
         if os.environ.get("OMP_NUM_THREADS") == "1":
             patch.setattr(run, "check", check_here)
         yield
-    SERVERS.stop()

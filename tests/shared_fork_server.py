@@ -4,6 +4,7 @@ importing torch and transformers takes seconds of processor time."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+import psutil
 from msgspec.structs import replace
 
 from asyncspec.backend import registry
@@ -30,8 +32,8 @@ from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.cli import huge_page_environment
 from asyncspec_nodes.reference import CheckRequest, Comparison, Task, compare_all
 
-STOP_SECONDS = 30.0
-"""More than the server needs to end its nodes."""
+STOP_SECONDS = 120.0
+"""More than the server needs to import what nodes need, and to end its nodes."""
 
 
 class ForkedNode:
@@ -62,11 +64,13 @@ class ForkedNode:
 
 
 class SharedForkServer(ForkServerClient):
-    """A server that outlives the clusters whose nodes it forks."""
+    """A server that outlives the clusters whose nodes it forks. Forks of this process have it
+    too."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: str) -> None:
+        """``path``: of a target of the backend to import."""
         folder = Path(tempfile.mkdtemp(prefix="asyncspec-test-"))  # removed by the server
-        target, draft = TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source="none")
+        target, draft = TargetTable(path=path), DraftTable(source="none")
         config = local_config(target, draft, 1, 1)
         # Ports that nobody opens, but that differ: of a file with mistakes no model is imported.
         nodes = (replace(node, port=port) for port, node in enumerate(config.node, 1))
@@ -74,6 +78,8 @@ class SharedForkServer(ForkServerClient):
         file.write_text(to_toml(replace(config, node=tuple(nodes))))
         load(file)
         super().__init__(file, folder)
+        # Of nodes that this process had forked.
+        self.numbers: list[int] = []
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -91,7 +97,9 @@ class SharedForkServer(ForkServerClient):
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
     ) -> ForkedProcess:
         """See ``ForkServerClient``."""
-        return await self._fork(arguments, listening, log)
+        process = await self._fork(arguments, listening, log)
+        self.numbers.append(process.pid)
+        return process
 
     def start(self, arguments: Sequence[str], log: IO[bytes]) -> ForkedNode:
         """Fork a node with these arguments that logs to ``log``, without an event loop."""
@@ -103,14 +111,20 @@ class SharedForkServer(ForkServerClient):
         socket.send_fds(self._requests, [msgspec.json.encode(arguments)], streams)
         for end in (stdin_end, stdout_end, status_end):
             os.close(end)
-        return ForkedNode(
+        node = ForkedNode(
             os.fdopen(stdin, "wb", buffering=0),
             os.fdopen(stdout, "rb"),
             os.fdopen(status, "rb", buffering=0),
         )
+        self.numbers.append(node.pid)
+        return node
 
     async def close(self) -> None:
         """The server serves the next cluster; each cluster ends its own nodes."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def stop(self) -> None:
         """End the server."""
@@ -119,27 +133,40 @@ class SharedForkServer(ForkServerClient):
         self._process.wait(STOP_SECONDS)
 
 
+def descendants() -> set[psutil.Process]:
+    """Of this process, with nodes that the shared servers have forked for it, without those
+    servers."""
+    found = set(psutil.Process().children(recursive=True))
+    for server in SERVERS.all.values():
+        found -= {process for process in found if process.pid == server.pid}
+        for number in server.numbers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                node = psutil.Process(number)
+                found |= {node, *node.children(recursive=True)}
+    return found
+
+
 class SharedForkServers:
-    """In the place of ``ForkServerClient``: the shared server for Hugging Face targets, which is
-    started with the first one, and servers of their own for others."""
+    """In the place of ``ForkServerClient``: one shared server for each backend, which is started
+    with the first cluster."""
 
     def __init__(self) -> None:
-        self._shared: SharedForkServer | None = None
+        self.all: dict[str, SharedForkServer] = {}
 
     def __call__(self, file: Path, folder: Path) -> ForkServerClient:
-        if registry.backend_of(load(file).target.path) != registry.backend_of(str(BUNDLED_TARGET)):
-            return ForkServerClient(file, folder)
-        return self.shared()
+        return self.shared(load(file).target.path)
 
-    def shared(self) -> SharedForkServer:
-        """The shared server, which is started if need be."""
-        self._shared = self._shared or SharedForkServer()
-        return self._shared
+    def shared(self, path: str = str(BUNDLED_TARGET)) -> SharedForkServer:
+        """The server for targets as that one, which is started if need be."""
+        backend = registry.backend_name(path)
+        if backend not in self.all:
+            self.all[backend] = SharedForkServer(path)
+        return self.all[backend]
 
     def stop(self) -> None:
-        """End the shared server."""
-        if self._shared is not None:
-            self._shared.stop()
+        """End the servers."""
+        for server in self.all.values():
+            server.stop()
 
 
 SERVERS = SharedForkServers()

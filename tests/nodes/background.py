@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.local.children import FORKS
 from asyncspec_nodes.local.cluster import LocalCluster
-from shared_fork_server import SERVERS
+from shared_fork_server import descendants
 
 START = 240.0
 """Seconds a cluster may take to start here, on shared cores."""
@@ -24,12 +22,10 @@ START = 240.0
 @contextmanager
 def no_process_left() -> Iterator[None]:
     """What begins within it has ended with it. Python's own helper of process pools, once some
-    other test has needed it, stays, as does the fork server of all tests."""
-    if FORKS:
-        SERVERS.shared()
-    before = set(psutil.Process().children(recursive=True))
+    other test has needed it, stays, as do the fork servers of all tests."""
+    before = descendants()
     yield
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert descendants() <= before
 
 
 class Background:

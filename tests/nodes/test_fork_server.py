@@ -172,18 +172,20 @@ def test_nodes_share_the_cores(
     forked_by(cluster_file, tmp_path / "log", act)
 
 
-def imports_torch() -> None:
-    """Wait until a server is in the middle of it."""
+def imports(file: Path) -> None:
+    """Wait until this file's server is in the middle of its imports."""
     while True:
         for child in psutil.Process().children():
-            if "libtorch" in Path(f"/proc/{child.pid}/maps").read_text():
+            if str(file) in child.cmdline() and any(
+                "/msgspec/" in mapped.path for mapped in child.memory_maps()
+            ):
                 return
 
 
 def test_waiting_for_the_imports_can_be_cancelled(cluster_file: Path, tmp_path: Path) -> None:
     async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
         ordered = asyncio.create_task(forking.fork(arguments(cluster_file), [], stderr))
-        await asyncio.to_thread(imports_torch)
+        await asyncio.to_thread(imports, cluster_file)
         ordered.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ordered

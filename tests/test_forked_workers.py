@@ -1,0 +1,109 @@
+"""``pytest --processes``: every test is run and reported, whatever happens to its process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+FILES = {
+    "conftest.py": """
+        import forked_workers
+        from forked_workers import pytest_addoption
+
+        def pytest_runtestloop(session):
+            return forked_workers.run_forked(session, lambda: None)
+    """,
+    "test_a.py": """
+        import os, pytest, signal
+        from pathlib import Path
+
+        @pytest.fixture(scope="session")
+        def whole():
+            yield
+            Path("ended").touch()
+
+        @pytest.fixture
+        def broken():
+            yield
+            raise ValueError("no end")
+
+        def test_output(capfd, tmp_path, whole):
+            os.write(1, b"said")
+            assert capfd.readouterr().out == "said"
+
+        def test_fails():
+            print("what it said")
+            assert [1] == [2]
+
+        def test_killed():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        @pytest.mark.skip(reason="none")
+        def test_skipped():
+            pass
+
+        def test_end(broken, whole):
+            pass
+    """,
+    "test_b.py": """
+        import warnings
+
+        def test_other(tmp_path):
+            warnings.warn("beware")
+
+        def test_exits():
+            raise SystemExit(0)
+    """,
+}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text("\n".join(line[8:] for line in text.splitlines()))
+    return tmp_path
+
+
+def run(folder: Path, *options: str) -> tuple[int, str]:
+    """Exit code and output of pytest there, with two processes."""
+    words = ("-m", "pytest", "--processes", "2", "-p", "no:cacheprovider", *options)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_test_is_reported_once(suite: Path) -> None:
+    code, output = run(suite, "-v")
+    assert code == pytest.ExitCode.TESTS_FAILED, output
+    said = Counter(re.findall(r"::(\w+) (PASSED|FAILED|ERROR|SKIPPED)", output))
+    assert said == Counter(
+        {
+            ("test_output", "PASSED"): 1,
+            ("test_fails", "FAILED"): 1,
+            ("test_killed", "FAILED"): 1,
+            ("test_skipped", "SKIPPED"): 1,
+            ("test_end", "PASSED"): 1,
+            ("test_end", "ERROR"): 1,
+            ("test_other", "PASSED"): 1,
+            ("test_exits", "FAILED"): 1,
+        }
+    )
+    assert "3 failed, 3 passed, 1 skipped, 1 warning, 1 error" in output
+    for text in ("what it said", "no end", "beware", "ended with exit code -9"):
+        assert text in output
+    assert (suite / "ended").exists()
+
+
+def test_it_stops_where_pytest_would(suite: Path) -> None:
+    code, output = run(suite, "-x", "test_a.py")
+    assert code == pytest.ExitCode.TESTS_FAILED, output
+    assert "1 failed, 1 passed" in output
+    assert (suite / "ended").exists()
