@@ -166,18 +166,14 @@ def test_as_many_passes_as_the_longest_needs(
     draft = next(models)
     shard = draft.shard
     passes = 0
-    logits, hidden = shard.logits, shard.hidden
+    padded = shard._padded
 
-    def counted(run: Any) -> Any:
-        def count(*given: Any) -> Any:
-            nonlocal passes
-            passes += 1
-            return run(*given)
+    def counted(*given: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return padded(*given)
 
-        return count
-
-    monkeypatch.setattr(shard, "logits", counted(logits))
-    monkeypatch.setattr(shard, "hidden", counted(hidden))
+    monkeypatch.setattr(shard, "_padded", counted)  # of ``hidden`` and ``logits`` alike
     # A prompt of three chunks, and trees of one to five levels: the first level needs the tip only.
     prompts = [(5,) * (2 * CHUNK + 1), (1, 2), (3,), (4, 4), (6, 7)]
     jobs = [Expand(i, 0, 0, text, i + 1, 3, 50) for i, text in enumerate(prompts)]
