@@ -8,8 +8,8 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
 PROMPT ?= Once upon a time there was a little girl who
 SEED ?= 3
-# Forked processes for tests, a file each. Tests of processes wait part of the time, so that six keep two cores busy.
-TEST_PROCESSES ?= 6
+# Forked processes for tests, a file each. Tests of processes wait part of the time, so that four keep two cores busy (six: no faster).
+TEST_PROCESSES ?= 4
 # Of make repeat.
 REPEATS ?= 100
 # Options of tools/compat: --newest, --oldest.

@@ -21,6 +21,8 @@ class Interrupts:
             sys.stderr.write(f"importing {name}\\n")
             os.kill(os.getpid(), signal.SIGINT)
 
+# Ignored where the tests run in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 _, wanted, module, *words = sys.argv
 sys.argv = [module, *words]
 sys.meta_path.insert(0, Interrupts())
