@@ -8,14 +8,13 @@ are proposed even if the source does not think of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncspec.constraint.grammar import Grammars, PathMatcher
 from asyncspec.core.jobs import FeatureJob, Feed
-from asyncspec.core.tree import TIP
 from asyncspec.source.base import TokenSource
-from asyncspec.source.expand import Coroutine, Grower, Proposal
+from asyncspec.source.expand import Coroutine, Grower, Proposal, WrappedGrower
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -74,20 +73,12 @@ class ConstrainedSource(TokenSource):
         self._source.abandon(job)
 
 
-class _AllowedGrower:
+class _AllowedGrower(WrappedGrower):
     """A ``Grower`` whose proposals a grammar allows."""
 
     def __init__(self, grower: Grower, matcher: PathMatcher) -> None:
-        self._grower = grower
+        super().__init__(grower)
         self._matcher = matcher
-        self._paths: dict[int, tuple[int, ...]] = {TIP: ()}
-
-    def add_child(self, parent: int, token: int) -> None:
-        self._paths[len(self._paths) - 1] = (*self._paths[parent], token)
-        self._grower.add_child(parent, token)
-
-    def prepare(self, nodes: Sequence[int]) -> Iterable[Any]:
-        return self._grower.prepare(nodes)
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         found = self._grower.propose(nodes, max(width, LOOKED_AT))

@@ -8,13 +8,12 @@ compares nodes of all depths asks for chances that hold (``Expand.calibrated``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
-from asyncspec.core.tree import TIP
-from asyncspec.source.expand import Grower, Proposal
+from asyncspec.source.expand import Grower, Proposal, WrappedGrower
 from asyncspec.source.mixture import Calibration, Path, settle
 
 
@@ -55,20 +54,12 @@ class Learner(Protocol):
     first_choices: FirstChoices
 
 
-class CalibratedGrower:
+class CalibratedGrower(WrappedGrower):
     """A ``Grower`` whose proposals are corrected by what a session has learned."""
 
     def __init__(self, grower: Grower, session: Learner) -> None:
-        self._grower = grower
+        super().__init__(grower)
         self._session = session
-        self._paths: dict[int, Path] = {TIP: ()}
-
-    def add_child(self, parent: int, token: int) -> None:
-        self._paths[len(self._paths) - 1] = (*self._paths[parent], token)
-        self._grower.add_child(parent, token)
-
-    def prepare(self, nodes: Sequence[int]) -> Iterable[Any]:
-        return self._grower.prepare(nodes)
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         found, known = self._grower.propose(nodes, width), self._session.first_choices

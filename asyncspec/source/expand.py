@@ -60,6 +60,22 @@ class Grower(Protocol):
         """The ``width`` likeliest successors of each node."""
 
 
+class WrappedGrower:
+    """A ``Grower`` around another, but for ``propose``, which is a subclass's: it knows the tokens
+    below the tip by which a node is reached."""
+
+    def __init__(self, grower: Grower) -> None:
+        self._grower = grower
+        self._paths: dict[int, tuple[int, ...]] = {TIP: ()}
+
+    def add_child(self, parent: int, token: int) -> None:
+        self._paths[len(self._paths) - 1] = (*self._paths[parent], token)
+        self._grower.add_child(parent, token)
+
+    def prepare(self, nodes: Sequence[int]) -> Iterable[Any]:
+        return self._grower.prepare(nodes)
+
+
 class StateGrower(Generic[S]):
     """A ``Grower`` without passes: the state after a candidate is computed from that after its
     parent, and only where the tree grows below it, as it does below few."""

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from asyncspec.backend.base import DeviceMemory, Guarantee, Mode, Quantize, WireTensor
-from asyncspec.backend.hf.batched_attention import attention_of
+from asyncspec.backend.hf.attention import TreeAttention
+from asyncspec.backend.hf.batched_attention import BatchedAttention, attention_of
 from asyncspec.backend.hf.cache import POSITION_BYTES, KVCache
 from asyncspec.backend.hf.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.backend.hf.device import CPU, Device
@@ -102,17 +103,32 @@ class HFStage(TreeStage[KVCache]):
         self, job: Forward | Batch, one: Forward, session: Session[KVCache]
     ) -> Tensor | tuple[int, ...] | SamplerOutput:
         """The result of one session's pass on the CPU, whose hidden states nobody else reads."""
-        settings = self.settings if self.mode == "exact" else None
-        tree = attention_of([(session.cache, one.committed, one.rows)], settings)
-        tree.stop = lambda: self._abandoned is job
-        given = (self._inputs(one), tree.positions, tree)
+        tree = self._attention(job, [one], [session])
+        output = self._output(self._inputs(one), tree, one.sampled_rows)
         if not self.has_head:
-            return self.shard.hidden(*given)
-        if one.sampled_rows:
-            logits = self.shard.logits(*given, torch.tensor(one.sampled_rows))
-        else:
-            logits = self.shard.hidden(*given)[:0]
+            return output
+        logits = output if one.sampled_rows else output[:0]
         return session.sample(one, logits.float().numpy(), None)
+
+    def _attention(
+        self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]
+    ) -> TreeAttention | BatchedAttention:
+        """Of passes that are computed at once; it stops where ``job`` is abandoned."""
+        tree = attention_of(
+            [(s.cache, one.committed, one.rows) for s, one in zip(sessions, passes, strict=True)],
+            self.settings if self.mode == "exact" else None,
+        )
+        tree.stop = lambda: self._abandoned is job
+        return tree
+
+    def _output(
+        self, inputs: Tensor, tree: TreeAttention | BatchedAttention, sampled: Sequence[int]
+    ) -> Tensor:
+        """Logits of the ``sampled`` rows; hidden states of all rows where there are none."""
+        given = (inputs, tree.positions, tree)
+        if sampled:
+            return self.shard.logits(*given, self.shard.device.integers(sampled))
+        return self.shard.hidden(*given)
 
     def _run(
         self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]
@@ -120,11 +136,7 @@ class HFStage(TreeStage[KVCache]):
         """Rows that are computed at once."""
         device = self.shard.device
         inputs = [self._inputs(one) for one in passes]
-        tree = attention_of(
-            [(s.cache, one.committed, one.rows) for s, one in zip(sessions, passes, strict=True)],
-            self.settings if self.mode == "exact" else None,
-        )
-        tree.stop = lambda: self._abandoned is job
+        tree = self._attention(job, passes, sessions)
         depths = {depth for session in sessions for depth in session.depths}
         # Copied to the same strides as without captured hidden states.
         hidden = _joined([rows[:, 0].contiguous() if rows.dim() == 3 else rows for rows in inputs])
@@ -134,11 +146,7 @@ class HFStage(TreeStage[KVCache]):
             for row in one.sampled_rows
         ]
         with capture_hidden_states(self.shard, depths) as captured:
-            given = (device.put(hidden), tree.positions, tree)
-            if sampled:
-                output = self.shard.logits(*given, device.integers(sampled))
-            else:
-                output = self.shard.hidden(*given)
+            output = self._output(device.put(hidden), tree, sampled)
         output, *states = device.fetch([output, *captured.values()])
         captured = dict(zip(captured, states, strict=True))
         ends = [0, *accumulate(len(one.sampled_rows) for one in passes)]
