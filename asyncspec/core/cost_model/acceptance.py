@@ -100,16 +100,29 @@ class Acceptance(Struct, frozen=True):
     def chances(self, tree: TokenTree, least: float = 0.0) -> dict[NodeId, float]:
         """The chances of nodes to be on the committed path, given that the root is, of all that
         have at least so high a one: parents come first and have a higher one."""
-        factors = [rank.factor for rank in self.ranks]
-        chances, below = {tree.root: 1.0}, _children(tree)
-        for node, children in below.items():
-            if node not in chances:
+        # Asked several times a draft level, with every node: it keeps verdicts waiting.
+        bounds, prior, exp = PARAMETERS.stated_bins, PARAMETERS.bin_prior, math.exp
+        bins = [(one.hits, one.stated) for one in self.bins]
+        factors = [prior * rank.factor for rank in self.ranks]
+        nodes, chances = tree.nodes, {tree.root: 1.0}
+        for node, children in _children(tree).items():
+            above = chances.get(node)
+            if above is None:
                 continue
-            for rank, (one, stated) in enumerate(_ranked(tree, children)):
-                factor = factors[min(rank, RANKS - 1)]
-                chance = chances[node] * self.bins[_bin(rank, stated)].corrected(stated, factor)
+            parent = nodes[node].score
+            scores = sorted([(nodes[one].score, -one) for one in children], reverse=True)
+            first, last = 0, (_BINNED_RANKS - 1) * _BINS
+            for rank, (score, minus) in enumerate(scores):
+                stated = exp(score - parent)
+                hits, sums = bins[first + bisect_right(bounds, stated)]
+                factor = factors[rank if rank < RANKS else RANKS - 1]
+                came = hits + factor * stated
+                chance = stated * came / max(1e-9, sums + prior * stated)
+                chance = above * chance if chance < 1.0 else above
                 if chance >= least:
-                    chances[one] = chance
+                    chances[NodeId(-minus)] = chance
+                if first < last:
+                    first += _BINS
         return chances
 
 
