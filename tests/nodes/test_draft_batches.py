@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import DraftBatch, Release, draft_jobs
 from asyncspec.core.machine import Cancelled, Compute, Computed, Submitted
+from asyncspec.policy.flow import FlowMemory
 from asyncspec_protocol.messages import Expand, Expanded, Segment
 from cluster import ask
 from nodes.machine_driver import Driven, abandoned, draft, sent
@@ -61,6 +64,18 @@ def test_requests_wait_for_a_busy_source_and_form_one_batch() -> None:
         (2, (1, 2), False),
         (0, (5,), True),
     ]
+
+
+def test_a_draft_level_costs_flow_all_the_time_until_the_answer() -> None:
+    """Also what a share of a processor makes the device wait, and what the node does meanwhile: a
+    node of .4 cores took 27 ms for a level that it computed in 6."""
+    driven = draft()
+    (first,) = jobs(submit(driven, 0, (1,), policy="flow"))
+    done(driven, first, 0.1, **TREE)
+    memory = driven.state.memories["flow"]
+    assert isinstance(memory, FlowMemory)
+    assert memory.level is not None
+    assert memory.level.at(1) == pytest.approx(1.0 / first.depth), "a second an input"
 
 
 def test_the_trees_of_a_batch_are_merged_and_its_time_is_shared() -> None:

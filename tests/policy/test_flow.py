@@ -240,6 +240,27 @@ def test_sharing_processors_slows_no_round_below_its_share(
         assert alone.busy == pytest.approx(1)
 
 
+@given(profiles, shapes, st.floats(0, 50), st.floats(1, 4))
+def test_links_are_no_work_and_no_contention_makes_them_longer(
+    profile: list[float], shape: RoundShape, links: float, longer: float
+) -> None:
+    """Passes that wait for a processor do not tell that links do."""
+    times = {
+        Rank(r): PassTimes(Rank(r), (1.0,), (longer,), 0.0, 0.0, contention=longer)
+        for r in range(1, 5)
+    }
+    costs = RoundCosts.of(PipelineCosts(times=times, overhead=links), longer)
+    assert costs.whole(1) == pytest.approx(4.0 + links)
+    for contention in (Contention(longer), Contention(longer, 2.0)):
+        slowed = costs._replace(contention=contention)
+        plain = round_rate(profile, PLAIN, slowed)
+        assert plain.tokens_per_second == pytest.approx(1.0 / (4.0 * longer + links))
+        busy = round_rate(profile, shape, slowed).busy
+        # Four stages and the draft node, to within how links are spread over a round; where
+        # processors are too few more is under way.
+        assert math.isfinite(contention.processors) or busy < 6.0
+
+
 @pytest.mark.parametrize("latency", [0.0, 4.0])
 def test_a_draft_that_is_always_right_fills_the_pipeline(latency: float) -> None:
     """No round ever begins, so nothing but its segments tells of the links."""

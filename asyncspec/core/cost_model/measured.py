@@ -63,6 +63,7 @@ class LevelCost(Struct, frozen=True):
         if not self.sessions:
             return LevelCost(float(sessions), seconds)
         weight = PARAMETERS.level_weight / sessions
+        seconds = min(seconds, PARAMETERS.max_slowdown * self.seconds)
         more, longer = sessions - self.sessions, seconds - self.seconds
         return LevelCost(
             self.sessions + weight * more,
@@ -93,9 +94,10 @@ class Contention(Struct, frozen=True):
     # Whether ``alone`` was measured.
     known: bool = False
 
-    def at(self, busy: float) -> float:
-        """With so many nodes at work."""
-        return self.alone * max(1.0, busy / self.processors)
+    def at(self, busy: float, links: float = 0.0) -> float:
+        """With the work of so many nodes in each second in which any is needed, as many ``links``
+        times of which pass without: processors that have less to do then catch up."""
+        return self.alone * max(1.0, busy / self.processors - links / self.alone)
 
     def observe(self, measured: float, busy: float, tokens: int) -> Contention:
         """With what was ``measured`` while that many nodes were at work, for so many tokens."""

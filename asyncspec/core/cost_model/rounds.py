@@ -58,7 +58,7 @@ class RoundRate(Struct, frozen=True):
     spacing: float = 0.0
     # Seconds from one pass to the next, which takes the segments that wait by then.
     period: float = 0.0
-    # Mean number of nodes at work, and links.
+    # Mean number of nodes at work.
     busy: float = 1.0
 
 
@@ -73,10 +73,12 @@ class RoundCosts(NamedTuple):
     level: float
     # Sessions alike that share passes and the draft node.
     sessions: int = 1
-    # Times as long as those above that all takes with so many nodes at work.
+    # Times as long as those above that work takes with so many nodes at work.
     contention: Contention = ALONE
     # From a segment's pass at the first stage until the next one can be there in its place.
     credit: float = 0.0
+    # Of ``whole``: links and handling, where no node computes and none makes it longer.
+    links: float = 0.0
 
     @staticmethod
     def of(
@@ -88,7 +90,7 @@ class RoundCosts(NamedTuple):
         """As measured; at least one stage has reported."""
         stages, links = costs.stages, costs.link_row_seconds
         slowest_link, all_links = max(links), sum(links)
-        longer = costs.contention
+        longer, overhead = costs.contention, costs.overhead or 0.0
 
         @cache
         def slowest(rows: int) -> float:
@@ -97,12 +99,13 @@ class RoundCosts(NamedTuple):
 
         @cache
         def whole(rows: int) -> float:
-            passes = sum([seconds(rows) for seconds in stages], costs.overhead or 0.0) / longer
-            return max(TINY, passes + all_links * rows)
+            passes = sum([seconds(rows) for seconds in stages]) / longer
+            return max(TINY, passes + overhead + all_links * rows)
 
         # Links are taken to be alike.
-        credit = 2.0 * (costs.overhead or 0.0) / (len(stages) + 1) / longer
-        return RoundCosts(slowest, whole, level_seconds, sessions, contention, credit)
+        credit = 2.0 * overhead / (len(stages) + 1)
+        level = level_seconds / longer
+        return RoundCosts(slowest, whole, level, sessions, contention, credit, overhead)
 
     def sessions_per_pass(self, rows: int, spacing: float) -> float:
         """Sessions whose segments of so many rows share a pass, if each sends one every
@@ -210,7 +213,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     for end, segment in zip(tree.ends, tree.segments, strict=True):
         ends[segment] += end
     seconds = sum([end * at for end, at in zip(ends, back, strict=True)])
-    work = _work(sent, back, ends)
+    work = _work(sent, back, ends, costs.links)
     by_level = [0.0] * (1 + max(tree.levels))
     for chance, level in zip(tree.chances, tree.levels, strict=True):
         by_level[level] += chance
@@ -226,13 +229,22 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         tokens += more
         seconds += more / levels * spacing(tree.rows[-1])
         # The pipeline is full by then.
-        work += more / levels * (back[-1] - sent[-1]) * (passes - 1) / (count - 1)
+        work += more / levels * (back[-1] - sent[-1] - costs.links) * (passes - 1) / (count - 1)
     depth = shape.first + (len(drafted) + 1) * shape.levels
-    busy = costs.sessions / share * work / seconds + drafting / every
-    longer = costs.contention.at(busy)
-    rate = tokens / (seconds * longer)
+    work = costs.sessions / share * work + seconds * drafting / every
+    longer, seconds, busy = _slowed(costs, seconds, work)
+    rate = tokens / seconds
     period = most * every * longer
     return RoundRate(rate, min(tree.chances), depth, every * longer, period, busy)
+
+
+def _slowed(costs: RoundCosts, seconds: float, work: float) -> tuple[float, float, float]:
+    """How many times as long work takes in rounds of so many ``seconds`` with so much ``work`` of
+    all nodes; the seconds of a round then, and the mean number of nodes at work."""
+    links, computing = costs.links, max(TINY, seconds - costs.links)
+    longer = costs.contention.at(work / computing, links / computing)
+    slowed = links + longer * computing
+    return longer, slowed, work * longer / slowed
 
 
 def _laid_out(
@@ -259,12 +271,15 @@ def _laid_out(
     return sent, back, passes
 
 
-def _work(sent: Sequence[float], back: Sequence[float], ends: Sequence[float]) -> float:
-    """Expected seconds of passes in a round that ends so likely with each verdict."""
+def _work(
+    sent: Sequence[float], back: Sequence[float], ends: Sequence[float], links: float
+) -> float:
+    """Expected seconds of passes in a round that ends so likely with each verdict; those on
+    ``links`` are spread over a pass's way."""
     passes = dict(zip(sent, back, strict=True)).items()
     return sum(
         [
-            end * (min(over, at) - start)
+            end * (min(over, at) - start) * (1.0 - links / (over - start))
             for start, over in passes
             for end, at in zip(ends, back, strict=True)
             if at > start
@@ -281,8 +296,8 @@ def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCost
     together = math.ceil(shared * rows)
     slower = costs.slowest(together) / costs.slowest(rows)
     seconds = max(drafting + costs.whole(together), alone * slower)
-    busy = (drafting + costs.sessions / shared * costs.whole(together)) / seconds
-    seconds *= costs.contention.at(busy)
+    work = drafting + costs.sessions / shared * (costs.whole(together) - costs.links)
+    _, seconds, busy = _slowed(costs, seconds, work)
     rate = sum(tree.chances) / seconds
     return RoundRate(rate, min(tree.chances), shape.first, seconds, seconds, busy)
 

@@ -24,7 +24,7 @@ from asyncspec_protocol.limits import MAX_CANDIDATES, MAX_NODES, MAX_TREE_NODES
 from asyncspec_protocol.messages import Expand, Expanded, Features, Withdraw
 
 
-def dispatch_draft_requests(state: DraftState) -> tuple[DraftState, Effects]:
+def dispatch_draft_requests(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     """Send draft requests, the longest waiting first, as far as the source takes them."""
     if state.source_busy:
         return state, ()
@@ -45,7 +45,7 @@ def dispatch_draft_requests(state: DraftState) -> tuple[DraftState, Effects]:
         request = requests[job.session]
         session = replace(
             state.sessions[job.session],
-            draft_request=request,
+            draft_request=replace(request, at=now),
             source_length=request.length,
             last_depth=request.growth.shape.depth if request.growth else 0,
             draft_batch=batch,
@@ -155,15 +155,12 @@ def release_source(state: DraftState, session: DraftSession) -> Effects:
     return _stop_source(state, request.job), release
 
 
-def drafted(
-    state: DraftState, batch: DraftResults, seconds: float, waited: float = 0.0
-) -> DraftState:
-    """The source of this device is free again, for ``waited`` seconds of which other work had the
-    processor. A batch's time counts in equal parts."""
+def drafted(state: DraftState, batch: DraftResults, seconds: float, now: float) -> DraftState:
+    """The source of this device is free again. A batch's time counts in equal parts."""
     state = rates.count_draft(replace(state, source_busy=False), batch, seconds)
     count = len(batch)
     for _, answer in batch:
-        state = _merged(state, answer, seconds / count, count, waited / count)
+        state = _merged(state, answer, seconds / count, count, now)
     return state
 
 
@@ -178,19 +175,23 @@ def expanded_received(state: DraftState, answer: Expanded, peer: Rank) -> DraftS
         state = rates.count_draft(state, ((request.job, answer),), answer.seconds)
     # Requests that are under way together are most likely answered together.
     together = sum([one.draft_request is not None for one in state.sessions.values()])
-    return _merged(state, answer, answer.seconds, max(1, together))
+    return _merged(state, answer, answer.seconds, max(1, together), None)
 
 
 def _merged(
-    state: DraftState, answer: Expanded, seconds: float, together: int, waited: float = 0.0
+    state: DraftState, answer: Expanded, seconds: float, together: int, now: float | None
 ) -> DraftState:
-    """``seconds`` and ``waited``: its part of a call for so many requests ``together``."""
+    """``seconds``: its part of a call for so many requests ``together``, of this device where it is
+    ``now`` so late."""
     session = state.sessions.get(answer.session)
     if session is None:
         return state  # the session is over
     request = session.draft_request
     if request is not None and request.growth is not None and not request.abandoned:
-        level = together * (seconds - waited) / max(1, request.job.depth)
+        # As long as until the next request: handling, and waits for a share of a processor, are
+        # part of what a level costs here.
+        taken = together * seconds if now is None else now - request.at
+        level = taken / max(1, request.job.depth)
         state = state.learn(session, Drafted(level, state.costs, together))
     return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
 

@@ -72,8 +72,8 @@ class DraftMachine:
         match event:
             case Received():
                 state, effects = _received(state, event, now)
-            case Computed(Expand() | DraftBatch() as job, result, seconds, waited):
-                state = drafting.drafted(state, draft_results(job, result), seconds, waited)
+            case Computed(Expand() | DraftBatch() as job, result, seconds):
+                state = drafting.drafted(state, draft_results(job, result), seconds, now)
                 effects = ()
             case Submitted(request):
                 state, effects = _submitted(state, request, now)

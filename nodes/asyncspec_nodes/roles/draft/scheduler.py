@@ -53,7 +53,7 @@ def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         state, stopped = drafting.abandon_stale(state, session)
         effects.extend(stopped)
     if not state.expected_verdicts:
-        state, requests = drafting.dispatch_draft_requests(state)
+        state, requests = drafting.dispatch_draft_requests(state, now)
         effects.extend(requests)
     return state, tuple(effects)
 

@@ -99,6 +99,8 @@ class DraftRequest(Struct, frozen=True):
     round: int
     slot: float
     length: int
+    # When it was sent.
+    at: float = 0.0
     # The tree it grows is below a tip that is gone.
     abandoned: bool = False
 
