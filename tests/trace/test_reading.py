@@ -16,6 +16,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.critical_path import latency_breakdowns, token_times
 from asyncspec.trace.analysis.summary import Utilisation, summarise
+from asyncspec.trace.analysis.timeline import Timeline
 from asyncspec.trace.records import Issued, Ran, Record, Reported, Step, Trace
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Expand, Message
@@ -39,12 +40,30 @@ def run(
     return cluster
 
 
-@given(delays, policies, st.integers(1, 4), st.integers(1, 2), st.sampled_from(FEATURES))
-def test_tokens_of_requests_are_found(
-    delays: list[int], policy: str, stages: int, requests: int, features: tuple[int, ...]
+@given(delays, policies, st.integers(1, 4), st.integers(1, 2), st.sampled_from(FEATURES), st.data())
+def test_a_trace_tells_what_happened(
+    delays: list[int],
+    policy: str,
+    stages: int,
+    requests: int,
+    features: tuple[int, ...],
+    data: st.DataObject,
 ) -> None:
+    """All laws of a whole trace, and of what is left of one, on the same run."""
     cluster = run(Shaken(delays), policy, stages, requests, features)
-    found = build(cluster.trace())
+    trace = cluster.trace()
+    found = build(trace)
+    check_tokens(cluster, policy, found)
+    check_counts(cluster, trace, found)
+    check_times(found)
+    if any(delays):
+        check_shares(found)
+    check_partial(trace, data)
+    check_circular(trace)
+
+
+def check_tokens(cluster: Cluster, policy: str, found: Timeline) -> None:
+    """Tokens of requests are found, verified before they are given."""
     for number, tokens in cluster.world.tokens.items():
         mine = [token for token in found.tokens if token.request == number]
         assert [token.token for token in mine] == tokens
@@ -54,39 +73,32 @@ def test_tokens_of_requests_are_found(
             verified = found.lifetimes[token.lifetime].verified
             assert verified is not None
             assert verified <= token.at
+    assert {request.request for request in found.requests} == cluster.world.tokens.keys()
     for request in found.requests:
         end = cluster.world.finished[request.request]
         assert (request.reason, request.policy) == (end.reason, policy)
         assert request.finished is not None
 
 
-@given(delays, policies, st.integers(1, 4), st.sampled_from(FEATURES))
-def test_counts_are_the_machines_own(
-    delays: list[int], policy: str, stages: int, features: tuple[int, ...]
-) -> None:
-    cluster = run(Shaken(delays), policy, stages, features=features)
-    trace = cluster.trace()
-    found = build(trace)
-    stats = cluster.world.finished[0].stats
+def check_counts(cluster: Cluster, trace: Trace, found: Timeline) -> None:
+    """Counts are the machines' own."""
+    stats = {number: end.stats for number, end in cluster.world.finished.items()}
     steps = [line for line in trace.lines if isinstance(line, Step)]
     own = [effect for step in steps for effect in step.effects if isinstance(effect, Reported)]
     passes = [span for span in found.spans if span.kind == "compute"]
     assert sum(span.rows for span in passes) == sum(breakdown.rows for breakdown in own)
     assert sum(span.dead for span in passes) == sum(breakdown.dead_rows for breakdown in own)
     # Every stage computes each node of the committed path once, but the last one's token.
-    length = stats["prompt_tokens"] + stats["new_tokens"]
-    assert sum(span.useful for span in passes) == stages * (length - 1)
-    assert len(found.rounds) == stats["rounds"]
-    later = [token for token in found.tokens if token.index]
-    assert sum(token.hit for token in later) == pytest.approx(stats["hit_rate"] * len(later))
+    lengths = [one["prompt_tokens"] + one["new_tokens"] for one in stats.values()]
+    assert sum(span.useful for span in passes) == cluster.stages * (sum(lengths) - len(lengths))
+    assert len(found.rounds) == sum(one["rounds"] for one in stats.values())
+    for number, one in stats.items():
+        later = [token for token in found.tokens if token.index and token.request == number]
+        assert sum(token.hit for token in later) == pytest.approx(one["hit_rate"] * len(later))
 
 
-@given(delays, policies, st.integers(1, 4), st.integers(1, 2))
-def test_a_tokens_time_is_accounted_for(
-    delays: list[int], policy: str, stages: int, requests: int
-) -> None:
-    cluster = run(Shaken(delays), policy, stages, requests)
-    found = build(cluster.trace())
+def check_times(found: Timeline) -> None:
+    """Each token's time is accounted for."""
     times = token_times(found)
     for time in times:
         for later, earlier in zip(time.spans, time.spans[1:], strict=False):
@@ -101,13 +113,39 @@ def test_a_tokens_time_is_accounted_for(
         assert breakdown.resources.get("other", 0.0) <= 0.05 * breakdown.seconds
 
 
-@given(delays, policies, st.integers(1, 4))
-def test_shares_sum_to_one(delays: list[int], policy: str, stages: int) -> None:
-    found = build(run(Shaken([*delays, 1]), policy, stages).trace())
+def check_shares(found: Timeline) -> None:
+    """Shares of each device's time sum to one."""
     for share in summarise(found).devices:
         parts = [getattr(share, name) for name in Utilisation.__struct_fields__[3:]]
         assert sum(parts) == pytest.approx(1.0)
         assert min(parts) >= -1e-9
+
+
+def check_partial(whole: Trace, data: st.DataObject) -> None:
+    """A partial trace is read as far as it goes."""
+    lines = list(whole.lines)
+    count = len(lines)
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, count))
+        del lines[start : start + data.draw(st.integers(0, count // 2))]
+    summarise(build(Trace(whole.header, tuple(lines))))
+
+
+def check_circular(whole: Trace) -> None:
+    """A job that seems to be issued after its end: by a step that it is a cause of. Causes that go
+    round in a circle end."""
+    found = build(Trace(whole.header, tuple(map(early, whole.lines))))
+    for time in token_times(found):
+        assert sum(span.seconds for span in time.spans) == pytest.approx(time.until - time.at)
+    summarise(found)
+
+
+def early(line: Record) -> Record:
+    """The same with the number of the job before in place of each one that is issued."""
+    if not isinstance(line, Step):
+        return line
+    effects = (replace(e, job=e.job - 1) if isinstance(e, Issued) else e for e in line.effects)
+    return replace(line, effects=tuple(effects))
 
 
 class Delayed(Struct):
@@ -140,21 +178,6 @@ def test_a_slow_link_is_named(link: tuple[int, int], policy: str) -> None:
     names = [f"V{rank}" if rank else "D0" for rank in link]
     sentence = summarise(found).bottleneck
     assert sentence.startswith(f"The link {names[0]} -> {names[1]} is the bottleneck: ")
-
-
-@given(delays, policies, st.data())
-def test_a_partial_trace_is_read_as_far_as_it_goes(
-    delays: list[int], policy: str, data: st.DataObject
-) -> None:
-    whole = run(Shaken(delays), policy, 2).trace()
-    lines = list(whole.lines)
-    count = len(lines)
-    for _ in range(data.draw(st.integers(1, 3))):
-        start = data.draw(st.integers(0, count))
-        del lines[start : start + data.draw(st.integers(0, count // 2))]
-    trace = Trace(whole.header, tuple(lines))
-    found = build(trace)
-    summarise(found)
 
 
 def recorded_between(whole: Trace, start: float, end: float) -> Trace:
@@ -195,24 +218,6 @@ def test_a_request_that_was_there_already_counts_from_the_start(
     for device in summarise(found).devices:
         passes = sum(s.until - s.at for s in found.spans if s.rank == device.rank and s.rows)
         assert device.busy > 0 or not (found.tokens and passes)
-
-
-@given(delays, policies)
-def test_causes_that_go_round_in_a_circle_end(delays: list[int], policy: str) -> None:
-    """A job that seems to be issued after its end: by a step that it is a cause of."""
-    whole = run(Shaken(delays), policy, 2).trace()
-    found = build(Trace(whole.header, tuple(map(early, whole.lines))))
-    for time in token_times(found):
-        assert sum(span.seconds for span in time.spans) == pytest.approx(time.until - time.at)
-    summarise(found)
-
-
-def early(line: Record) -> Record:
-    """The same with the number of the job before in place of each one that is issued."""
-    if not isinstance(line, Step):
-        return line
-    effects = (replace(e, job=e.job - 1) if isinstance(e, Issued) else e for e in line.effects)
-    return replace(line, effects=tuple(effects))
 
 
 @given(delays, policies, st.integers(0, 40), st.integers(1, 2))
