@@ -150,14 +150,22 @@ def _prefix(among: Tokens, scores: Floats, weights: Floats, mass: float) -> Toke
     return order[:count]
 
 
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(x) for x in (GOLDEN, MIX_1, MIX_2))
+_1, _11, _27, _30, _31 = (np.uint64(x) for x in (1, 11, 27, 30, 31))
+
+
 def uniforms(seed: int, position: int, tokens: Tokens) -> Floats:
     """``asyncspec.core.rng.uniform`` for many tokens at once, bit for bit."""
-    golden, mix_1, mix_2 = (np.uint64(x) for x in (GOLDEN, MIX_1, MIX_2))
+    return uniforms_of([stream(seed, position)], tokens)[0]
+
+
+def uniforms_of(streams: Sequence[int], tokens: Tokens) -> Floats:
+    """[n, tokens], by the streams of n seeds and positions."""
     # Products of 64-bit integers are meant to wrap.
-    x = np.uint64(stream(seed, position)) + golden * (tokens.astype(np.uint64) + np.uint64(1))
-    x = (x ^ (x >> np.uint64(30))) * mix_1
-    x = (x ^ (x >> np.uint64(27))) * mix_2
-    bits = (x ^ (x >> np.uint64(31))) >> np.uint64(11)
+    x = np.array(streams, np.uint64)[:, None] + _GOLDEN * (tokens.astype(np.uint64) + _1)
+    x = (x ^ (x >> _30)) * _MIX_1
+    x = (x ^ (x >> _27)) * _MIX_2
+    bits = (x ^ (x >> _31)) >> _11
     inside: Floats = np.minimum(bits.astype(np.float64) + 0.5, LARGEST) * 2.0**-53
     return inside
 

@@ -18,7 +18,7 @@ from asyncspec.backend import sampling
 from asyncspec.backend.base import ModelInfo, WireTensor
 from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, TensorRows
-from asyncspec.core.rng import MASK, mix
+from asyncspec.core.rng import MASK, mix, stream
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
@@ -72,10 +72,10 @@ class ToyModel(Struct, frozen=True):
 
     def logits(self, hidden: Sequence[int]) -> sampling.Logits:
         """[n, vocab], of both signs, as a repetition penalty treats them differently."""
-        rows = np.empty((len(hidden), self.vocab), np.float32)
-        for row, state in zip(rows, hidden, strict=True):
-            row[:] = sampling.uniforms(state, 0, np.arange(self.vocab)) - 0.5
-            row[self.mode(state)] = 1.5
+        streams = [stream(state, 0) for state in hidden]
+        uniforms = sampling.uniforms_of(streams, np.arange(self.vocab))
+        rows: sampling.Logits = (uniforms - 0.5).astype(np.float32)
+        rows[np.arange(len(hidden)), [self.mode(state) for state in hidden]] = 1.5
         return rows
 
     def start(self) -> ToyState:
