@@ -32,6 +32,7 @@ from asyncspec.backend.hf.kernels.cpu import nbits
 from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
 from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.model_config import EXPERTS, inspect_checkpoint
+from asyncspec.backend.hf.placeholders import NoRandomWeights
 from asyncspec.backend.hf.weights import (
     BITS,
     cut_ends,
@@ -71,7 +72,7 @@ def footprint(
     computed = resolve_dtype(model_info, dtype)
     try:
         config = text_part(config or AutoConfig.from_pretrained(directory))
-        with torch.device("meta"):
+        with NoRandomWeights(), torch.device("meta"):
             # Whatever attention the configuration names: it is not run.
             model: Any = AutoModelForCausalLM.from_config(
                 sub_config(config, *span), attn_implementation="eager"

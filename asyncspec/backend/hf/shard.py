@@ -32,6 +32,7 @@ from asyncspec.backend.hf.optimized.arrays import ArrayLayer
 from asyncspec.backend.hf.optimized.captured import Graphs, capture_layers
 from asyncspec.backend.hf.optimized.graphs import LayerGraph, fuse_layers
 from asyncspec.backend.hf.optimized.model import OptimizedModel, call, is_hooked, optimize_model
+from asyncspec.backend.hf.placeholders import NoRandomWeights
 from asyncspec.backend.hf.probing import layers_with_all_kinds, noise, structure
 from asyncspec.backend.hf.process import quiet_transformers
 from asyncspec.backend.hf.weights import (
@@ -231,11 +232,12 @@ def load_shard(
         raise UserError(f"layers [{first}, {last}) of a model of {total} layers cannot be a stage")
     register()
     tensors = read_shard_tensors(checkpoint, first, last, dtype)
-    model = _build(checkpoint, first, last, dtype, tensors)
-    if last - first < total:
-        _check_cut(checkpoint, model, first)
+    with NoRandomWeights():
+        model = _build(checkpoint, first, last, dtype, tensors)
+        if last - first < total:
+            _check_cut(checkpoint, model, first)
+        cut_ends(model, embedding=first == 0, head=last == total)
     shard = Shard(model, checkpoint, first, last, dtype, device)
-    cut_ends(model, embedding=shard.has_embedding, head=shard.has_head)
     load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied, device))
     device.place(model)
     install_delta_nets(model, device)
