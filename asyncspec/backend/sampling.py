@@ -156,7 +156,7 @@ _1, _11, _27, _30, _31 = (np.uint64(x) for x in (1, 11, 27, 30, 31))
 
 def uniforms(seed: int, position: int, tokens: Tokens) -> Floats:
     """``asyncspec.core.rng.uniform`` for many tokens at once, bit for bit."""
-    return uniforms_of([stream(seed, position)], tokens)[0]
+    return uniforms_of([stream(seed, position)], tokens).reshape(-1)
 
 
 def uniforms_of(streams: Sequence[int], tokens: Tokens) -> Floats:
