@@ -87,6 +87,9 @@ RENAMED = {
 }
 """Whole identifiers, without leading underscores."""
 
+ANY_RENAMED = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(RENAMED)})\b")
+"""Where a file has none of these, in whatever place, it is not parsed."""
+
 IN_DOCS = re.compile(
     r"\b(rota|breakers|courier|quick floor|lean layers|going_on|narrowed|whoever|keeper)\b",
     re.IGNORECASE,
@@ -98,10 +101,13 @@ IN_PACKAGES = re.compile(r"\b(whoever|elder|crowding|luck|at whose door)\b", re.
 
 
 def identifiers(file: Path) -> Iterator[str]:
-    """The module's own name and every name that it defines: classes, functions, parameters,
-    variables and attributes."""
+    """The module's own name and, where one may be renamed, every name that it defines: classes,
+    functions, parameters, variables and attributes."""
     yield file.stem
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    text = file.read_text(encoding="utf-8")
+    if not ANY_RENAMED.search(text):
+        return
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name

@@ -121,7 +121,7 @@ async def test_seeds(toy: Toy) -> None:
     """One seed is one text, the first of several answers is the only one's, and a seed that
     nobody chose is told, so that the answer can be had again."""
     # To their full length: two answers that end at once may well be equal.
-    ask: dict[str, Any] = {**ASK, **SAMPLED, "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+    ask: dict[str, Any] = {**ASK, **SAMPLED, "max_tokens": 20, "extra_body": {"ignore_eos": True}}
     del ask["seed"]
     async with client(toy) as ai:
         first = await ai.chat.completions.create(model="toy", **ask)

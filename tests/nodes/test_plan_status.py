@@ -14,7 +14,7 @@ from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.actor.link import Link
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.errors import ClusterError
-from asyncspec.core.machine import Submitted
+from asyncspec.core.machine import Cancelled, Submitted
 from asyncspec.dipsd.online.decide import decide
 from asyncspec_nodes.cli.planning.running_cluster import measured
 from asyncspec_nodes.client import client as clients
@@ -74,6 +74,7 @@ def test_users_of_one_draft_node_are_seen_through_the_other() -> None:
             assert len(reported.pass_seconds) == 2
             assert reported.lengths[0] > 0
             assert reported.greedy > 0
+            cluster.nodes[0].feed(Cancelled(1))
             await end
             while (await client.plan_status()).sessions:
                 pass

@@ -102,7 +102,7 @@ def test_openings_differ() -> None:
 def test_simulated_policies_share_passes_and_obey_littles_law() -> None:
     ticks: list[int] = []
     curves = simulated.measure(
-        lambda: ticks.append(1), costs=("server",), running=(1, 16), pool=1, tokens=24
+        lambda: ticks.append(1), costs=("server",), running=(1, 16), pool=1, tokens=16
     )
     assert len(ticks) == 2 * len(simulated.SERIES)
     by_name = {curve.series: curve for curve in curves}

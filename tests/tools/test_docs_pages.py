@@ -93,7 +93,6 @@ def program_options(name: str) -> set[str]:
     return set(parsers()[name]._option_string_actions)
 
 
-@cache
 def tool_options(tool: str, kind: str) -> set[str]:
     """All options that a tool's sources name. A kind of benchmark has to exist."""
     folder = ROOT / "tools" / tool
@@ -101,8 +100,12 @@ def tool_options(tool: str, kind: str) -> set[str]:
     if tool == "bench" and kind.islower():
         source = (folder / "__main__.py").read_text(encoding="utf-8")
         assert f'"{kind}": (' in source, f"there is no benchmark {kind}"
-    if tool == "trace":
-        return program_options("asyncspec trace")
+    return program_options("asyncspec trace") if tool == "trace" else named_options(folder)
+
+
+@cache
+def named_options(folder: Path) -> set[str]:
+    """The options that the sources in a folder name."""
     return {
         node.value
         for path in folder.rglob("*.py")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,7 +47,11 @@ class Sources:
 
     def __init__(self, root: Path, packages: tuple[str, ...] = PACKAGES) -> None:
         self._modules = _read(root, packages, "*.py")
-        self._tests = _read(root, ("tests",), "test_*.py")
+        # By the name of a function, the files of tests that define it.
+        self._tests: defaultdict[str, list[str]] = defaultdict(list)
+        for file, text in _read(root, ("tests",), "test_*.py").items():
+            for name in re.findall(r"^(?:async )?def (\w+)\(", text, re.MULTILINE):
+                self._tests[name].append(file)
 
     def place(self, mutant: Mutant) -> Place:
         """Find a mutant and its test. Raises ``Stale`` where either is not there exactly once."""
@@ -65,8 +70,7 @@ class Sources:
 
     def _test(self, test: str) -> str:
         name, bracket, _ = test.partition("[")
-        defined = re.compile(rf"^(?:async )?def {re.escape(name)}\(", re.MULTILINE)
-        files = [file for file, text in self._tests.items() for _ in defined.finditer(text)]
+        files = self._tests.get(name, [])
         if len(files) != 1:
             raise Stale(f"{len(files)} tests are called {name}, not one")
         return f"{files[0]}::{name}{test[len(name) :] if bracket else ''}"
