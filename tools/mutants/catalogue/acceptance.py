@@ -97,8 +97,8 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "draw-noise-of-another-token",
-        "golden * (tokens.astype(np.uint64) + np.uint64(1))",
-        "golden * (tokens.astype(np.uint64) + np.uint64(2))",
+        "_GOLDEN * (tokens.astype(np.uint64) + _1)",
+        "_GOLDEN * (tokens.astype(np.uint64) + _1 + _1)",
         "test_noise_is_that_of_rng_bit_for_bit",
     ),
     Mutant(
