@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -18,6 +20,7 @@ from asyncspec.backend.hf.optimized.graphs import close
 from asyncspec.backend.hf.optimized.layers import OptimizedLayer
 from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.backend.hf.stage import capture_hidden_states
+from asyncspec.backend.tree_stage import Abandoned
 from backend.conformance import Walk, sequential
 from backend.fake_attention import Mixing
 from backend.probe import Probe, cut
@@ -70,6 +73,26 @@ def test_a_pass_leaves_what_another_has_returned(tiny: MakeTiny) -> None:
         kept = first.clone()
         outputs(shard, slice(20, 20 + count))
         assert torch.equal(first, kept)
+
+
+def test_a_pass_ends_between_the_parts_of_a_product(tiny: MakeTiny) -> None:
+    shard = load(tiny("qwen2", dtype=torch.float16))
+    want, given = outputs(shard, slice(3)), (shard.probe_inputs(3), torch.arange(3))
+
+    def checks(last: int) -> int:
+        """Of a pass that is abandoned at check ``last``."""
+        tree, made = Mixing(3), itertools.count()
+        tree.stop = lambda: next(made) == last
+        with torch.inference_mode(), suppress(Abandoned):
+            shard.hidden(*given, tree)
+            assert last < 0
+        return next(made)
+
+    whole = checks(-1)
+    assert whole > 4 * 2 * len(shard.model.model.layers)  # products of two parts and more
+    for last in (0, whole // 2, whole - 1):
+        assert checks(last) == last + 1
+        assert torch.equal(outputs(shard, slice(3)), want)
 
 
 def test_hidden_states_are_captured_at_every_depth(tiny: MakeTiny) -> None:

@@ -8,7 +8,7 @@ exponentials round otherwise than torch's, so such a layer is compared like a gr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from asyncspec.backend.hf.optimized.layers import (
 )
 from asyncspec.backend.hf.optimized.model import is_hooked, run_in_turn
 from asyncspec.backend.hf.probing import noise
+from asyncspec.backend.tree_stage import Abandoned
 
 _PROBE_NUMBERS = 64
 
@@ -130,9 +131,12 @@ class Product:
                 for each, out in zip(linear.slices, sums, strict=True)
             ]
 
-    def run(self) -> Array:
-        """The first of the results."""
+    def run(self, stop: Callable[[], bool]) -> Array:
+        """The first of the results. Raises ``Abandoned`` where ``stop`` says so before a part:
+        a pass of few layers whose rows are dead would end late with a check a layer."""
         for multiply in self._multiply:
+            if stop():
+                raise Abandoned
             multiply()
         if self._joined is not None:
             np.concatenate(self._parts, 1, out=self._joined)
@@ -195,16 +199,16 @@ class ArrayLayer(nn.Module):
         """Hidden states [n, H] of the rows of ``tree`` -> [n, H]."""
         made = self._products_of(len(x))
         self._before(x, made.inputs.x)
-        made.inputs.run()
+        made.inputs.run(tree.stop)
         self._attend(made, cos_sin, tree)
-        middle = made.output.run()
+        middle = made.output.run(tree.stop)
         self._finish(middle, self._after)
         middle += x
         self._before_mlp(middle, made.gates.x)
-        made.gates.run()
+        made.gates.run(tree.stop)
         gate, up = made.gates.y
         multiply_silu(gate, up, made.down.x)
-        out = made.down.run()
+        out = made.down.run(tree.stop)
         self._finish(out, self._after_mlp)
         # Not in place: the next pass writes to it.
         return np.add(out, middle)
