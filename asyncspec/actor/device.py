@@ -22,12 +22,10 @@ Done = Callable[[Job, object, float, float], None]
 Ran = Callable[[Job, float, float], None]
 Failed = Callable[[Job, BaseException], None]
 
-BRIEF_SECONDS = 10e-3
-"""Shorter jobs consist of tiny operations: each releases the interpreter lock, but the next one has
-it again before the event loop's thread has woken up."""
-
 HAND_OVER_SECONDS = 100e-6
-"""Pause after a brief job: enough for the event loop to send its result before the next begins."""
+"""Pause before a job that begins by itself: enough for the event loop to send the last one's
+result. Jobs of tiny operations have the interpreter lock again before the event loop's thread has
+woken up, and longer ones its processor, or the rest of the node's quota."""
 
 
 class DeviceThread:
@@ -133,9 +131,7 @@ class DeviceThread:
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 continue
-            worked = self._worked
             report = self._perform(job, timed=self._on_processor)
-            brief = self._worked - worked < BRIEF_SECONDS
             with self.start_lock:
                 self._reports.append(report)
                 chained = self._after is job and self._next is not None
@@ -146,7 +142,7 @@ class DeviceThread:
             if self._closed:  # the event loop may be gone
                 continue
             self._loop.call_soon_threadsafe(self._wake)
-            if chained and brief:
+            if chained:
                 time.sleep(HAND_OVER_SECONDS)
 
     def _perform(self, job: Job, *, timed: bool) -> Callable[[], None]:
