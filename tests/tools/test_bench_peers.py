@@ -233,9 +233,9 @@ def test_peers_take_turns_and_other_texts_are_counted() -> None:
 
 
 def test_only_the_same_sums_must_write_the_same_text() -> None:
-    same = Comparison(BUNDLED_TARGET, BUNDLED_DRAFT, None, dtype="fp32")
+    same = Comparison(BUNDLED_TARGET, BUNDLED_DRAFT, None, mode="exact", dtype="fp32")
     assert same.exact
-    for other in ({"dtype": "auto"}, {"quantize": "int4"}, {"device": "cuda"}):
+    for other in ({"mode": "fast"}, {"dtype": "auto"}, {"quantize": "int4"}, {"device": "cuda"}):
         assert not structs.replace(same, **other).exact
 
 
@@ -257,7 +257,7 @@ def test_our_own_other_text_ends_the_run() -> None:
 @pytest.mark.processes
 def test_a_small_run_ranks_every_peer(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--no-enlarge --stages 1 --repeats 1 --tokens 4 --cpu 1 --network loopback --json"
-    assert main(["peers", "--our-dtype", "fp32", *words.split()]) == 0
+    assert main(["peers", "--our-mode", "exact", "--our-dtype", "fp32", *words.split()]) == 0
     found = json.loads(capsys.readouterr().out)
     ratios = {peer["name"]: peer["ratio"] for peer in found["peers"]}
     assert ratios[found["base"]] == 1

@@ -98,10 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--gguf", choices=("stored", *FILE_TYPES), default="stored", help="of the target there")
     add(
-        "--llama-mode",
+        "--our-mode",
         choices=get_args(Mode),
         default="fast",
-        help="of our stages on llama.cpp, whose own pipeline promises no equal bits",
+        help="of our stages: llama.cpp's own pipeline promises no equal bits",
     )
     add("--json", action="store_true", help="one object on stdout, nothing else")
 
@@ -151,7 +151,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         latency_ms=options.latency_ms,
         llama_cpp=options.llama_cpp and options.llama_cpp.absolute(),
         gguf=options.gguf,
-        llama_mode=options.llama_mode,
+        mode=options.our_mode,
     )
 
 

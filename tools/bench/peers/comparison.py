@@ -60,8 +60,8 @@ class Comparison(Struct, frozen=True):
     llama_cpp: Path | None = None
     # The type that the GGUF target's weights have; "stored": the one of the checkpoint.
     gguf: str = "stored"
-    # Of our stages on llama.cpp.
-    llama_mode: Mode = "fast"
+    # Of our stages. "fast": llama.cpp's own pipeline promises no equal bits either.
+    mode: Mode = "fast"
     network: Network = "auto"
     # One way, between any two of our devices, and of llama.cpp's pipeline.
     latency_ms: float = 0.0
@@ -69,7 +69,8 @@ class Comparison(Struct, frozen=True):
     @property
     def exact(self) -> bool:
         """Whether our stages of checkpoints do the same sums as ``generate``."""
-        return (self.dtype, self.quantize, self.device) == ("fp32", "none", "cpu")
+        ours = self.mode, self.dtype, self.quantize, self.device
+        return ours == ("exact", "fp32", "none", "cpu")
 
     @property
     def devices(self) -> int:

@@ -50,9 +50,11 @@ async def start(
     gguf, device = target.suffix == ".gguf", comparison.device
     dtype, quantize = comparison.dtype, comparison.quantize
     config = local_config(
-        TargetTable(path=str(target), mode=comparison.llama_mode, device=device)
+        TargetTable(path=str(target), mode=comparison.mode, device=device)
         if gguf
-        else TargetTable(path=str(target), dtype=dtype, quantize=quantize, device=device),
+        else TargetTable(
+            path=str(target), mode=comparison.mode, dtype=dtype, quantize=quantize, device=device
+        ),
         DraftTable(source=f"{draft}+ngram" if lookup else str(draft)),
         comparison.stages,
         1,

@@ -43,7 +43,10 @@ def about(comparison: Comparison, nbytes: int | None) -> list[str]:
     """What was compared and where, a line each."""
     models = f"target {comparison.target.name}, draft {comparison.draft.name}"
     weights = "" if comparison.quantize == "none" else f", weights in {comparison.quantize}"
-    models += f"; ours in {comparison.dtype}{weights} on {comparison.device}, generate in float32"
+    models += (
+        f"; ours in {comparison.mode} mode, in {comparison.dtype}{weights} on {comparison.device}, "
+        "generate in float32"
+    )
     if comparison.size is not None and nbytes is not None:
         size = comparison.size
         models += (
@@ -52,9 +55,7 @@ def about(comparison: Comparison, nbytes: int | None) -> list[str]:
             "work of that size and says what it said before"
         )
     if comparison.llama_cpp is not None:
-        models += (
-            f"; on llama.cpp weights as {comparison.gguf}, ours in {comparison.llama_mode} mode"
-        )
+        models += f"; on llama.cpp weights as {comparison.gguf}"
     late = comparison.latency_ms
     latency = f" with {late:g} ms from any device to any other" if late else ""
     return [
