@@ -49,6 +49,12 @@ def make(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> MakeStage
     return stages
 
 
+@pytest.fixture(scope="module")
+def alone(make: MakeStages) -> dict[object, list[int]]:
+    """What was drawn without a tree, by the texts and settings of laws that ask for the same."""
+    return {}
+
+
 def toy(count: int) -> Sequence[StageBackend]:
     model = ToyModel(layers=4, vocab=VOCAB)
     edges = [4 * i // count for i in range(count + 1)]
@@ -57,20 +63,22 @@ def toy(count: int) -> Sequence[StageBackend]:
 
 @pytest.mark.parametrize("how", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
+def test_tree_equals_sequential(
+    make: MakeStages, alone: dict[object, list[int]], stages: int, how: Sampling
+) -> None:
     for seed in range(examples(2, quick=1)):
         conformance.check_tree_equals_sequential(
-            make, VOCAB, seed, stages=stages, length=25, sampling=how
+            make, VOCAB, seed, stages=stages, length=25, sampling=how, alone=alone
         )
 
 
 @pytest.mark.parametrize("how", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("stages", [1, 3])
 def test_segments_of_one_session_that_share_passes_equal_sequential(
-    make: MakeStages, stages: int, how: Sampling
+    make: MakeStages, alone: dict[object, list[int]], stages: int, how: Sampling
 ) -> None:
     conformance.check_tree_equals_sequential(
-        make, VOCAB, 2, stages=stages, length=25, sampling=how, coalesced=True
+        make, VOCAB, 2, stages=stages, length=25, sampling=how, coalesced=True, alone=alone
     )
 
 

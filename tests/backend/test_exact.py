@@ -27,15 +27,16 @@ DTYPES = ["float32", "bfloat16"]
 MakeTiny = Callable[..., Path]
 
 
-def compare(stages: list[HFStage], walk: Walk) -> None:
-    """A walk's path has the tokens and the bits of the same path run alone."""
+def compare(stages: list[HFStage], *walks: Walk) -> None:
+    """The paths of walks around one text have the tokens and the bits of that text run alone."""
     probe = Probe(stages)
     try:
-        drawn = sequential(stages, walk.tokens, walk.prompt)
+        drawn = sequential(stages, walks[0].tokens, walks[0].prompt)
         alone = probe.take()
-        walk.watch = probe.watch
-        assert walk.run(stages) == drawn
-        assert probe.different(alone) == []
+        for walk in walks:
+            walk.watch = probe.watch
+            assert walk.run(stages) == drawn
+            assert probe.different(alone) == []
     finally:
         probe.stop()
 
@@ -45,8 +46,15 @@ def stages(request: pytest.FixtureRequest, tiny: MakeTiny) -> list[HFStage]:
     return cut(open_checkpoint(tiny("llama-odd")), 3, dtype=request.param)
 
 
+ways = st.tuples(
+    st.sampled_from([1, 2, 5, 16, 40]),  # rows of a segment at most
+    st.sampled_from([0.0, 0.4, 0.8]),  # noise
+    st.sampled_from([0.1, 0.5, 1.0]),  # prunes
+)
+
+
 @settings(
-    max_examples=examples(20, quick=12),
+    max_examples=examples(20, quick=6),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -54,22 +62,19 @@ def stages(request: pytest.FixtureRequest, tiny: MakeTiny) -> list[HFStage]:
     seed=st.integers(0, 2**32),
     prompt=st.integers(1, 150),
     length=st.integers(1, 60),
-    widest=st.sampled_from([1, 2, 5, 16, 40]),
-    noise=st.sampled_from([0.0, 0.4, 0.8]),
-    prunes=st.sampled_from([0.1, 0.5, 1.0]),
+    trees=st.lists(ways, min_size=2, max_size=2),
 )
 def test_any_tree_any_segments_any_prunes(
     stages: list[HFStage],
     seed: int,
     prompt: int,
     length: int,
-    widest: int,
-    noise: float,
-    prunes: float,
+    trees: list[tuple[int, float, float]],
 ) -> None:
+    """Two trees around each text, which is run alone once."""
     random = Random(seed)
     tokens = [random.randrange(VOCAB) for _ in range(prompt + length)]
-    compare(stages, Walk(tokens, prompt, VOCAB, random, widest, noise, prunes))
+    compare(stages, *(Walk(tokens, prompt, VOCAB, random, *way) for way in trees))
 
 
 @pytest.mark.parametrize("prompt", [1, 60, 127])

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.base import Mode, StageBackend
 from asyncspec.backend.hf.checkpoint import open_checkpoint
+from asyncspec.backend.hf.stage import HFStage
 from asyncspec.backend.hf.wire import from_wire, to_wire
 from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.jobs import Admit, Forward, Row, TensorRows
@@ -78,15 +79,27 @@ def walked(
     return drawn, walk.featured
 
 
+@pytest.fixture(scope="module")
+def whole(tiny: MakeTiny) -> dict[int, list[HFStage]]:
+    """A target in one, two and four stages."""
+    checkpoint = open_checkpoint(tiny("llama", **TARGET))
+    return {count: cut(checkpoint, count) for count in (1, 2, 4)}
+
+
+@pytest.fixture(scope="module")
+def bare(whole: dict[int, list[HFStage]]) -> list[int]:
+    """What is drawn where nobody asks for features."""
+    return sequential(whole[1], text(1), PROMPT)
+
+
 @pytest.mark.parametrize("features", WANTED, ids=str)
-def test_features_are_those_of_a_plain_pass(tiny: MakeTiny, features: tuple[int, ...]) -> None:
-    path = tiny("llama", **TARGET)
-    tokens, checkpoint = text(1), open_checkpoint(path)
-    want = plain(path, tokens, features)
-    bare = sequential(cut(checkpoint, 1), tokens, PROMPT)
+def test_features_are_those_of_a_plain_pass(
+    tiny: MakeTiny, whole: dict[int, list[HFStage]], bare: list[int], features: tuple[int, ...]
+) -> None:
+    tokens, want = text(1), plain(tiny("llama", **TARGET), text(1), features)
     first: list[torch.Tensor] = []
-    for count in (1, 2, 4):
-        drawn, rows = walked(cut(checkpoint, count), tokens, features)
+    for stages in whole.values():
+        drawn, rows = walked(stages, tokens, features)
         assert drawn == bare
         found = torch.stack(rows)
         assert found.shape == want.shape
