@@ -89,9 +89,15 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("how", DRAWS)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
+    alone: dict[object, list[int]] = {}
     for coalesced in (False, True):
         conformance.check_tree_equals_sequential(
-            make, 16, 0, stages=stages, length=25, sampling=how, coalesced=coalesced
+            *(make, 16, 0),
+            stages=stages,
+            length=25,
+            sampling=how,
+            coalesced=coalesced,
+            alone=alone,
         )
 
 
