@@ -104,6 +104,8 @@ class Drafted(Struct, frozen=True):
     level_seconds: float
     costs: PipelineCosts
     sessions: int = 1
+    # Mean rows of a level, of all sessions.
+    rows: float = 1.0
 
 
 class Committed(Struct, frozen=True):

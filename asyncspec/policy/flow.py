@@ -29,7 +29,7 @@ class FlowMemory(Struct, frozen=True):
     """What was learned, and the shape of rounds that follows from it."""
 
     acceptance: Acceptance = Acceptance()
-    # Seconds of a draft level, by the sessions drafted for together; None: none was measured.
+    # Seconds of a draft level, by its rows; None: none was measured.
     level: LevelCost | None = None
     # None: nothing was measured.
     contention: Contention | None = None
@@ -55,7 +55,7 @@ class FlowMemory(Struct, frozen=True):
     def draft_seconds(self) -> float:
         """Of the levels of a segment; 0 where none was measured."""
         levels = self.shape.levels or self.shape.first or 1
-        return levels * self.level.at(self.sessions) if self.level else 0.0
+        return levels * self.level.at(self.sessions * self.shape.rows) if self.level else 0.0
 
     @property
     def draft_is_free(self) -> bool:
@@ -173,7 +173,8 @@ class Flow(Policy, frozen=True):
         known = _known(memory)
         if isinstance(event, Drafted):
             before = known.level or LevelCost()
-            known = replace(known, level=before.observe(event.level_seconds, event.sessions))
+            level = before.observe(event.level_seconds, event.rows, event.sessions)
+            known = replace(known, level=level)
         else:
             known = known.committing(event)
         if known.level is None or not event.costs.times:
@@ -185,9 +186,8 @@ class Flow(Policy, frozen=True):
         contention = known.contention or Contention(processors=event.costs.processors)
         if known.tokens:
             contention = contention.observe(event.costs.contention, known.rate.busy, known.tokens)
-        level = known.level.at(sessions)
-        known = replace(known, contention=contention)
-        return known.choosing(RoundCosts.of(event.costs, level, sessions, contention))
+        costs = RoundCosts.of(event.costs, known.level, sessions, contention)
+        return replace(known, contention=contention).choosing(costs)
 
     def stats(self, memory: object) -> Mapping[str, float]:
         known = _known(memory)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
-from asyncspec.core.cost_model.measured import Contention, MeasuredSpeed
+from asyncspec.core.cost_model.measured import Contention, LevelCost, MeasuredSpeed
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.cost_model.rounds import (
     LEVELS,
@@ -195,6 +195,33 @@ def test_measured_speeds_replace_expected_ones_until_they_are_old(
     assert known.decay(100_000).mean(10.0) == pytest.approx(10, rel=0.01)
 
 
+@given(
+    st.floats(0.1, 9),
+    st.floats(0, 1),
+    st.lists(st.floats(1, 64), min_size=2, max_size=2, unique=True),
+)
+def test_draft_rows_cost_what_levels_of_several_numbers_take(
+    level: float, row: float, rows: list[float]
+) -> None:
+    """Known from what one shape sends: its first level has a row, later ones as many as leaves."""
+    known = LevelCost()
+    for _ in range(200):
+        for number in rows:
+            known = known.observe(level + row * number, number)
+    assert known.at(32.0) == pytest.approx(level + 32.0 * row, rel=0.01)
+
+
+@given(profiles, costs, st.sampled_from(ROWS[2:]), st.floats(0.01, 1))
+def test_rows_that_make_drafts_slow_make_rounds_slow(
+    profile: list[float], cost: RoundCosts, rows: int, row: float
+) -> None:
+    slow, shape = cost._replace(draft_row=row), RoundShape(3, 2, rows)
+    free = round_rate(profile, shape, cost._replace(level=cost.level + row * rows))
+    rate = round_rate(profile, shape, slow)
+    assert rate.spacing == pytest.approx(free.spacing)
+    assert rate.spacing >= round_rate(profile, shape, cost).spacing
+
+
 @given(st.floats(1, 16), st.floats(1.5, 16), st.floats(1, 2))
 def test_shared_processors_are_found_from_longer_passes(
     processors: float, busy: float, alone: float
@@ -249,7 +276,7 @@ def test_links_are_no_work_and_no_contention_makes_them_longer(
         Rank(r): PassTimes(Rank(r), (1.0,), (longer,), 0.0, 0.0, contention=longer)
         for r in range(1, 5)
     }
-    costs = RoundCosts.of(PipelineCosts(times=times, overhead=links), longer)
+    costs = RoundCosts.of(PipelineCosts(times=times, overhead=links), LevelCost(1.0, longer))
     assert costs.whole(1) == pytest.approx(4.0 + links)
     for contention in (Contention(longer), Contention(longer, 2.0)):
         slowed = costs._replace(contention=contention)
@@ -323,7 +350,7 @@ def test_segments_are_longer_where_credit_is_long_on_its_way() -> None:
         for r in range(1, 9)
     }
     near, far = (
-        RoundCosts.of(PipelineCosts(times=times, overhead=9 * latency), 0.1)
+        RoundCosts.of(PipelineCosts(times=times, overhead=9 * latency), LevelCost(1.0, 0.1))
         for latency in (0.45, 1.0)
     )
     assert far.credit == pytest.approx(2.0)
@@ -396,7 +423,7 @@ class OneShape(Flow, frozen=True):
         known = super().learn(memory, event)
         if known.level is None or not event.costs.times:
             return known
-        costs = RoundCosts.of(event.costs, known.level.at(1))
+        costs = RoundCosts.of(event.costs, known.level)
         rate = round_rate(known.acceptance.profile, self.shape, costs)
         return replace(known, shape=self.shape, rate=rate)
 

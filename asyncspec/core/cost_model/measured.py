@@ -50,34 +50,38 @@ class MeasuredSpeed(Struct, frozen=True):
 
 
 class LevelCost(Struct, frozen=True):
-    """Seconds of a draft level by the sessions that are drafted for together: exponentially
-    weighted moments, and the line through them."""
+    """Seconds of a draft level by its rows, of all sessions that are drafted for together:
+    exponentially weighted means, moments around them, and the line through both."""
 
-    sessions: float = 0.0
+    rows: float = 0.0
     seconds: float = 0.0
     spread: float = 0.0
     joint: float = 0.0
 
-    def observe(self, seconds: float, sessions: int) -> LevelCost:
+    def observe(self, seconds: float, rows: float, sessions: int = 1) -> LevelCost:
         """With one of the ``sessions`` answers that a call brought."""
-        if not self.sessions:
-            return LevelCost(float(sessions), seconds)
-        weight = PARAMETERS.level_weight / sessions
+        if not self.rows:
+            return LevelCost(rows, seconds)
+        weight, slow = PARAMETERS.level_weight / sessions, PARAMETERS.level_row_weight / sessions
         seconds = min(seconds, PARAMETERS.max_slowdown * self.seconds)
-        more, longer = sessions - self.sessions, seconds - self.seconds
+        more, longer = rows - self.rows, seconds - self.seconds
         return LevelCost(
-            self.sessions + weight * more,
+            self.rows + weight * more,
             self.seconds + weight * longer,
-            (1.0 - weight) * (self.spread + weight * more * more),
-            (1.0 - weight) * (self.joint + weight * more * longer),
+            self.spread + slow * (more * more - self.spread),
+            self.joint + slow * (more * longer - self.joint),
         )
 
-    def at(self, sessions: int) -> float:
-        """Expected seconds. Until calls for different numbers were measured a further session
-        costs nothing; it never costs more than a call of its own."""
+    @property
+    def row(self) -> float:
+        """Expected seconds of a row more. Until levels of different numbers were measured it costs
+        nothing; it never costs more than a level of its own."""
         slope = self.joint / self.spread if self.spread > TINY else 0.0
-        slope = min(max(0.0, slope), self.seconds / max(1.0, self.sessions))
-        return self.seconds + slope * (sessions - self.sessions)
+        return min(max(0.0, slope), self.seconds / max(1.0, self.rows))
+
+    def at(self, rows: float) -> float:
+        """Expected seconds."""
+        return self.seconds + self.row * (rows - self.rows)
 
 
 class Contention(Struct, frozen=True):

@@ -113,6 +113,8 @@ class CostModelParameters(Struct, frozen=True):
     worthwhile_chance: float = 0.5
     # Weight of a new draft request in the mean seconds of a level.
     level_weight: float = 0.2
+    # The same in what a further row of a level takes: it is the difference of noisy times.
+    level_row_weight: float = 1 / 32
     # Tokens after which the shape of rounds is chosen anew: as many as before, within these bounds.
     # A search takes 1 to 70 ms of the draft node's time, and verdicts wait for it.
     min_replan_tokens: int = 4

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.measured import ALONE, Contention
+from asyncspec.core.cost_model.measured import ALONE, Contention, LevelCost
 from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import PipelineCosts
@@ -69,7 +69,7 @@ class RoundCosts(NamedTuple):
     slowest: PassSeconds
     # From the draft node through all stages and back.
     whole: PassSeconds
-    # A draft level, for all sessions.
+    # A draft level, for all sessions, without its rows.
     level: float
     # Sessions alike that share passes and the draft node.
     sessions: int = 1
@@ -79,11 +79,13 @@ class RoundCosts(NamedTuple):
     credit: float = 0.0
     # Of ``whole``: links and handling, where no node computes and none makes it longer.
     links: float = 0.0
+    # A row of each session in a draft level.
+    draft_row: float = 0.0
 
     @staticmethod
     def of(
         costs: PipelineCosts,
-        level_seconds: float,
+        draft: LevelCost,
         sessions: int = 1,
         contention: Contention = ALONE,
     ) -> RoundCosts:
@@ -104,8 +106,12 @@ class RoundCosts(NamedTuple):
 
         # Links are taken to be alike.
         credit = 2.0 * overhead / (len(stages) + 1)
-        level = level_seconds / longer
-        return RoundCosts(slowest, whole, level, sessions, contention, credit, overhead)
+        level, row = draft.at(0.0) / longer, sessions * draft.row / longer
+        return RoundCosts(slowest, whole, level, sessions, contention, credit, overhead, row)
+
+    def drafting(self, levels: int, rows: int) -> float:
+        """Levels of so many rows for each session."""
+        return levels * (self.level + self.draft_row * rows)
 
     def sessions_per_pass(self, rows: int, spacing: float) -> float:
         """Sessions whose segments of so many rows share a pass, if each sends one every
@@ -182,7 +188,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     """
     if not shape.levels or not shape.rows:
         return _one_segment(tuple(profile), shape, costs)
-    drafting = shape.levels * costs.level
+    drafting = costs.drafting(shape.levels, shape.rows)
     share = costs.sessions_per_pass(shape.rows, max(drafting, costs.slowest(shape.rows)))
 
     def slowest(rows: int) -> float:
@@ -200,7 +206,8 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
 
     every = spacing(shape.rows)
     count = min(PARAMETERS.max_planned_segments, 2 + int(whole(shape.rows) / every))
-    drafted = [(shape.first + i * shape.levels) * costs.level for i in range(count)]
+    first = _first_levels(shape, costs)
+    drafted = [first + i * drafting for i in range(count)]
     rows = [1 + (shape.first > 0) * shape.rows] + [shape.rows] * (count - 1)
     sent, back, _ = _laid_out(drafted, rows, most, slowest, whole)
     until = tuple([bisect_left(sent, seconds) for seconds in back])
@@ -236,6 +243,12 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     rate = tokens / seconds
     period = most * every * longer
     return RoundRate(rate, min(tree.chances), depth, every * longer, period, busy)
+
+
+def _first_levels(shape: RoundShape, costs: RoundCosts) -> float:
+    """Seconds of a round's first levels, which begin at one node."""
+    more = shape.first - 1
+    return costs.drafting(1, 1) + costs.drafting(more, shape.rows) if more >= 0 else 0.0
 
 
 def _slowed(costs: RoundCosts, seconds: float, work: float) -> tuple[float, float, float]:
@@ -290,7 +303,7 @@ def _work(
 def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCosts) -> RoundRate:
     """Every round is one segment, which is drafted when the verdicts of the last one are there."""
     tree = _mean_tree(profile, shape, (1,))
-    rows, drafting = tree.rows[0], shape.first * costs.level if shape.rows else 0.0
+    rows, drafting = tree.rows[0], _first_levels(shape, costs) if shape.rows else 0.0
     alone = drafting + costs.whole(rows)
     shared = costs.sessions_per_pass(rows, alone)
     together = math.ceil(shared * rows)

@@ -192,8 +192,15 @@ def _merged(
         # part of what a level costs here.
         taken = together * seconds if now is None else now - request.at
         level = taken / max(1, request.job.depth)
-        state = state.learn(session, Drafted(level, state.costs, together))
+        rows = together * _mean_rows(request.job)
+        state = state.learn(session, Drafted(level, state.costs, together, rows))
     return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
+
+
+def _mean_rows(job: Expand) -> float:
+    """Of a level of a draft that is not reading: the nodes it expands, or what was committed."""
+    first, more = len(job.frontier) or max(1, len(job.committed)), max(0, job.depth - 1)
+    return (first + more * (job.beam or job.width)) / (1 + more)
 
 
 def merge_draft(
