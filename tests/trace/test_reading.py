@@ -22,6 +22,7 @@ from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Expand, Message
 from cluster import Cluster, ask
 from laws import FEATURES, SMALL, Shaken
+from trace_events import check_rules, exported
 
 delays = st.lists(st.integers(0, 9), min_size=1, max_size=20)
 policies = st.sampled_from(sorted(SMALL))
@@ -58,6 +59,7 @@ def test_a_trace_tells_what_happened(
     check_times(found)
     if any(delays):
         check_shares(found)
+    check_rules(exported(found))
     check_partial(trace, data)
     check_circular(trace)
 
