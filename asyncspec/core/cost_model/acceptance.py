@@ -38,11 +38,6 @@ class StatedSums(Struct, frozen=True):
         prior = PARAMETERS.correction_prior
         return (self.hits + prior) / (self.stated + prior)
 
-    def corrected(self, chance: float, factor: float) -> float:
-        """A stated chance as it came true, where ``factor`` is the correction of its whole rank."""
-        prior = PARAMETERS.bin_prior * chance
-        return min(1.0, chance * (self.hits + factor * prior) / max(1e-9, self.stated + prior))
-
 
 class Acceptance(Struct, frozen=True):
     """Exponentially weighted sums over the nodes of committed paths that had children, by the
@@ -114,6 +109,7 @@ class Acceptance(Struct, frozen=True):
             first, last = 0, (_BINNED_RANKS - 1) * _BINS
             for rank, (score, minus) in enumerate(scores):
                 stated = exp(score - parent)
+                # As it came true; what is not known of its bin, as in its whole rank.
                 hits, sums = bins[first + bisect_right(bounds, stated)]
                 factor = factors[rank if rank < RANKS else RANKS - 1]
                 came = hits + factor * stated
