@@ -3,9 +3,10 @@ what the target chose."""
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from math import exp
+from operator import itemgetter
 
 from msgspec import Struct
 
@@ -96,19 +97,16 @@ class Acceptance(Struct, frozen=True):
         """The chances of nodes to be on the committed path, given that the root is, of all that
         have at least so high a one: parents come first and have a higher one."""
         # Asked several times a draft level, with every node: it keeps verdicts waiting.
-        bounds, prior, exp = PARAMETERS.stated_bins, PARAMETERS.bin_prior, math.exp
+        bounds, prior = PARAMETERS.stated_bins, PARAMETERS.bin_prior
         bins = [(one.hits, one.stated) for one in self.bins]
         factors = [prior * rank.factor for rank in self.ranks]
-        nodes, chances = tree.nodes, {tree.root: 1.0}
+        chances = {tree.root: 1.0}
         for node, children in _children(tree).items():
             above = chances.get(node)
             if above is None:
                 continue
-            parent = nodes[node].score
-            scores = sorted([(nodes[one].score, -one) for one in children], reverse=True)
             first, last = 0, (_BINNED_RANKS - 1) * _BINS
-            for rank, (score, minus) in enumerate(scores):
-                stated = exp(score - parent)
+            for rank, (one, stated) in enumerate(_ranked(tree, children)):
                 # As it came true; what is not known of its bin, as in its whole rank.
                 hits, sums = bins[first + bisect_right(bounds, stated)]
                 factor = factors[rank if rank < RANKS else RANKS - 1]
@@ -116,7 +114,7 @@ class Acceptance(Struct, frozen=True):
                 chance = stated * came / max(1e-9, sums + prior * stated)
                 chance = above * chance if chance < 1.0 else above
                 if chance >= least:
-                    chances[NodeId(-minus)] = chance
+                    chances[one] = chance
                 if first < last:
                     first += _BINS
         return chances
@@ -139,5 +137,6 @@ def _ranked(tree: TokenTree, siblings: Sequence[NodeId]) -> Sequence[tuple[NodeI
     """Siblings with their stated chances, the likeliest first."""
     nodes = tree.nodes
     parent = nodes[nodes[siblings[0]].parent].score
-    stated = [(node, math.exp(nodes[node].score - parent)) for node in siblings]
-    return sorted(stated, key=lambda pair: -pair[1])
+    stated = [(node, exp(nodes[node].score - parent)) for node in siblings]
+    stated.sort(key=itemgetter(1), reverse=True)  # stable
+    return stated
