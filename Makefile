@@ -104,9 +104,7 @@ schedules: $(STAMP)
 repeat: TEST_PROCESSES := 8
 repeat: FILES = $(shell grep -rl 'mark\.processes' tests --include='test_*.py')
 repeat: $(STAMP)
-	@failed=0; for i in $$(seq $(REPEATS)); do \
-	  $(BIN)/python -m pytest -m processes --processes $(TEST_PROCESSES) -q --tb=short $(FILES) || failed=$$((failed + 1)); \
-	  echo "$$i of $(REPEATS) repeats, $$failed with a failure"; done; test $$failed = 0
+	$(BIN)/python -m pytest -m processes --processes $(TEST_PROCESSES) --repeats $(REPEATS) -o console_output_style=classic --tb=short $(FILES)
 
 fuzz-wire: $(STAMP)
 	$(BIN)/python tools/fuzz_wire

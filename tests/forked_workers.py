@@ -26,9 +26,12 @@ END_SECONDS = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--processes``."""
+    """``--processes``, ``--repeats``."""
     group = parser.getgroup("processes")
     group.addoption("--processes", type=int, default=1, metavar="N", help="forked workers")
+    group.addoption(
+        "--repeats", type=int, default=1, metavar="N", help="times each file is run by --processes"
+    )
 
 
 def run_forked(session: pytest.Session, prepare: Callable[[], None]) -> bool | None:
@@ -72,7 +75,9 @@ class _Controller:
         self._session = session
         self._hook = session.config.hook
         files = groupby(range(len(session.items)), lambda index: session.items[index].path)
-        self._files = deque(list(indices) for _, indices in files)
+        self._repeat = [list(indices) for _, indices in files]
+        self._repeats = session.config.option.repeats
+        self._files = deque(self._repeat * self._repeats)
         self._workers: dict[Connection, _Worker] = {}
         self._number = 0
 
@@ -82,7 +87,7 @@ class _Controller:
             reporter.showfspath = False  # dots of several files stand in one line
         try:
             for _ in range(min(processes, len(self._files))):
-                self._fork(self._files.popleft())
+                self._fork(self._next_file())
             while self._workers:
                 for connection in wait(list(self._workers)):
                     assert isinstance(connection, Connection)
@@ -93,6 +98,18 @@ class _Controller:
                         raise self._session.Interrupted(self._session.shouldstop)
         finally:
             self._stop()
+
+    def _next_file(self) -> list[int]:
+        """Indices of a file's tests, none after the last one. Says when a repeat begins: workers
+        may still be at files of the one before."""
+        if not self._files:
+            return []
+        left, rest = divmod(len(self._files), len(self._repeat))
+        reporter = self._session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter and self._repeats > 1 and not rest:
+            number, failed = self._repeats - left + 1, self._session.testsfailed
+            reporter.write_line(f"repeat {number} of {self._repeats} ({failed} failed so far)")
+        return self._files.popleft()
 
     def _fork(self, items: Sequence[int]) -> None:
         self._number += 1
@@ -108,7 +125,7 @@ class _Controller:
             self._ended(worker)
             return
         if name == "file":  # it asks for one before it begins the last test of its own
-            items = self._files.popleft() if self._files else []
+            items = self._next_file()
             worker.waiting.extend(items)
             worker.connection.send(items)
             return

@@ -107,3 +107,11 @@ def test_it_stops_where_pytest_would(suite: Path) -> None:
     assert code == pytest.ExitCode.TESTS_FAILED, output
     assert "1 failed, 1 passed" in output
     assert (suite / "ended").exists()
+
+
+def test_files_are_repeated(suite: Path) -> None:
+    code, output = run(suite, "--repeats", "3")
+    assert code == pytest.ExitCode.TESTS_FAILED, output
+    assert "9 failed, 9 passed, 3 skipped, 3 warnings, 3 errors" in output
+    assert "repeat 1 of 3 (0 failed so far)" in output
+    assert re.search(r"repeat 3 of 3 \([1-9] failed so far\)", output)
