@@ -230,6 +230,8 @@ def _work(
                 connection.send(("running", index))
                 item = session.items[index]
                 following = session.items[waiting[0]] if waiting else None
+                if following and following.path == item.path and waiting[0] <= index:
+                    following = None  # the same file again: with fixtures of its own
                 setproctitle(f"pytest {item.nodeid}")
                 config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):

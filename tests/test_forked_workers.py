@@ -28,6 +28,12 @@ FILES = {
             yield
             Path("ended").touch()
 
+        @pytest.fixture(scope="module")
+        def part():
+            yield
+            with open("parts", "a") as file:
+                file.write("x")
+
         @pytest.fixture
         def broken():
             yield
@@ -48,7 +54,7 @@ FILES = {
         def test_skipped():
             pass
 
-        def test_end(broken, whole):
+        def test_end(broken, whole, part):
             pass
     """,
     "test_b.py": """
@@ -114,4 +120,5 @@ def test_files_are_repeated(suite: Path) -> None:
     assert code == pytest.ExitCode.TESTS_FAILED, output
     assert "9 failed, 9 passed, 3 skipped, 3 warnings, 3 errors" in output
     assert "repeat 1 of 3 (0 failed so far)" in output
+    assert (suite / "parts").read_text() == "xxx"
     assert re.search(r"repeat 3 of 3 \([1-9] failed so far\)", output)
