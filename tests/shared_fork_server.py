@@ -78,8 +78,8 @@ class SharedForkServer(ForkServerClient):
         file.write_text(to_toml(replace(config, node=tuple(nodes))))
         load(file)
         super().__init__(file, folder)
-        # Of nodes that this process had forked.
-        self.numbers: list[int] = []
+        # Nodes that this process had forked; others may have their numbers later.
+        self.nodes: list[psutil.Process] = []
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -98,7 +98,7 @@ class SharedForkServer(ForkServerClient):
     ) -> ForkedProcess:
         """See ``ForkServerClient``."""
         process = await self._fork(arguments, listening, log)
-        self.numbers.append(process.pid)
+        self._forked(process.pid)
         return process
 
     def start(self, arguments: Sequence[str], log: IO[bytes]) -> ForkedNode:
@@ -116,8 +116,12 @@ class SharedForkServer(ForkServerClient):
             os.fdopen(stdout, "rb"),
             os.fdopen(status, "rb", buffering=0),
         )
-        self.numbers.append(node.pid)
+        self._forked(node.pid)
         return node
+
+    def _forked(self, number: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.nodes.append(psutil.Process(number))
 
     async def close(self) -> None:
         """The server serves the next cluster; each cluster ends its own nodes."""
@@ -139,9 +143,9 @@ def descendants() -> set[psutil.Process]:
     found = set(psutil.Process().children(recursive=True))
     for server in SERVERS.all.values():
         found -= {process for process in found if process.pid == server.pid}
-        for number in server.numbers:
+        server.nodes = [node for node in server.nodes if node.is_running()]
+        for node in server.nodes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                node = psutil.Process(number)
                 found |= {node, *node.children(recursive=True)}
     return found
 
