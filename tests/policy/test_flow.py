@@ -154,6 +154,13 @@ def test_no_start_promises_more_than_the_shape_that_is_chosen(
         assert rate.tokens_per_second >= round_rate(profile, other, cost).tokens_per_second
 
 
+@given(profiles, costs)
+@example([0.7, 0.1, 0.05], RoundCosts(lambda n: 0.8 + 0.2 * n, lambda n: 3.2 + 0.8 * n, 0.2))
+def test_no_segment_has_fewer_rows_than_levels(profile: list[float], cost: RoundCosts) -> None:
+    shape, _ = best_shape(profile, cost)
+    assert shape.levels <= shape.rows
+
+
 @given(profiles, costs, shapes.filter(lambda shape: shape.rows))
 def test_levels_that_come_after_all_verdicts_add_no_token(
     profile: list[float], cost: RoundCosts, shape: RoundShape

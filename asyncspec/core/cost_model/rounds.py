@@ -159,9 +159,14 @@ def best_shape(
 
 
 def _around(shape: RoundShape) -> Iterator[RoundShape]:
-    """The shape, and its neighbours on the grid of levels and rows."""
-    first, levels, rows = shape.first, shape.levels, shape.rows
+    """The shape, and its neighbours on the grid of levels and rows. A segment takes in no more
+    levels than it has rows: what is drafted beyond would be sent at once, far ahead of verdicts."""
     yield shape
+    yield from (near for near in _neighbors(shape) if near.levels <= near.rows)
+
+
+def _neighbors(shape: RoundShape) -> Iterator[RoundShape]:
+    first, levels, rows = shape.first, shape.levels, shape.rows
     for near in _beside(LEVELS, first):
         yield RoundShape(near, levels, rows)
     for near in _beside(ROWS, rows):
