@@ -76,8 +76,8 @@ class _Controller:
         self._hook = session.config.hook
         files = groupby(range(len(session.items)), lambda index: session.items[index].path)
         self._repeat = [list(indices) for _, indices in files]
-        self._repeats = session.config.option.repeats
-        self._files = deque(self._repeat * self._repeats)
+        self._repeats: int = session.config.option.repeats
+        self._files: deque[list[int]] = deque(self._repeat * self._repeats)
         self._workers: dict[Connection, _Worker] = {}
         self._number = 0
 
