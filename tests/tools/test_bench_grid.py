@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncspec_nodes.simulation.cluster import simulate
 from tools.bench import grid
 from tools.bench.__main__ import main
 
@@ -20,7 +21,7 @@ def test_the_cells_are_those_of_the_regular_grid_and_of_a_wider_space() -> None:
     assert len(set(wide)) == 40
     assert wide == list(grid.wide_cells(41))[:40]
     for key in grid.Cell.__struct_fields__:
-        if key not in ("processors", "arrival_seconds", "tokens"):
+        if key not in ("processors", "arrival_seconds", "tokens", "texts"):
             assert len({getattr(cell, key) for cell in wide}) > 1, key
 
 
@@ -35,6 +36,13 @@ def test_a_draft_changes_and_the_text_does_not() -> None:
         hits[position >= 264] += language.propose(path, position, 0, 1)[0] == [truth]
         path = position * truth
     assert hits[0] > hits[1] + 100
+
+
+def test_texts_of_a_cell_count_alike() -> None:
+    speeds = [grid.speed((grid.Cell(tokens=40, texts=texts), grid.FLOW)) for texts in (1, 2)]
+    other = simulate(grid.setting(grid.Cell(tokens=40), 2), grid.FLOW).times[0]
+    assert speeds[1] ** 2 == pytest.approx(speeds[0] * (len(other) - 1) / (other[-1] - other[0]))
+    assert speeds[1] != speeds[0]
 
 
 def test_ratios_are_to_plain_decoding_the_best_fixed_policy_and_flowspec() -> None:
@@ -55,9 +63,9 @@ def test_it_runs_the_cells_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["cells"] == 2
     assert [set(one["speeds"]) for one in found["by cell"]] == [{*grid.FIXED, "flow"}] * 2
     assert plot.stat().st_size
-    assert main([*words[:-2], "--tokens", "4"]) == 0
+    assert main([*words[:-2], "--tokens", "4", "--texts", "2"]) == 0
     short = json.loads(capsys.readouterr().out)
-    assert [one["cell"].count("tokens=4") for one in short["by cell"]] == [1, 1]
+    assert [one["cell"].count("tokens=4 texts=2") for one in short["by cell"]] == [1, 1]
     assert main([*words[:-2], "--tokens", "1"]) == 2
     assert main(["grid", "--cells", str(tmp_path / "no.json")]) == 2
     file.write_text('[{"stages": 2, "draft": 1}]')
