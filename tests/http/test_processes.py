@@ -32,8 +32,8 @@ from asyncspec_nodes.local.cluster import local_config
 from commands import reset_hangup
 from http_process import post, process, served_port
 from nodes.background import START
-from ports import free_port
 from shared_fork_server import start_node
+from tools.testbed.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.asyncio]
 

@@ -25,8 +25,8 @@ from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 from nodes.background import START, Background, no_process_left
 from nodes.test_processes import generate
-from ports import free_port
 from shared_fork_server import execute_node, start_node
+from tools.testbed.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.torch]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from tools.testbed import plan
 from tools.testbed.create import Network, create
 from tools.testbed.description import check
 from tools.testbed.plan import SWITCH, Names
+from tools.testbed.ports import free_ports
 from tools.testbed.proxy_process import proxy, watch
 from tools.testbed.remove import remove
 from tools.testbed.routes import Address, Orders, orders
@@ -112,7 +112,7 @@ def _addresses(
     count = standing.devices
     if standing.slot is None:
         ways = list(wires(description))
-        ports = _free_ports(count + len(ways))
+        ports = free_ports(count + len(ways))
         devices = [("127.0.0.1", port) for port in ports[:count]]
         gates = {way: ("127.0.0.1", port) for way, port in zip(ways, ports[count:], strict=True)}
         return devices, *orders(description, devices, gates.__getitem__, shape_lines=True)
@@ -129,12 +129,3 @@ def _switch(standing: State) -> tuple[str, ...]:
     if standing.slot is None:
         return ()
     return plan.inside(Names(standing.id, standing.devices, standing.slot).switch)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Free ports of loopback."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
