@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 
 import msgspec
 from msgspec import Struct
@@ -204,12 +205,12 @@ def _coverage(chances: tuple[float, ...]) -> Coverage:
 def speed(work: tuple[Cell, str]) -> float:
     """Tokens a second of a policy in a cell, over all its sessions, the first tokens left out."""
     cell, policy = work
-    logs = 0.0
+    found = []
     for text in range(1, 1 + cell.texts):
         times = simulate(setting(cell, text), policy).times
         decoding = max(one[-1] for one in times) - min(one[0] for one in times)
-        logs += math.log(sum(len(one) - 1 for one in times) / decoding)
-    return math.exp(logs / cell.texts)
+        found.append(sum(len(one) - 1 for one in times) / decoding)
+    return geometric_mean(found)
 
 
 def ratios(speeds: Mapping[str, float]) -> tuple[float, float, float]:
@@ -282,7 +283,7 @@ def summary(speeds: Mapping[Cell, Mapping[str, float]]) -> list[dict[str, str | 
     return [
         {
             "tokens a second of flow": name,
-            "geometric mean": math.exp(sum(map(math.log, found)) / len(found)),
+            "geometric mean": geometric_mean(found),
             "least": min(found),
         }
         for name, found in zip(RATIOS, by_ratio, strict=True)
