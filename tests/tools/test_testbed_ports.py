@@ -11,9 +11,7 @@ from tools.testbed.ports import free_ports
 def test_they_differ_and_no_outgoing_connection_can_take_one() -> None:
     ports = free_ports(200)
     assert len(set(ports)) == 200
-    (given,) = ports[:1]
-    socket.create_server(("127.0.0.1", given)).close()
+    socket.create_server(("127.0.0.1", ports[0])).close()
     file = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if file.exists():
-        lowest = int(file.read_text().split()[0])
-        assert max(ports) < lowest
+        assert max(ports) < int(file.read_text().split()[0])
