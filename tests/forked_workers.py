@@ -80,11 +80,12 @@ class _Controller:
         self._files: deque[list[int]] = deque(self._repeat * self._repeats)
         self._workers: dict[Connection, _Worker] = {}
         self._number = 0
+        self._reporter: Any = self._session.config.pluginmanager.get_plugin("terminalreporter")
 
     def run(self, processes: int) -> None:
         """All tests. Raises ``Session.Failed`` and ``Session.Interrupted`` as pytest's loop."""
-        if reporter := self._session.config.pluginmanager.get_plugin("terminalreporter"):
-            reporter.showfspath = False  # dots of several files stand in one line
+        if self._reporter:
+            self._reporter.showfspath = False  # dots of several files stand in one line
         try:
             for _ in range(min(processes, len(self._files))):
                 self._fork(self._next_file())
@@ -105,10 +106,11 @@ class _Controller:
         if not self._files:
             return []
         left, rest = divmod(len(self._files), len(self._repeat))
-        reporter = self._session.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter and self._repeats > 1 and not rest:
+        if self._reporter and self._repeats > 1 and not rest:
             number, failed = self._repeats - left + 1, self._session.testsfailed
-            reporter.write_line(f"repeat {number} of {self._repeats} ({failed} failed so far)")
+            self._reporter.write_line(
+                f"repeat {number} of {self._repeats} ({failed} failed so far)"
+            )
         return self._files.popleft()
 
     def _fork(self, items: Sequence[int]) -> None:
@@ -142,6 +144,14 @@ class _Controller:
             hook.call_historic(kwargs=values)
         else:
             hook(**values)
+        if name == "pytest_runtest_logreport":
+            self._show_failure(values["report"])
+
+    def _show_failure(self, report: pytest.TestReport) -> None:
+        """At once where there are repeats, which take hours."""
+        if self._repeats > 1 and report.failed and self._reporter:
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"{report.nodeid} ({report.when}):\n{report.longreprtext}")
 
     def _ended(self, worker: _Worker) -> None:
         """A worker that ended before its time fails the test it was at; another has the rest."""
@@ -154,6 +164,7 @@ class _Controller:
         text = f"the process of the tests ended with exit code {worker.process.exitcode}"
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
         self._hook.pytest_runtest_logreport(report=report)
+        self._show_failure(report)
         if worker.waiting:
             self._fork(tuple(worker.waiting))
 

@@ -122,3 +122,6 @@ def test_files_are_repeated(suite: Path) -> None:
     assert "repeat 1 of 3 (0 failed so far)" in output
     assert (suite / "parts").read_text() == "xxx"
     assert re.search(r"repeat 3 of 3 \([1-9] failed so far\)", output)
+    for text in ("test_fails (call):", "test_killed (call):", "test_end (teardown):"):
+        assert output.count(text) == 3
+        assert output.rindex(text) < output.index("= ERRORS =")
