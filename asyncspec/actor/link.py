@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -308,6 +309,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _tick(self) -> None:
         assert self._silence is not None
+        self._silence.load = _load()
         now, interval = self._loop.time(), self._beat_seconds
         path = None if self._silence.has_received else tcp.path_state(self._transport)
         if reason := self._silence.check(path, interval, now):
@@ -365,6 +367,14 @@ class Link(asyncio.BufferedProtocol):
                 self.hook.probed(self.rank, message.asked, message.answered, now)
         else:
             self._received(self, frame)
+
+
+def _load() -> float:
+    """Runnable threads a processor of this machine in the last minute; 0 where nobody knows."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 0.0
 
 
 def _uninitialised(size: int) -> memoryview:

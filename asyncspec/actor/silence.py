@@ -5,8 +5,8 @@ whatever its processes do, so data without an acknowledgement means that it is g
 retransmissions. The **process** of a machine that acknowledges: it may only be slow, on busy cores
 or behind a call that holds the interpreter lock. What it sends says by how much it is late as a
 rule, and it is given ten times that. Where this node itself is late, its peers may be so as well:
-what keeps the cores busy here may do so there, or is there. On a quiet LAN either takes less than a
-second.
+what keeps the cores busy here may do so there, or is there; and so where more wants to run here
+than there are processors for. On a quiet LAN either takes less than a second.
 
 Any bytes break silence, so a heartbeat is due only where nothing was written in the last half of an
 interval: beside weights that sweep the caches, to send one and to receive one take .1 ms each. No
@@ -52,6 +52,10 @@ FADING = 0.97
 FIRST_LATENESS, FIRST_FADING = 0.2, 0.75
 """Assumed of a new peer, and at most where this node is late, in seconds; and its factor with each
 such interval: six, 1.2 seconds on a LAN, show that it is quick."""
+
+MOST_LOAD = 2.0
+"""Runnable threads a processor of this machine up to which a process is as quick as said above:
+beyond, what holds it up takes as much longer."""
 
 JIFFY_SECONDS = 10e-3
 """The time since an acknowledgement is rounded up by less."""
@@ -103,6 +107,8 @@ class SilenceWatch:
     """Of one link, from its handshake on. ``most``: the limit of any silence, in seconds."""
 
     def __init__(self, most: float, now: float) -> None:
+        # Runnable threads a processor of this machine.
+        self.load = 0.0
         self._most = most
         # By how much the peer has lately been late at most, and is assumed to be.
         self._lateness = 0.0
@@ -139,8 +145,9 @@ class SilenceWatch:
         if not self._beats:
             return self._most
         slow = SILENT_BEATS * interval + LATE_FACTOR * max(self._lateness, self._assumed)
+        slow = max(LEAST_SILENCE_SECONDS, slow) * max(1.0, self.load / MOST_LOAD)
         lost = 0.0 if path is None else path_limit(path)
-        return min(self._most, max(LEAST_SILENCE_SECONDS, slow, lost))
+        return min(self._most, max(slow, lost))
 
     def check(self, path: PathState | None, interval: float, now: float) -> str:
         """Why the peer is lost, or nothing; the next check is due after ``pause``. ``path``: None

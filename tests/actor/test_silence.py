@@ -139,6 +139,26 @@ def test_a_node_that_is_late_itself_gives_its_peers_time() -> None:
     assert line.watch.limit(line.path, line.interval) < 1.1 * LEAST_SILENCE_SECONDS
 
 
+@pytest.mark.parametrize(("load", "most"), [(0.0, 0.8), (2.0, 0.8), (8.0, 3.0), (1e3, MOST + 0.3)])
+def test_processes_have_more_time_where_more_run_than_can(load: float, most: float) -> None:
+    """A garbage collection, or the first pages of a program from a disk, may take seconds there."""
+    line = Line()
+    line.hear(punctual())
+    assert line.run(30) == ""
+    line.watch.load = load
+    line.hear(iter(()))
+    start = line.now
+    assert line.run(60).startswith("silent for ")
+    assert most / 1.25 < line.now - start < most
+    line = Line()
+    line.hear(punctual())
+    assert line.run(30) == ""
+    line.hear(iter(()))
+    line.watch.load, start = load, line.now
+    assert line.run(60, cut=True)
+    assert line.now - start < 1.0
+
+
 @given(st.floats(0, 600), st.floats(0.05, 1))
 def test_what_this_node_has_slept_is_no_silence(slept: float, interval: float) -> None:
     """It has not read what waits for it."""
