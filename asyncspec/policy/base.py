@@ -114,7 +114,8 @@ class Committed(Struct, frozen=True):
     tree: TokenTree
     tokens: tuple[int, ...]
     costs: PipelineCosts
-    # Since the session's last commit; 0: these are its first tokens.
+    # Since the session's last commit; 0: these are its first tokens, or another session's prompt
+    # was read meanwhile.
     seconds: float = 0.0
     # Whether nodes below the root had been sent.
     speculated: bool = False

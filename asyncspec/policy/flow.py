@@ -100,11 +100,17 @@ class FlowMemory(Struct, frozen=True):
             one = self.speculating[0].observe(count, seconds, 1.0)
         return replace(known, speculating=(one, several))
 
+    def _nearby(self) -> Sequence[RoundShape]:
+        """The present shape, and its rounds in one segment, as their speeds are measured apart."""
+        shape = self.shape
+        one = RoundShape(shape.first or shape.levels, 0, shape.rows)
+        return (shape, one) if shape.levels else (shape,)
+
     def choosing(self, costs: RoundCosts) -> FlowMemory:
         """With the shape that brings most."""
         pause = min(max(self.committed, PARAMETERS.min_replan_tokens), PARAMETERS.max_replan_tokens)
         # The first search is thorough: no token waits for it, as the prompt is being read.
-        few = (STARTS[self.due // PARAMETERS.min_replan_tokens % len(STARTS)], self.shape)
+        few = (STARTS[self.due // PARAMETERS.min_replan_tokens % len(STARTS)], *self._nearby())
         starts = few if self.committed else STARTS
         plain_rate = round_rate(self.acceptance.profile, PLAIN, costs).tokens_per_second
         known = self.measured(costs, plain_rate)

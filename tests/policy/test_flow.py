@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
 from asyncspec.core.cost_model.measured import Contention, LevelCost, MeasuredSpeed
+from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.cost_model.rounds import (
     LEVELS,
@@ -24,6 +26,7 @@ from asyncspec.core.cost_model.rounds import (
     round_rate,
 )
 from asyncspec.core.tree import new_tree
+from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Committed, Drafted
 from asyncspec.policy.flow import Flow, FlowMemory, describe
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
@@ -187,6 +190,21 @@ def test_sessions_share_what_the_slowest_part_brings(
     assert every >= spacing * (1 - 1e-9)
     together = math.ceil(share * joined * rows)
     assert sessions * rows / every <= together / cost.slowest(together) * (1 + 1e-9)
+
+
+@given(costs, st.integers(1, 16), st.sampled_from(ROWS[1:]), st.integers(1, 512), st.floats(0.1, 9))
+def test_no_more_rows_are_expected_to_share_a_pass_than_may(
+    cost: RoundCosts, sessions: int, rows: int, most: int, spacing: float
+) -> None:
+    """The others wait for a whole pass."""
+    cost = cost._replace(sessions=sessions, most_rows=most)
+    share = cost.sessions_per_pass(rows, spacing)
+    assert share == 1 or share * rows <= most
+    if (joined := cost.segments_per_pass(rows, share)) > 1:
+        assert joined * math.ceil(share * rows) <= most
+    passes = math.ceil(sessions / max(1, most // 2))
+    rate = round_rate([1.0], RoundShape(1, 0, 1), cost)
+    assert 2 / rate.tokens_per_second >= passes * cost.slowest(2) * (1 - 1e-9)
 
 
 @given(st.floats(0.2, 1.5), st.integers(1, 8))
@@ -410,6 +428,20 @@ def test_users_who_come_at_random_times_do_not_speculate_for_waits(
     assert flow <= plain / 0.9
 
 
+def test_trees_of_many_users_fit_a_pass() -> None:
+    """Also where rows are free: of those that share a pass there are 256 at most."""
+    coverage = (0.55, 0.15, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01)
+    setting = Setting(
+        Synthetic(tabled(coverage), seed=1),
+        ClusterCost(draft=DraftCost(level_seconds=0.15), wire=LinkCost(0.05)),
+        stages=1,
+        tokens=100,
+        requests=8,
+    )
+    flow, paper = (simulate(setting, name).seconds for name in ("flow", "flowspec"))
+    assert flow < paper
+
+
 @pytest.mark.parametrize(
     ("first", "cost"),
     [(0.01, PRESETS["turns"]), (0.5, SLOW_ROWS), (0.9, SLOW_DRAFT)],
@@ -520,3 +552,51 @@ def test_speculation_slower_than_plain_decoding_is_given_up() -> None:
     assert slower_than_expected(1.0).shape.rows
     assert slower_than_expected(4.0).shape == PLAIN
     assert Flow().stats(slower_than_expected(4.0))["plain_tokens_per_second"] == pytest.approx(0.5)
+
+
+def test_rounds_of_one_segment_are_searched_wherever_several_are_slow() -> None:
+    """The searches that begin near other shapes come after hundreds of tokens."""
+    pipeline = two_stages()
+    costs = RoundCosts.of(pipeline, LevelCost(8.0, 0.1), sessions=4)
+    slow = MeasuredSpeed().observe(400, 800.0, 1.0)
+    known = FlowMemory(
+        shape=RoundShape(3, 6, 64),
+        rate=round_rate((0.5,), RoundShape(3, 6, 64), costs),
+        level=LevelCost(8.0, 0.1),
+        speculating=(MeasuredSpeed(), slow),
+        committed=400,
+    )
+    for start in range(len(STARTS)):
+        due = start * PARAMETERS.min_replan_tokens
+        chosen = replace(known, due=due).choosing(costs).shape
+        assert chosen.rows
+        assert not chosen.levels
+
+
+class Timed(Autoregressive, frozen=True):
+    """Plain decoding that remembers how long commits took."""
+
+    def learn(self, memory: object, event: Drafted | Committed) -> tuple[float, ...]:
+        known = memory if isinstance(memory, tuple) else ()
+        return (*known, event.seconds) if isinstance(event, Committed) else known
+
+    def stats(self, memory: object) -> Mapping[str, float]:
+        known = memory if isinstance(memory, tuple) else ()
+        return {"untimed": known.count(0.0), "longest": max(known, default=0.0)}
+
+
+def test_commits_that_waited_for_another_prompt_are_not_timed() -> None:
+    cost = ClusterCost(StageCost(plateau=1, row_seconds=0.1))
+    setting = Setting(
+        Synthetic(tabled((0.5,)), seed=1), cost, stages=1, tokens=40, prompt_tokens=256, requests=2
+    )
+
+    def stats(arrivals: tuple[float, ...]) -> Mapping[str, float]:
+        out = simulate(replace(setting, arrivals=arrivals), "one", policies={"one": Timed()})
+        return out.stats[-1]
+
+    apart, beside = stats((0.0, 1000.0)), stats((0.0, 50.0))
+    assert apart["untimed"] == 2  # the first of each
+    assert apart["longest"] == 1.0
+    assert beside["untimed"] > 2
+    assert beside["longest"] < 2.0

@@ -53,6 +53,8 @@ class PipelineCosts(Struct, frozen=True):
     max_lone_rows: int = PARAMETERS.max_rows
     # Nodes that are expected to work at a time without slowing each other down.
     processors: float = math.inf
+    # Rows of a pass that sessions share at most.
+    batch_rows: int = PARAMETERS.max_rows
 
     def with_times(self, times: PassTimes) -> PipelineCosts:
         """A stage has reported."""

@@ -81,6 +81,8 @@ class RoundCosts(NamedTuple):
     links: float = 0.0
     # A row of each session in a draft level.
     draft_row: float = 0.0
+    # Of a pass that several segments share, at most.
+    most_rows: int = PARAMETERS.max_rows
 
     @staticmethod
     def of(
@@ -107,7 +109,8 @@ class RoundCosts(NamedTuple):
         # Links are taken to be alike.
         credit = 2.0 * overhead / (len(stages) + 1)
         level, row = draft.at(0.0) / longer, sessions * draft.row / longer
-        return RoundCosts(slowest, whole, level, sessions, contention, credit, overhead, row)
+        most = costs.batch_rows
+        return RoundCosts(slowest, whole, level, sessions, contention, credit, overhead, row, most)
 
     def drafting(self, levels: int, rows: int) -> float:
         """Levels of so many rows for each session."""
@@ -116,14 +119,17 @@ class RoundCosts(NamedTuple):
     def sessions_per_pass(self, rows: int, spacing: float) -> float:
         """Sessions whose segments of so many rows share a pass, if each sends one every
         ``spacing`` seconds; at least 1."""
-        return max(1.0, self.sessions * min(1.0, self.slowest(rows) / spacing))
+        waiting = self.sessions * min(1.0, self.slowest(rows) / spacing)
+        # As many passes as it takes for all of them.
+        passes = math.ceil(self.sessions / max(1, self.most_rows // max(1, rows)))
+        return max(1.0, min(waiting, self.sessions / passes))
 
     def segments_per_pass(self, rows: int, share: float) -> int:
         """Segments of so many rows of a session that share a pass where they wait, if each is
         shared by ``share`` sessions."""
         most, shared = PARAMETERS.waiting_segments, math.ceil(share * rows)
-        if self.credit > self.slowest(shared):
-            return 1  # places come back too late for more to wait
+        if most * shared > self.most_rows or self.credit > self.slowest(shared):
+            return 1  # no room, or places come back too late for more to wait
         longer = self.slowest(shared + (most - 1) * rows) - self.slowest(shared)
         cheap = share * longer <= PARAMETERS.join_delay * self.slowest((most - 1) * rows)
         return most if cheap else 1
@@ -312,8 +318,8 @@ def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCost
     alone = drafting + costs.whole(rows)
     shared = costs.sessions_per_pass(rows, alone)
     together = math.ceil(shared * rows)
-    slower = costs.slowest(together) / costs.slowest(rows)
-    seconds = max(drafting + costs.whole(together), alone * slower)
+    passes = costs.sessions / shared * costs.slowest(together)
+    seconds = max(drafting + costs.whole(together), passes)
     work = drafting + costs.sessions / shared * (costs.whole(together) - costs.links)
     _, seconds, busy = _slowed(costs, seconds, work)
     rate = sum(tree.chances) / seconds

@@ -271,6 +271,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 sole=config.find(0) is not None,
                 vocab=target.info.vocab_size,
                 max_sessions=config.limits.sessions,
+                batch_rows=config.limits.batch_rows,
                 rejoin_seconds=config.limits.rejoin_seconds,
                 features=source.features,
                 processors=processors if source.device == CPU else 0.0,

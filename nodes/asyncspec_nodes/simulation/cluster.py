@@ -182,6 +182,7 @@ def draft_actor(
         policies=policies,
         prefill_rows=setting.prefill_rows,
         max_sessions=setting.sessions or setting.requests,
+        batch_rows=setting.batch_rows,
         # Links and statistics may take as long as the slowest link makes them.
         rejoin_seconds=1e9,
         stats_seconds=1e9,

@@ -62,7 +62,9 @@ class DraftMachine:
     def initial(self) -> DraftState:
         """A draft node without peers."""
         config = self.config
-        costs = PipelineCosts(processors=config.processors or math.inf)
+        costs = PipelineCosts(
+            processors=config.processors or math.inf, batch_rows=config.batch_rows
+        )
         return DraftState(config=config, next_session=config.first_session, costs=costs)
 
     def step(self, state: DraftState, event: Input, now: float) -> tuple[DraftState, Effects]:

@@ -63,11 +63,13 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
     if accepted is None:
         return state, ()
     request, moved = session.request.request, accepted.session
+    # What waited for another session's prompt says nothing of the speed without one.
+    timed = session.decoding and not state.prompts_beside(session.session, session.committed_at)
     committed = Committed(
         session.tree,
         accepted.tokens,
         state.costs,
-        now - session.committed_at if session.decoding else 0.0,
+        now - session.committed_at if timed else 0.0,
         speculated=len(session.sent) > 1,
         sessions=sum([other.decoding for other in state.sessions.values()]),
     )

@@ -74,6 +74,8 @@ class DraftConfig(Struct, frozen=True):
     source_remembers: bool = False
     # As in ``PipelineCosts``; 0: no nodes are known to share some.
     processors: float = 0.0
+    # Rows of a pass that sessions share at most, as stages have it.
+    batch_rows: int = 256
     # Session ids grow also over restarts of this node: the shell starts from the clock.
     first_session: SessionId = SessionId(0)
 
