@@ -256,16 +256,17 @@ def test_memory_is_as_predicted(name: str, dtype: DType, published: Publish) -> 
     path, _ = published(name)
     checkpoint = open_checkpoint(path)
     spans = [(0, 1), (1, 2), (0, 2)]
+    # Graphs have norms in float32. The order of columns is not counted, nor that such a matrix is
+    # no part of onnxruntime's graphs.
+    slack = 0.1 if "order" in name else 0.01
     for span, foretold in zip(
         spans, BACKEND.footprints(str(path), spans, StageOptions(dtype=dtype)), strict=True
     ):
         stage = load_stage(checkpoint, *span, dtype=dtype)
-        # Graphs have norms in float32, and the order of columns uncounted.
-        slack = 0.1 if "order" in name else 0.01
         assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=slack)
     whole = BACKEND.source_footprint(str(path), str(path), dtype)
     draft = load_draft(checkpoint, dtype=dtype)
-    assert draft.shard.weight_bytes == pytest.approx(whole.weights, rel=0.02)
+    assert draft.shard.weight_bytes == pytest.approx(whole.weights, rel=max(0.02, slack))
 
 
 def test_a_stage_needs_the_bytes_of_its_own_layers(published: Publish, tmp_path: Path) -> None:

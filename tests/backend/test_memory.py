@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from asyncspec.backend.hf.files.headers import list_tensors
+from asyncspec.backend.hf.kernels.cpu.capabilities import product_type
 from asyncspec_nodes.cli import main as cli
 from backend import draft_memory_child, memory_child
 from backend.memory_child import MIB, SESSIONS
@@ -136,6 +137,13 @@ def measure(
 
 
 # A first stage's embedding and a last one's head are in the predictions below.
+def _packing() -> float:
+    """MiB of the float32 form that the largest matrix of bfloat16, two in one, has while it is
+    packed for a CPU that does not multiply bfloat16 (``half_precision.py``)."""
+    converts = product_type(torch.bfloat16) != torch.bfloat16
+    return 2 * INNER * HIDDEN * 4 / MIB if converts else 0.0
+
+
 @pytest.mark.parametrize(("first", "last"), [nightly(0, 6), nightly(6, 12), (3, 6)])
 def test_a_stage_takes_its_share(
     tiny: Callable[..., Path], large: Path, first: int, last: int
@@ -157,7 +165,7 @@ def test_a_stage_takes_its_share(
     taken = {name: size - sizes["base"] for name, size in sizes.items()}
     cache = sizes["cache"]
     assert taken["loaded"] < weights + LOADING, report
-    assert taken["loading_peak"] < weights + LOADING, report
+    assert taken["loading_peak"] < weights + LOADING + _packing(), report
     # Growing holds one layer of the old cache beside the new one for a moment.
     assert cache <= sizes["held"] < 1.1 * cache
     assert taken["running_peak"] < weights + 1.25 * cache + RUNNING, report
