@@ -318,9 +318,9 @@ def _one_segment(profile: tuple[float, ...], shape: RoundShape, costs: RoundCost
     alone = drafting + costs.whole(rows)
     shared = costs.sessions_per_pass(rows, alone)
     together = math.ceil(shared * rows)
-    passes = costs.sessions / shared * costs.slowest(together)
-    seconds = max(drafting + costs.whole(together), passes)
-    work = drafting + costs.sessions / shared * (costs.whole(together) - costs.links)
+    passes, whole = costs.sessions / shared, costs.whole(together)
+    seconds = max(drafting + whole, passes * costs.slowest(together))
+    work = drafting + passes * (whole - costs.links)
     _, seconds, busy = _slowed(costs, seconds, work)
     rate = sum(tree.chances) / seconds
     return RoundRate(rate, min(tree.chances), shape.first, seconds, seconds, busy)
