@@ -12,11 +12,12 @@ from asyncspec.backend.base import LoadedSource
 from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.sampling import Sampling
-from asyncspec.sim.costs import PRESETS
+from asyncspec.sim.costs import PRESETS, StageCost
 from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.config import even_split
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
+from asyncspec_nodes.simulation.cluster import with_trial
 from asyncspec_protocol.ids import Rank
 from effort import nightly
 from tools.bench.__main__ import main
@@ -39,7 +40,8 @@ class RealStages(VirtualEngine):
     ) -> Actor:
         first, end = even_split(self.target.info.layers, setting.stages)[rank - 1]
         stage = load_stage(self.target.checkpoint, first, end, settings=KernelSettings())
-        machine = VerifyMachine(VerifyConfig(rank=rank, stages=setting.stages))
+        config = VerifyConfig(rank=rank, stages=setting.stages)
+        machine = VerifyMachine(with_trial(config, setting.cost))
         return Actor(machine, machine.initial(), stage.run, stage)
 
 
@@ -120,6 +122,18 @@ def test_real_processes_bring_the_same_counts() -> None:
     (stats,) = measure_real(Models(), [Cell(Ask(PROMPT, tokens=6), setting)])
     assert (stats["new_tokens"], stats["turns"], stats["wasted_rows"]) == (6, 10, 0)
     assert stats["decode_seconds"] > 0
+
+
+def test_stages_know_what_rows_cost_before_their_first_pass(
+    engines: tuple[VirtualEngine, VirtualEngine],
+) -> None:
+    ask = Ask(PROMPT, tokens=16)
+    dear = replace(PRESETS["jetson-7b"], stage=StageCost(1.0, plateau=1, row_seconds=1.0))
+    stats = engines[0].measure(
+        Cell(ask, Setting("flow", "eagle", 2, dear)), engines[0].target.write(ask)
+    )
+    # No draft is worth rows that take as long as passes, so nearly all are the answer's own.
+    assert stats["rows"] - 2 * stats["prompt_tokens"] < 1.5 * 2 * stats["new_tokens"]
 
 
 def test_suffixes_of_earlier_answers(engines: tuple[VirtualEngine, VirtualEngine]) -> None:

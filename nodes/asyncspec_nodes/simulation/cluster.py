@@ -7,6 +7,7 @@ from itertools import chain, takewhile
 from operator import eq
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.errors import AsyncSpecError
@@ -31,7 +32,7 @@ from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT, Rank, first_session
 from asyncspec_protocol.links import role_of
 
-TRIED_ROWS = sorted(PARAMETERS.trial_rows)
+TRIED_ROWS = tuple(sorted(PARAMETERS.trial_rows))
 """Rows of the passes that stages have tried, as real ones do when they are loaded."""
 
 MAX_STEPS = 1_000_000_000
@@ -155,8 +156,7 @@ def _world(
     actors = {DRAFT: draft_actor(setting, policies)}
     stages = [Rank(rank) for rank in range(1, setting.stages + 1)]
     for rank in stages:
-        tried = {rows: setting.cost.pass_seconds(rank, rows) for rows in TRIED_ROWS}
-        actors[rank] = stage_actor(setting, rank, tried)
+        actors[rank] = stage_actor(setting, rank, tried=True)
     pricing = CostModel(setting.cost)
     recorders: dict[Rank, Recorder] = {}
     if processors := setting.cost.processors:
@@ -192,20 +192,21 @@ def draft_actor(
     return Actor(machine, machine.initial(), LanguageSource(setting.language).run)
 
 
-def stage_actor(setting: Setting, rank: Rank, tried: Mapping[int, float] | None = None) -> Actor:
-    """A fresh stage. ``tried``: seconds of passes tried at load, by rows."""
-    tried = tried or {}
+def stage_actor(setting: Setting, rank: Rank, *, tried: bool = False) -> Actor:
+    """A fresh stage. ``tried``: with passes tried when it was loaded, as a real one."""
     config = VerifyConfig(
-        rank=rank,
-        stages=setting.stages,
-        window=setting.window,
-        batch_rows=setting.batch_rows,
-        tried_rows=tuple(tried),
-        tried_microseconds=tuple(int(1e6 * seconds) for seconds in tried.values()),
+        rank=rank, stages=setting.stages, window=setting.window, batch_rows=setting.batch_rows
     )
-    machine = VerifyMachine(config)
+    machine = VerifyMachine(with_trial(config, setting.cost) if tried else config)
     device = PathStage(setting.language, last=rank == setting.stages)
     return Actor(machine, machine.initial(), device.run)
+
+
+def with_trial(config: VerifyConfig, cost: ClusterCost) -> VerifyConfig:
+    """A stage's settings with the passes that it would have tried, at their prices."""
+    seconds = [cost.pass_seconds(config.rank, rows) for rows in TRIED_ROWS]
+    microseconds = tuple([int(1e6 * one) for one in seconds])
+    return replace(config, tried_rows=TRIED_ROWS, tried_microseconds=microseconds)
 
 
 def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:

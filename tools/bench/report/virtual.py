@@ -25,7 +25,7 @@ from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
-from asyncspec_nodes.simulation.cluster import MAX_STEPS, connect
+from asyncspec_nodes.simulation.cluster import MAX_STEPS, connect, with_trial
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.models import Models
@@ -123,7 +123,7 @@ class VirtualEngine:
         config = VerifyConfig(
             rank=rank, stages=setting.stages, first_layer=first, end_layer=end, layers=layers
         )
-        machine = VerifyMachine(config)
+        machine = VerifyMachine(with_trial(config, setting.cost))
         device = TextStage(text, features, last=last)
         # Features travel as tensors; hidden states are nobody's and need no form.
         tensors = source.tensors if last else None
