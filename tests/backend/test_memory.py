@@ -136,7 +136,6 @@ def measure(
     return in_a_process("forkserver", memory_child.main, *given)
 
 
-# A first stage's embedding and a last one's head are in the predictions below.
 def _packing() -> float:
     """MiB of the float32 form that the largest matrix of bfloat16, two in one, has while it is
     packed for a CPU that does not multiply bfloat16 (``half_precision.py``)."""
@@ -144,6 +143,7 @@ def _packing() -> float:
     return 2 * INNER * HIDDEN * 4 / MIB if converts else 0.0
 
 
+# A first stage's embedding and a last one's head are in the predictions below.
 @pytest.mark.parametrize(("first", "last"), [nightly(0, 6), nightly(6, 12), (3, 6)])
 def test_a_stage_takes_its_share(
     tiny: Callable[..., Path], large: Path, first: int, last: int
