@@ -23,7 +23,7 @@ from asyncspec_nodes.cluster.config import (
     TargetTable,
 )
 from asyncspec_nodes.cluster.file import to_toml
-from asyncspec_nodes.node import listen
+from tools.testbed.ports import free_ports
 
 FILES = 256
 """A node's limit, the least it runs with."""
@@ -40,11 +40,7 @@ def few_files() -> None:
 @pytest.fixture
 def ports(tmp_path: Path) -> Iterator[list[int]]:
     """Of a draft node, of its HTTP, and of a stage; their logs go to a full disk."""
-    sockets = [listen.loopback() for _ in range(3)]
-    found = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    draft, web, stage = found
+    draft, web, stage = found = free_ports(3)
     config = Config(
         TargetTable("toy:"),
         (NodeTable(0, "127.0.0.1", draft), NodeTable(1, "127.0.0.1", stage)),
