@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import socket
 import ssl
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import ifaddr
 import msgspec
 import pytest
 from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
+from ifaddr import IP, Adapter
 from msgspec.structs import replace
 
 from asyncspec.backend.base import StageOptions
@@ -34,7 +37,7 @@ from asyncspec_nodes.join import messages, token
 from asyncspec_nodes.join.agent import Agent, AgentOptions
 from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits, relieved
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity, make_request
-from asyncspec_nodes.join.connection import Connector, NobodyThereError
+from asyncspec_nodes.join.connection import Connector, NobodyThereError, announced
 from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
 from asyncspec_nodes.join.members import Member, Members, report_missing_links
 from asyncspec_nodes.join.messages import Offer
@@ -307,6 +310,19 @@ async def test_the_first_machine_needs_no_way_back_through_nat() -> None:
         made = await cluster.token
         assert (made.hosts, made.port) == (("192.0.2.1",), 9)
         assert len(await text(await cluster.starting)) == 24
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_is_announced_where_an_interface_goes_away_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """zeroconf then fails and leaves its sockets open, which must not be all there is."""
+    gone = IP("192.0.2.199", 24, "gone")
+    found = [[Adapter("gone", "gone", [gone])], ifaddr.get_adapters()]
+    monkeypatch.setattr(ifaddr, "get_adapters", lambda: found.pop(0))
+    async with announced("one", ("127.0.0.1",), 1):
+        assert found == []
+    gc.collect()
 
 
 @pytest.mark.asyncio

@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import warnings
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import aiohttp
 import psutil
@@ -18,8 +20,12 @@ from asyncspec_nodes.console.hosts import address, is_loopback
 from asyncspec_nodes.join.messages import HEARTBEAT_SECONDS, MAX_BYTES
 from asyncspec_nodes.join.token import Token
 
+if TYPE_CHECKING:
+    from zeroconf.asyncio import AsyncZeroconf
+
 SERVICE = "_asyncspec._tcp.local."
 BROWSE_SECONDS = 5.0
+OPEN_ATTEMPTS = 3
 
 
 def own_addresses() -> list[str]:
@@ -39,22 +45,32 @@ def near(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
+def _open_mdns() -> AsyncZeroconf | None:
+    """On all interfaces; None where there is no network for it. It fails where one goes away
+    meanwhile, as bridges of containers do, and then leaves sockets for Python to close."""
+    from zeroconf.asyncio import AsyncZeroconf
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        for _ in range(OPEN_ATTEMPTS):
+            with contextlib.suppress(OSError, RuntimeError):
+                return AsyncZeroconf()
+    return None
+
+
 @asynccontextmanager
 async def announced(cluster: str, hosts: Sequence[str], port: int) -> AsyncIterator[None]:
     """Inside, the cluster is announced; without an effect where there is no network to do so."""
     from zeroconf import Error, ServiceInfo
-    from zeroconf.asyncio import AsyncZeroconf
 
     numbers = [found.packed for host in hosts if (found := address(host)) is not None]
     info = ServiceInfo(
         SERVICE, f"{cluster}.{SERVICE}", addresses=numbers, port=port, server=f"{cluster}.local."
     )
-    zeroconf = None
-    try:
-        zeroconf = AsyncZeroconf()
-        await zeroconf.async_register_service(info)
-    except (OSError, RuntimeError, Error):
-        pass
+    zeroconf = _open_mdns()
+    if zeroconf is not None:
+        with contextlib.suppress(OSError, RuntimeError, Error):
+            await zeroconf.async_register_service(info)
     try:
         yield
     finally:
@@ -66,11 +82,8 @@ async def announced(cluster: str, hosts: Sequence[str], port: int) -> AsyncItera
 
 async def browse(cluster: str, seconds: float = BROWSE_SECONDS) -> list[tuple[str, int]]:
     """Addresses that the cluster is announced under; empty where it is not."""
-    from zeroconf.asyncio import AsyncZeroconf
-
-    try:
-        zeroconf = AsyncZeroconf()
-    except OSError:
+    zeroconf = _open_mdns()
+    if zeroconf is None:
         return []
     try:
         name = f"{cluster}.{SERVICE}"
