@@ -366,6 +366,11 @@ class Backend(Protocol):
         """Threads that share a product in this process."""
         return 1
 
+    def device_name(self, wanted: str) -> str:
+        """The device of this machine that an option means. Imports the library. Raises
+        ``UserError``."""
+        return CPU
+
     def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
         """A device of this machine that an option means, described, and its memory. Imports the
         library."""

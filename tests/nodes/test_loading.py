@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from asyncspec.backend.hf.device import EMULATED
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
@@ -44,3 +45,13 @@ def test_where_the_file_names_none_there_may_be_several(number: int) -> None:
 )
 def test_suffix_decoding_remembers_answers(source: str, remembers: bool) -> None:
     assert draft_state(DRAFT, named=True, source=source).config.source_remembers == remembers
+
+
+@pytest.mark.parametrize(("source", "at_once"), [("none", 2), ("twin:int8", 1)])
+def test_nodes_of_one_machine_take_turns_on_its_gpu(source: str, at_once: int) -> None:
+    """A draft node without a model has none of it."""
+    target, draft = replace(CONFIG.target, device=EMULATED), replace(CONFIG.draft, source=source)
+    config = replace(CONFIG, target=target, draft=draft)
+    state = load_node(config, DRAFT, Reporter(DRAFT, None)).machine.initial()
+    assert isinstance(state, DraftState)
+    assert state.config.processors == at_once

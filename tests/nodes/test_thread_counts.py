@@ -8,9 +8,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from asyncspec.backend.base import CPU
 from asyncspec.backend.threads import COUNT_VARIABLES
-from asyncspec_nodes.cluster.config import Config, NodeTable, SourceTable, TargetTable
+from asyncspec_nodes.cluster.config import (
+    Config,
+    NodeTable,
+    PaceTable,
+    SourceTable,
+    TargetTable,
+)
 from asyncspec_nodes.node import resources
 
 
@@ -79,6 +88,40 @@ def test_nodes_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resources.thread_share(config, 1001, "a") == 2
     monkeypatch.setattr(resources, "cores", lambda: 2)
     assert resources.thread_share(config, 1, "a") == 1
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 9), st.integers(1, 16))
+def test_nodes_that_share_a_gpu_take_turns(
+    on_gpus: int, gpus: int, on_cpu: int, cores: int
+) -> None:
+    devices = [f"cuda:{number % gpus}" for number in range(on_gpus)] + [CPU] * on_cpu
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resources, "cores", lambda: cores)
+        found = resources.shared_processors(devices, 1)
+        without = resources.shared_processors([CPU] * on_cpu, 1)
+    assert found == (min(on_gpus, gpus) + min(on_cpu, cores) if len(devices) > 1 else 0)
+    assert without == (cores if on_cpu > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("here", "draft", "expected"),
+    [
+        # Of eight cores each node has two; on one GPU they take turns, but for a lookup's.
+        (("cpu", "cpu", "cpu"), "cpu", 4),
+        (("cuda", "cuda", "cuda"), "cuda", 1),
+        (("cuda", "cuda", "cuda"), "cpu", 2),
+        (("cuda", "cuda:1", "cuda:2"), "cuda", 3),
+    ],
+)
+def test_what_a_machines_nodes_compute_on(
+    here: tuple[str, ...], draft: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "cores", lambda: 8)
+    nodes = [NodeTable(rank, "a", rank + 1, device=device) for rank, device in enumerate(here)]
+    nodes += [NodeTable(3, "b", 1, device="cuda"), NodeTable(4, "a", 9, device="cuda:3")]
+    config = Config(TargetTable(path="x"), tuple(nodes), pace={4: PaceTable(1.0)})
+    devices = resources.devices_beside(config, 0, draft, lambda wanted: wanted)
+    assert resources.shared_processors(devices, 2) == expected
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,11 @@ class HFBackend:
         how: Any = {"dtype": dtype, "mode": mode, "quantize": quantize, "device": device}
         return load_stage(spec.model, *spec.layers, **how)
 
+    def device_name(self, wanted: str) -> str:
+        from asyncspec.backend.hf.device import find
+
+        return find(wanted).name
+
     def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
         from asyncspec.backend.hf.device import find
 

@@ -113,6 +113,12 @@ class LlamaBackend(Backend):
 
         return threads()
 
+    def device_name(self, wanted: str) -> str:
+        from asyncspec.backend.llama.devices import find
+
+        device = find(wanted)
+        return CPU if device is None else device.name
+
     def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
         from asyncspec.backend.llama.devices import find
 

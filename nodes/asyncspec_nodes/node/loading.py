@@ -52,7 +52,13 @@ from asyncspec_nodes.cluster.checkpoints import (
 from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.node.resources import MIB, cache_budget, shared_processors, stage_share
+from asyncspec_nodes.node.resources import (
+    MIB,
+    cache_budget,
+    devices_beside,
+    shared_processors,
+    stage_share,
+)
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import MIN_COMMON_PREFIX, NO_PREFIX, DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -258,7 +264,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         source = _constrained(_report_and_load(config, rank, target, reporter), found)
     else:
         source = _passing_on(config, target, backend)
-    processors = shared_processors(config, rank, backend.threads())
+    devices = devices_beside(config, rank, source.device, backend.device_name)
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
     return Loaded(
@@ -274,7 +280,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 batch_rows=config.limits.batch_rows,
                 rejoin_seconds=config.limits.rejoin_seconds,
                 features=source.features,
-                processors=processors if source.device == CPU else 0.0,
+                processors=shared_processors(devices, backend.threads()),
                 awaits_features=bool(source.tensors and not source.features),
                 source_remembers=SUFFIX in parts(config.draft.source),
                 min_common_prefix=MIN_COMMON_PREFIX if target.info.shares_prefixes else NO_PREFIX,

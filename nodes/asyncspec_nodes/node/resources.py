@@ -6,13 +6,13 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from asyncspec.backend.base import DeviceMemory
+from asyncspec.backend.base import CPU, DeviceMemory
 from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import Config
@@ -116,12 +116,30 @@ def thread_share(config: Config, rank: int, host: str) -> int:
     return max(1, cores() // (1 + others))
 
 
-def shared_processors(config: Config, rank: int, threads: int) -> float:
-    """Nodes with so many ``threads`` that can work on a node's machine at a time; 0: it has no
-    others. Emulated devices share no cores."""
+def devices_beside(
+    config: Config, rank: int, source_device: str, device_of: Callable[[str], str]
+) -> list[str]:
+    """What the nodes of a draft node's machine compute on, itself among them with its token source.
+    Emulated devices share nothing. ``device_of``: a device, by what an option calls it."""
     host = getattr(config.find(rank), "host", None)
-    nodes = sum(node.host == host and node.rank not in config.pace for node in config.nodes)
-    return cores() / threads if nodes > 1 else 0.0
+    return [
+        CPU
+        if node.rank == rank and source_device == CPU
+        else device_of(config.engine_of(node.rank).device)
+        for node in config.nodes
+        if node.host == host and node.rank not in config.pace
+    ]
+
+
+def shared_processors(devices: Sequence[str], threads: int) -> float:
+    """Nodes of one machine that can work at a time, by the devices of all of them: as many on its
+    CPU as have ``threads`` each, and one on each GPU, where processes take turns; 0: there is one
+    node."""
+    if len(devices) < 2:
+        return 0.0
+    on_cpu = cores() / threads
+    gpus = {*devices} - {CPU}
+    return len(gpus) + min(on_cpu, devices.count(CPU)) if gpus else on_cpu
 
 
 def cores() -> int:
