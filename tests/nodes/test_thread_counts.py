@@ -90,17 +90,21 @@ def test_nodes_of_one_machine_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resources.thread_share(config, 1, "a") == 1
 
 
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 9), st.integers(1, 16))
+@given(
+    st.integers(1, 9), st.integers(1, 4), st.integers(0, 9), st.integers(1, 16), st.integers(0, 3)
+)
 def test_nodes_that_share_a_gpu_take_turns(
-    on_gpus: int, gpus: int, on_cpu: int, cores: int
+    on_gpus: int, gpus: int, on_cpu: int, cores: int, elsewhere: int
 ) -> None:
     devices = [f"cuda:{number % gpus}" for number in range(on_gpus)] + [CPU] * on_cpu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resources, "cores", lambda: cores)
         found = resources.shared_processors(devices, 1)
         without = resources.shared_processors([CPU] * on_cpu, 1)
+        both = resources.shared_processors(devices, 1, elsewhere)
     assert found == (min(on_gpus, gpus) + min(on_cpu, cores) if len(devices) > 1 else 0)
     assert without == (cores if on_cpu > 1 else 0)
+    assert both == (found + elsewhere if found else 0)
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,9 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 batch_rows=config.limits.batch_rows,
                 rejoin_seconds=config.limits.rejoin_seconds,
                 features=source.features,
-                processors=shared_processors(devices, backend.threads()),
+                processors=shared_processors(
+                    devices, backend.threads(), len(config.nodes) - len(devices)
+                ),
                 awaits_features=bool(source.tensors and not source.features),
                 source_remembers=SUFFIX in parts(config.draft.source),
                 min_common_prefix=MIN_COMMON_PREFIX if target.info.shares_prefixes else NO_PREFIX,

@@ -131,15 +131,16 @@ def devices_beside(
     ]
 
 
-def shared_processors(devices: Sequence[str], threads: int) -> float:
-    """Nodes of one machine that can work at a time, by the devices of all of them: as many on its
-    CPU as have ``threads`` each, and one on each GPU, where processes take turns; 0: there is one
-    node."""
+def shared_processors(devices: Sequence[str], threads: int, elsewhere: int = 0) -> float:
+    """Nodes of a cluster that can work at a time; 0: the draft node shares its machine with none.
+    ``devices``: of that machine's nodes. As many work on its CPU as have ``threads`` each, one on
+    each GPU, where processes take turns, and all ``elsewhere``."""
     if len(devices) < 2:
         return 0.0
-    on_cpu = cores() / threads
-    gpus = {*devices} - {CPU}
-    return len(gpus) + min(on_cpu, devices.count(CPU)) if gpus else on_cpu
+    here = cores() / threads
+    if gpus := {*devices} - {CPU}:
+        here = len(gpus) + min(here, devices.count(CPU))
+    return here + elsewhere
 
 
 def cores() -> int:
