@@ -22,9 +22,10 @@ CONFIG = local_config(
 RESTART_STAGES = replace(CONFIG, node=tuple(node for node in CONFIG.node if node.rank))
 
 
-def draft_state(rank: Rank, named: bool, source: str = "none") -> DraftState:
+def draft_state(rank: Rank, named: bool, source: str = "none", device: str = "auto") -> DraftState:
     config = CONFIG if named else RESTART_STAGES
-    config = replace(config, draft=replace(config.draft, source=source))
+    target, draft = replace(config.target, device=device), replace(config.draft, source=source)
+    config = replace(config, target=target, draft=draft)
     state = load_node(config, rank, Reporter(rank, None)).machine.initial()
     assert isinstance(state, DraftState)
     return state
@@ -50,8 +51,5 @@ def test_suffix_decoding_remembers_answers(source: str, remembers: bool) -> None
 @pytest.mark.parametrize(("source", "at_once"), [("none", 2), ("twin:int8", 1)])
 def test_nodes_of_one_machine_take_turns_on_its_gpu(source: str, at_once: int) -> None:
     """A draft node without a model has none of it."""
-    target, draft = replace(CONFIG.target, device=EMULATED), replace(CONFIG.draft, source=source)
-    config = replace(CONFIG, target=target, draft=draft)
-    state = load_node(config, DRAFT, Reporter(DRAFT, None)).machine.initial()
-    assert isinstance(state, DraftState)
+    state = draft_state(DRAFT, named=True, source=source, device=EMULATED)
     assert state.config.processors == at_once

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.base import CPU
 from asyncspec.backend.threads import COUNT_VARIABLES
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import (
     Config,
     NodeTable,
@@ -126,6 +127,19 @@ def test_what_a_machines_nodes_compute_on(
     config = Config(TargetTable(path="x"), tuple(nodes), pace={4: PaceTable(1.0)})
     devices = resources.devices_beside(config, 0, draft, lambda wanted: wanted)
     assert resources.shared_processors(devices, 2) == expected
+
+
+def test_a_device_that_this_process_does_not_see_is_another() -> None:
+    """Of a node in a container of its own, or on llama.cpp beside one that is not."""
+
+    def found(wanted: str) -> str:
+        if wanted == "vulkan":
+            raise UserError("device vulkan: torch finds cpu")
+        return wanted
+
+    nodes = tuple(NodeTable(i, "a", i + 1, device=d) for i, d in enumerate(("cpu", "vulkan")))
+    config = Config(TargetTable(path="x"), nodes)
+    assert resources.devices_beside(config, 0, CPU, found) == [CPU, "vulkan"]
 
 
 @pytest.mark.parametrize(

@@ -120,15 +120,20 @@ def devices_beside(
     config: Config, rank: int, source_device: str, device_of: Callable[[str], str]
 ) -> list[str]:
     """What the nodes of a draft node's machine compute on, itself among them with its token source.
-    Emulated devices share nothing. ``device_of``: a device, by what an option calls it."""
+    Emulated devices share nothing. ``device_of``: a device, by what an option calls it; one that
+    this process does not see (``UserError``) keeps the option's name."""
     host = getattr(config.find(rank), "host", None)
-    return [
-        CPU
-        if node.rank == rank and source_device == CPU
-        else device_of(config.engine_of(node.rank).device)
-        for node in config.nodes
-        if node.host == host and node.rank not in config.pace
-    ]
+    devices = []
+    for node in config.nodes:
+        if node.host != host or node.rank in config.pace:
+            continue
+        device = CPU
+        if node.rank != rank or source_device != CPU:
+            device = config.engine_of(node.rank).device
+            with suppress(UserError):
+                device = device_of(device)
+        devices.append(device)
+    return devices
 
 
 def shared_processors(devices: Sequence[str], threads: int, elsewhere: int = 0) -> float:
