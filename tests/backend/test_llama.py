@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
-from asyncspec.backend.llama import devices, library, trial
+from asyncspec.backend.llama import devices, library, self_test, trial
 from asyncspec.backend.llama.backend import BACKEND
 from asyncspec.backend.llama.branches import Pool
 from asyncspec.backend.llama.cut import VirtualFile, cut
 from asyncspec.backend.llama.devices import Device
 from asyncspec.backend.llama.gguf_file import Tensor, Value, open_gguf, value
+from asyncspec.backend.llama.passes import Engine
 from asyncspec.backend.llama.stage import TILES, LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import SESSION, chain, decode
@@ -163,6 +164,27 @@ def test_few_rows_of_k_quants_need_no_more_beside_them(tmp_path: Path) -> None:
     guarantee, rows = done.stdout.split()
     assert guarantee == "bitwise", done.stderr
     assert int(rows) <= 2  # one; two where a width fits no blocks, so that weights are F16
+
+
+@pytest.mark.parametrize("faster", [1, 2])
+def test_fast_mode_fills_passes_where_that_is_faster(
+    faster: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = open_target(convert(BUNDLED_TARGET, tmp_path / "model.gguf"))
+    spans, clock = ((0, 4), (4, 8)), self_test._seconds
+
+    def seconds(engine: Engine, given: object) -> float:
+        assert clock(engine, given) > 0
+        return float(engine.settings.min_rows != faster)
+
+    monkeypatch.setattr(self_test, "_seconds", seconds)
+    exact, fast = (
+        [load_stage(target, *span, mode=mode, options=CPU) for span in spans]
+        for mode in ("exact", "fast")
+    )
+    assert [stage.engine.settings.min_rows for stage in fast] == [faster] * 2
+    assert {stage.guarantee for stage in fast} == {"tolerance"}
+    assert decode(fast, PROMPT, 24) == decode(exact, PROMPT, 24)
 
 
 def test_few_sequences_are_enough(make: MakeStages) -> None:

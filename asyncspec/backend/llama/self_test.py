@@ -1,11 +1,13 @@
-"""Start-up self-test of exact mode: whether a row has the same bits alone and in trees.
+"""Start-up self-test: the fewest rows of a pass, found by trying.
 
-The kernels that llama.cpp multiplies with are others for one row than for many, so the fewest rows
-of a pass are found by trying; where no number helps, the stage's guarantee is "tolerance".
+The kernels that llama.cpp multiplies with are others for one row than for many. In exact mode it is
+the number with which a row has the same bits alone and in trees; where none helps, the stage's
+guarantee is "tolerance". In fast mode it is the one that takes least time.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +21,10 @@ from asyncspec.backend.probe_tree import ProbePass, ProbeTree
 from asyncspec.core.jobs import Row
 
 _MIN_ROWS = (1, 2, 4, 8)
+
+_REPEATS = 12  # of a measurement, whose least counts
+_TRIAL_SECONDS = 0.5
+"""After which there are no more repeats than three."""
 
 _HIDDEN = "result_norm"
 """The tensor that the head reads."""
@@ -49,6 +55,32 @@ def confirm(engine: Engine, vocab: int, *, embeds: bool) -> Guarantee:
             return "bitwise"
     engine.settings = replace(engine.settings, min_rows=1)
     return "tolerance"
+
+
+def prefer_faster(engine: Engine, *, embeds: bool) -> None:
+    """Set the engine's fewest rows to two where a lone one takes longer, as one of F16 does on CPUs
+    without AVX-512. ``embeds``: rows are tokens."""
+    given: Any = 0 if embeds else np.random.default_rng(0).standard_normal(engine.model.width)
+    lone, filled = engine.settings, replace(engine.settings, min_rows=2)
+    least = dict.fromkeys((lone, filled), float("inf"))
+    end = time.perf_counter() + _TRIAL_SECONDS
+    for repeat in range(_REPEATS):
+        if repeat >= 3 and time.perf_counter() >= end:
+            break
+        for engine.settings in least:
+            least[engine.settings] = min(least[engine.settings], _seconds(engine, given))
+    engine.settings = min(least, key=least.__getitem__)
+
+
+def _seconds(engine: Engine, given: Any) -> float:
+    """Of a pass of one row. On the CPU those of this thread: other nodes may be loading there."""
+    clock = time.perf_counter if engine.settings.device else time.thread_time
+    tree = TreeCache(engine)
+    start = clock()
+    _results(engine, tree, 0, [Row(0, 0, (0,))], [given])
+    end = clock()
+    tree.close()
+    return end - start
 
 
 def _same_bits(engine: Engine, given: Sequence[Any]) -> bool:

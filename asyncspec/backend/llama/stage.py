@@ -21,7 +21,7 @@ from asyncspec.backend.llama.devices import find
 from asyncspec.backend.llama.footprint import footprint
 from asyncspec.backend.llama.library import load_model
 from asyncspec.backend.llama.passes import FIRST_CELLS, Engine, Floats, Settings
-from asyncspec.backend.llama.self_test import confirm
+from asyncspec.backend.llama.self_test import confirm, prefer_faster
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.llama.trial import repacks
@@ -180,7 +180,7 @@ def load_stage(
 def load_engine(
     target: OpenTarget, first: int, last: int, mode: Mode, options: EngineOptions, *, repack: bool
 ) -> tuple[Engine, Guarantee]:
-    """The engine of a stage, tested in exact mode. Raises ``UserError``."""
+    """The engine of a stage, with the fewest rows that its mode asks for. Raises ``UserError``."""
     if mode == "exact":
         os.environ.setdefault(TILES, "0")
     device = find(options.device)
@@ -201,6 +201,7 @@ def load_engine(
     info = target.info
     engine = Engine(model, settings, "" if last == info.layers else f"l_out-{last - first - 1}")
     if mode == "fast":
+        prefer_faster(engine, embeds=first == 0)
         return engine, "tolerance"
     return engine, confirm(engine, info.vocab_size, embeds=first == 0)
 

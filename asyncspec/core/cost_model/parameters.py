@@ -26,8 +26,9 @@ class CostModelParameters(Struct, frozen=True):
     max_error: float = 1.0
 
     # Rows of the passes tried when a stage is loaded, those first that say most; between them costs
-    # are about linear.
-    trial_rows: tuple[int, ...] = (1, 16, 4, 64)
+    # are about linear. Kernels for a lone row are others than those for two, so that two may cost
+    # less than one, or twice as much.
+    trial_rows: tuple[int, ...] = (1, 16, 4, 2, 64)
     # Seconds of trials after which no further size is tried, but always two: a large stage should
     # not take longer to try than to read, and its first passes tell the rest.
     trial_seconds: float = 1.0
