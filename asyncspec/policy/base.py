@@ -99,13 +99,14 @@ class Growth(Struct, frozen=True):
 class Drafted(Struct, frozen=True):
     """A draft request was answered."""
 
-    # Seconds of a level of the call it was part of, from the request to the answer, which drafted
-    # for so many ``sessions``.
+    # Seconds of a level of the call it was part of, which drafted for so many ``sessions``.
     level_seconds: float
     costs: PipelineCosts
     sessions: int = 1
     # Mean rows of a level, of all sessions.
     rows: float = 1.0
+    # From the request to the answer, beside the levels.
+    call_seconds: float = 0.0
 
 
 class Committed(Struct, frozen=True):

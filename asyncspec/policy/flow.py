@@ -54,8 +54,10 @@ class FlowMemory(Struct, frozen=True):
     @property
     def draft_seconds(self) -> float:
         """Of the levels of a segment; 0 where none was measured."""
+        if self.level is None:
+            return 0.0
         levels = self.shape.levels or self.shape.first or 1
-        return levels * self.level.at(self.sessions * self.shape.rows) if self.level else 0.0
+        return self.level.call + levels * self.level.at(self.sessions * self.shape.rows)
 
     @property
     def draft_is_free(self) -> bool:
@@ -179,7 +181,9 @@ class Flow(Policy, frozen=True):
         known = _known(memory)
         if isinstance(event, Drafted):
             before = known.level or LevelCost()
-            level = before.observe(event.level_seconds, event.rows, event.sessions)
+            level = before.observe(
+                event.level_seconds, event.rows, event.sessions, event.call_seconds
+            )
             known = replace(known, level=level)
         else:
             known = known.committing(event)

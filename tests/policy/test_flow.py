@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from statistics import fmean
 
 import pytest
 from hypothesis import example, given
@@ -224,16 +225,43 @@ def test_measured_speeds_replace_expected_ones_until_they_are_old(
     st.floats(0.1, 9),
     st.floats(0, 1),
     st.lists(st.floats(1, 64), min_size=2, max_size=2, unique=True),
+    st.floats(0, 9),
 )
 def test_draft_rows_cost_what_levels_of_several_numbers_take(
-    level: float, row: float, rows: list[float]
+    level: float, row: float, rows: list[float], call: float
 ) -> None:
     """Known from what one shape sends: its first level has a row, later ones as many as leaves."""
     known = LevelCost()
     for _ in range(200):
         for number in rows:
-            known = known.observe(level + row * number, number)
+            known = known.observe(level + row * number, number, call=call)
     assert known.at(32.0) == pytest.approx(level + 32.0 * row, rel=0.01)
+    assert known.call == pytest.approx(call)
+
+
+@given(st.lists(st.floats(1, 7), min_size=1, max_size=20))
+def test_the_first_draft_calls_count_alike(seconds: list[float]) -> None:
+    known = LevelCost()
+    for one in seconds:
+        known = known.observe(one, 4.0, call=one)
+    assert known.at(4.0) == pytest.approx(fmean(seconds))
+    assert known.call == pytest.approx(fmean(seconds))
+
+
+@given(profiles, costs, st.sampled_from(ROWS[2:]), st.floats(0.01, 1))
+def test_levels_of_one_call_share_what_it_takes_beside_them(
+    profile: list[float], cost: RoundCosts, rows: int, call: float
+) -> None:
+    slow = cost._replace(draft_call=call)
+    for levels in (1, 3):
+        assert slow.drafting(levels, rows) == pytest.approx(cost.drafting(levels, rows) + call)
+    assert slow.drafting(2, rows, lone=1) == pytest.approx(
+        cost.drafting(2, rows) + cost.drafting(1, 1) + call
+    )
+    assert slow.drafting(0, rows) == 0
+    for shape in (RoundShape(0, 2, rows), RoundShape(3, 2, rows), RoundShape(3, 0, rows)):
+        free = round_rate(profile, shape, cost).spacing
+        assert round_rate(profile, shape, slow).spacing >= free - 1e-9
 
 
 @given(profiles, costs, st.sampled_from(ROWS[2:]), st.floats(0.01, 1))

@@ -51,25 +51,36 @@ class MeasuredSpeed(Struct, frozen=True):
 
 class LevelCost(Struct, frozen=True):
     """Seconds of a draft level by its rows, of all sessions that are drafted for together:
-    exponentially weighted means, moments around them, and the line through both."""
+    exponentially weighted means, moments around them, and the line through both. Beside its levels
+    a call takes ``call`` seconds."""
 
     rows: float = 0.0
     seconds: float = 0.0
     spread: float = 0.0
     joint: float = 0.0
+    call: float = 0.0
+    # Calls that were measured.
+    calls: float = 0.0
 
-    def observe(self, seconds: float, rows: float, sessions: int = 1) -> LevelCost:
+    def observe(
+        self, seconds: float, rows: float, sessions: int = 1, call: float = 0.0
+    ) -> LevelCost:
         """With one of the ``sessions`` answers that a call brought."""
         if not self.rows:
-            return LevelCost(rows, seconds)
-        weight, slow = PARAMETERS.level_weight / sessions, PARAMETERS.level_row_weight / sessions
+            return LevelCost(rows, seconds, call=call, calls=1.0)
+        calls = self.calls + 1.0 / sessions
+        weight = max(PARAMETERS.level_weight, 1.0 / calls) / sessions
+        slow = PARAMETERS.level_row_weight / sessions
         seconds = min(seconds, PARAMETERS.max_slowdown * self.seconds)
+        call = min(call, PARAMETERS.max_slowdown * (self.call + self.seconds))
         more, longer = rows - self.rows, seconds - self.seconds
         return LevelCost(
             self.rows + weight * more,
             self.seconds + weight * longer,
             self.spread + slow * (more * more - self.spread),
             self.joint + slow * (more * longer - self.joint),
+            self.call + weight * (call - self.call),
+            calls,
         )
 
     @property

@@ -112,8 +112,9 @@ class CostModelParameters(Struct, frozen=True):
     # Share of the least planned chance from which a node is worth its row: a planned tree is one of
     # mean chances.
     worthwhile_chance: float = 0.5
-    # Weight of a new draft request in the mean seconds of a level.
-    level_weight: float = 0.2
+    # Least weight of a new call of the token source in the mean seconds of a level: the first ones
+    # count alike. Where the draft node's processor time is bounded, they differ threefold.
+    level_weight: float = 1 / 32
     # The same in what a further row of a level takes: it is the difference of noisy times.
     level_row_weight: float = 1 / 32
     # Tokens after which the shape of rounds is chosen anew: as many as before, within these bounds.

@@ -81,6 +81,8 @@ class RoundCosts(NamedTuple):
     links: float = 0.0
     # A row of each session in a draft level.
     draft_row: float = 0.0
+    # A call of the token source beside its levels.
+    draft_call: float = 0.0
     # Of a pass that several segments share, at most.
     most_rows: int = PARAMETERS.max_rows
 
@@ -109,12 +111,17 @@ class RoundCosts(NamedTuple):
         # Links are taken to be alike.
         credit = 2.0 * overhead / (len(stages) + 1)
         level, row = draft.at(0.0) / longer, sessions * draft.row / longer
-        most = costs.batch_rows
-        return RoundCosts(slowest, whole, level, sessions, contention, credit, overhead, row, most)
+        call, most = draft.call / longer, costs.batch_rows
+        return RoundCosts(
+            *(slowest, whole, level, sessions, contention, credit, overhead, row, call, most)
+        )
 
-    def drafting(self, levels: int, rows: int) -> float:
-        """Levels of so many rows for each session."""
-        return levels * (self.level + self.draft_row * rows)
+    def drafting(self, levels: int, rows: int, lone: int = 0) -> float:
+        """A call for levels of so many rows for each session, after ``lone`` ones of one row."""
+        if not levels + lone:
+            return 0.0
+        lone_seconds = lone * (self.level + self.draft_row)
+        return self.draft_call + lone_seconds + levels * (self.level + self.draft_row * rows)
 
     def sessions_per_pass(self, rows: int, spacing: float) -> float:
         """Sessions whose segments of so many rows share a pass, if each sends one every
@@ -258,8 +265,8 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
 
 def _first_levels(shape: RoundShape, costs: RoundCosts) -> float:
     """Seconds of a round's first levels, which begin at one node."""
-    more = shape.first - 1
-    return costs.drafting(1, 1) + costs.drafting(more, shape.rows) if more >= 0 else 0.0
+    lone = min(1, shape.first)
+    return costs.drafting(shape.first - lone, shape.rows, lone)
 
 
 def _slowed(costs: RoundCosts, seconds: float, work: float) -> tuple[float, float, float]:

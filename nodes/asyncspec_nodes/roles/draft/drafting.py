@@ -188,12 +188,11 @@ def _merged(
         return state  # the session is over
     request = session.draft_request
     if request is not None and request.growth is not None and not request.abandoned:
-        # As long as until the next request: handling, and waits for a share of a processor, are
-        # part of what a level costs here.
-        taken = together * seconds if now is None else now - request.at
-        level = taken / max(1, request.job.depth)
+        taken, depth = together * seconds, max(1, request.job.depth)
         rows = together * _mean_rows(request.job)
-        state = state.learn(session, Drafted(level, state.costs, together, rows))
+        # Until the next request there are handling, and waits for a share of a processor.
+        call = max(0.0, now - request.at - taken) if now is not None else 0.0
+        state = state.learn(session, Drafted(taken / depth, state.costs, together, rows, call))
     return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
 
 
