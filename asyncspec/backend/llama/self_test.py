@@ -67,8 +67,9 @@ def prefer_faster(engine: Engine, *, embeds: bool) -> None:
     for repeat in range(_REPEATS):
         if repeat >= 3 and time.perf_counter() >= end:
             break
-        for engine.settings in least:
-            least[engine.settings] = min(least[engine.settings], _seconds(engine, given))
+        for settings in least:
+            engine.settings = settings
+            least[settings] = min(least[settings], _seconds(engine, given))
     engine.settings = min(least, key=least.__getitem__)
 
 
