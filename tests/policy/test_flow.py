@@ -239,11 +239,12 @@ def test_draft_rows_cost_what_levels_of_several_numbers_take(
     assert known.call == pytest.approx(call)
 
 
-@given(st.lists(st.floats(1, 7), min_size=1, max_size=20))
-def test_the_first_draft_calls_count_alike(seconds: list[float]) -> None:
+@given(st.lists(st.floats(1, 7), min_size=1, max_size=20), st.integers(1, 4))
+def test_the_first_draft_calls_count_alike(seconds: list[float], sessions: int) -> None:
     known = LevelCost()
     for one in seconds:
-        known = known.observe(one, 4.0, call=one)
+        for _ in range(sessions):
+            known = known.observe(one, 4.0, sessions, call=one)
     assert known.at(4.0) == pytest.approx(fmean(seconds))
     assert known.call == pytest.approx(fmean(seconds))
 

@@ -67,7 +67,7 @@ class LevelCost(Struct, frozen=True):
     ) -> LevelCost:
         """With one of the ``sessions`` answers that a call brought."""
         if not self.rows:
-            return LevelCost(rows, seconds, call=call, calls=1.0)
+            return LevelCost(rows, seconds, call=call, calls=1.0 / sessions)
         calls = self.calls + 1.0 / sessions
         weight = max(PARAMETERS.level_weight, 1.0 / calls) / sessions
         slow = PARAMETERS.level_row_weight / sessions
