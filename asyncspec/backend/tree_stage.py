@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from timeit import Timer
@@ -242,9 +242,8 @@ class TreeStage(ABC, Generic[C]):
             session.cache.check(session.committed)
 
     def pass_seconds(self) -> dict[int, float]:
-        """See ``StageBackend``: of each number of rows the least seconds of a few passes. On the
-        processor those of this thread: all nodes of a machine may be loading on its cores."""
-        clock = time.thread_time if self.device == CPU else time.perf_counter
+        """See ``StageBackend``: of each number of rows the least seconds of a few passes."""
+        clock = trial_clock(self.device)
         self.run(Admit(SESSION, 1 + max(PARAMETERS.trial_rows), Sampling()))
         found: dict[int, float] = {}
         end = time.perf_counter() + PARAMETERS.trial_seconds
@@ -316,6 +315,12 @@ class TreeStage(ABC, Generic[C]):
         if session not in self._sessions:
             raise ValueError(f"session {session} was never admitted")
         return self._sessions[session]
+
+
+def trial_clock(device: str) -> Callable[[], float]:
+    """What passes are timed with while a stage is loaded. On the processor the seconds of this
+    thread: all nodes of a machine may be loading on its cores."""
+    return time.thread_time if device == CPU else time.perf_counter
 
 
 def check_hidden_states(

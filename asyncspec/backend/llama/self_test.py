@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from asyncspec.backend.base import Guarantee
+from asyncspec.backend.base import CPU, Guarantee
 from asyncspec.backend.llama.passes import EXACT_ROWS, Engine, Floats
 from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
+from asyncspec.backend.tree_stage import trial_clock
 from asyncspec.core.jobs import Row
 
 _MIN_ROWS = (1, 2, 4, 8)
@@ -74,8 +75,8 @@ def prefer_faster(engine: Engine, *, embeds: bool) -> None:
 
 
 def _seconds(engine: Engine, given: Any) -> float:
-    """Of a pass of one row. On the CPU those of this thread: other nodes may be loading there."""
-    clock = time.perf_counter if engine.settings.device else time.thread_time
+    """Of a pass of one row."""
+    clock = trial_clock(engine.settings.device or CPU)
     tree = TreeCache(engine)
     start = clock()
     _results(engine, tree, 0, [Row(0, 0, (0,))], [given])
