@@ -114,7 +114,8 @@ def test_a_cluster_of_processes(source: str) -> None:
     command = [
         *(sys.executable, "-m", "asyncspec_nodes.cli.main", "run", "--check", "--json"),
         *("--target", TARGET, "--draft", source, "--stages", "2"),
-        *("--prompt", "Once", "--max-new-tokens", "24"),
+        # The default policy may draft nothing where other programs keep a source waiting.
+        *("--prompt", "Once", "--max-new-tokens", "24", "--policy", "flowspec"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
