@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -28,11 +28,20 @@ async def process(
         family = [before, *before.children(recursive=True)]
         yield child, f"http://127.0.0.1:{port}"
         await child.wait()
-        assert not [p for p in family if p.is_running() and p.status() != "zombie"]
+        assert not alive(family)
     finally:
         if child.returncode is None:
             child.kill()
         await child.communicate()
+
+
+def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended."""
+    found = []
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):  # it ends meanwhile
+            found += [one] if one.is_running() and one.status() != "zombie" else []
+    return found
 
 
 async def served_port(lines: asyncio.StreamReader | None, said: list[bytes] | None = None) -> int:

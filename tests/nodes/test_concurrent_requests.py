@@ -109,10 +109,10 @@ def test_sessions_share_passes(
     """Else the test above would say nothing."""
 
     async def run() -> None:
-        client = await Client.connect(*cluster.cluster.address, cluster.name)
+        where = *cluster.cluster.address, cluster.name
         submit = msgspec.structs.replace(mixed(Random(0)), max_new_tokens=40, policy="flowspec")
-        await asyncio.gather(*(answer(client, submit) for _ in range(6)))
-        await client.close()
+        async with ReconnectingEngine(lambda: Client.connect(*where), waits=True) as client:
+            await asyncio.gather(*(answer(client, submit) for _ in range(6)))
 
     asyncio.run(run())
     path = tmp_path / "trace"

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, LocalLauncher
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Finished, Output, Submit
 from nodes import hanging_node
-from nodes.background import no_process_left
+from nodes.background import given_up, no_process_left
 from nodes.test_restarts import PROMPT, TOKENS, TOY, config
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -57,11 +58,12 @@ def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
     whole = config(TOY, apart=victim == 3)
     whole = replace(whole, limits=replace(whole.limits, device_seconds=SECONDS))
     launch = HangingLauncher(victim, mark)
+    lost: list[str] = []
     cluster = LocalCluster(
-        whole, lambda report: None, launch=launch, restarts=RESTARTS, notify=said.append
+        whole, lambda report: None, tmp_path, launch=launch, restarts=RESTARTS, notify=said.append
     )
 
-    async def ask(client: Client) -> tuple[Finished, list[int]]:
+    async def ask(client: ReconnectingEngine) -> tuple[Finished, list[int]]:
         tokens: list[int] = []
         async for event in client.ask(Submit(0, PROMPT, TOKENS, 0, 0.0, 0, 1.0, ignore_eos=True)):
             if isinstance(event, Finished):
@@ -72,13 +74,11 @@ def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
 
     async def main() -> tuple[Finished, list[int], list[int]]:
         async with cluster:
-            client = await Client.connect(*cluster.address, cluster.config.cluster.name)
-            try:
+            where = ClusterAddress(*cluster.address, cluster.config.cluster.name)
+            async with ReconnectingEngine(where.connect, waits=True, notify=lost.append) as client:
                 end, tokens = await ask(client)
                 _, undisturbed = await ask(client)
                 return end, tokens, undisturbed
-            finally:
-                await client.close()
 
     with no_process_left():
         end, tokens, undisturbed = asyncio.run(main())
@@ -86,6 +86,8 @@ def test_the_text_goes_on(tmp_path: Path, victim: int, name: str) -> None:
     (line,) = said
     assert line.startswith(f"{name} failed: the device has been busy with one job (")
     assert line.endswith("this node is given up; it is started again")
-    assert (end.reason, end.stats["sessions"]) == ("length", 2)
+    assert end.reason == "length"
+    # More where a node was late; fewer where the client was, which knows of those since then.
+    assert (1 if lost else 2) <= end.stats["sessions"] <= 2 + given_up(tmp_path)
     assert len(tokens) == TOKENS
     assert tokens == undisturbed

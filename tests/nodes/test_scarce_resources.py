@@ -110,6 +110,6 @@ def flood(port: int, kept: http.client.HTTPConnection, expected: str) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(FLOOD):
             sock = stack.enter_context(socket.socket())
-            sock.settimeout(5)
+            sock.settimeout(60)
             sock.connect(("127.0.0.1", port))
         assert ask(kept) == expected

@@ -186,9 +186,12 @@ def test_our_policies_have_llama_cpp_as_their_engine(tmp_path: Path) -> None:
     async def work() -> dict[str, Answer]:
         comparison = Comparison(BUNDLED_TARGET, BUNDLED_DRAFT, None, stages=2, network="loopback")
         async with AsyncExitStack() as stack:
-            bed = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
+            # Both first: who opens one hears nothing of the other's cluster meanwhile.
+            bed, other = (
+                stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
+                for _ in range(2)
+            )
             peers = await ours.start(comparison, target, draft, bed, stack)
-            other = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
             peers += await ours.start(comparison, target, draft, other, stack, lookup=True)
             return {peer.name: await peer.answer("Once", 5) for peer in peers}
 
