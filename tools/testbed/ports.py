@@ -6,9 +6,9 @@ import contextlib
 import fcntl
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+
+from tools.testbed.state import directory
 
 LOWEST, HIGHEST = 20_000, 32_000
 """Below the ports that systems give to outgoing connections (Linux: from 32,768 on), any of which
@@ -32,8 +32,7 @@ def free_ports(count: int) -> list[int]:
 @contextlib.contextmanager
 def _turn() -> Iterator[Iterator[int]]:
     """The ports, from the one behind the last that any process was given; meanwhile others wait."""
-    path = Path(tempfile.gettempdir()) / f"asyncspec-ports-{os.getuid()}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(directory() / "ports", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         last = file.read()
