@@ -33,7 +33,7 @@ def no_process_left() -> Iterator[None]:
 
 
 def given_up(logs: Path) -> int:
-    """Links that nodes whose logs these are gave up as silent: other programs may keep the cores so
+    """How many links the nodes that log there gave up as silent: other programs may keep the cores
     busy."""
     return sum(log.read_text().count("silent for") for log in logs.glob("*.log"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import statistics
@@ -88,10 +89,11 @@ class Bed:
         """The nodes' states once none of them has a session."""
         async with asyncio.timeout(SETTLE_SECONDS), self._engine() as engine:
             while True:
-                nodes = await engine.nodes()
-                all_there = len(nodes) == len(self._cluster.config.nodes)
-                if all_there and not any(n.sessions or n.waiting for n in nodes):
-                    return nodes
+                with contextlib.suppress(ClusterError):  # the draft node is just linked anew
+                    nodes = await engine.nodes()
+                    all_there = len(nodes) == len(self._cluster.config.nodes)
+                    if all_there and not any(n.sessions or n.waiting for n in nodes):
+                        return nodes
                 await asyncio.sleep(0.1)
 
     def memory_mib(self) -> float:
