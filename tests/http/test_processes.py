@@ -42,6 +42,8 @@ SAMPLED = ["--temperature", "0.9", "--top-p", "0.95", "--seed", "11", "--max-new
 ASK: dict[str, Any] = {"model": "demo-target", "prompt": PROMPT, "max_tokens": 24}
 HOW = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "repetition_penalty": 1.0}
 RECOMMENDED = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.3}
+WAITS = ("--drain-seconds", str(START))
+"""When told to stop: other programs may keep the cores busy."""
 
 
 @pytest.fixture
@@ -147,9 +149,6 @@ TOY = (
     "--stage-seconds",
     "0.02",
 )
-WAITS = ("--drain-seconds", str(START))
-"""When told to stop: other programs may keep the cores busy."""
-
 SERVE = ("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "1", *WAITS, *TOY)
 """For what concerns processes alone: it needs no torch."""
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from asyncspec.actor.link import CLOSED
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_protocol.messages import Finished
 from shared_fork_server import descendants
 
 START = 240.0
 """Seconds a cluster may take to start here, on shared cores."""
 
-_LOST = re.compile(r"^(?:asyncspec: )?the draft node is gone: .*\n", re.MULTILINE)
+_LATE = re.compile(
+    rf"^(asyncspec: )?the draft node is gone: (silent for|{CLOSED}|\[Errno).*\n", re.MULTILINE
+)
 
 
 @contextmanager
@@ -36,6 +40,13 @@ def given_up(logs: Path) -> int:
     """How many links the nodes that log there gave up as silent: other programs may keep the cores
     busy."""
     return sum(log.read_text().count("silent for") for log in logs.glob("*.log"))
+
+
+def took(end: Finished, sessions: int, logs: Path, lost: Sequence[str]) -> bool:
+    """Whether an answer took so many sessions, or more where a node was so late that it was given
+    up. A client that has ``lost`` its draft node knows of those since then only."""
+    least = 1 if lost else sessions
+    return least <= end.stats["sessions"] <= sessions + given_up(logs)
 
 
 class Background:
@@ -68,7 +79,7 @@ class Background:
         code = cli.main([name, *where, *argv])
         out, err = capsys.readouterr()
         # A client that reconnects says so: a draft node here is late at most, never started again.
-        return code, out, _LOST.sub("", err)
+        return code, out, _LATE.sub("", err)
 
     def close(self) -> None:
         ending = self.cluster.__aexit__(None, None, None)

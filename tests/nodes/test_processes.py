@@ -426,9 +426,9 @@ class Running:
         assert len(gone) == len(self.family)
         assert self.listening
         # By their sockets: somebody else may listen at the same ports by now.
-        files = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-        lines = [line.split() for file in files for line in file.read_text().splitlines()[1:]]
-        assert not self.listening & {int(inode) for *_, inode in (line[:10] for line in lines)}
+        tables = [file.read_text() for file in Path("/proc/net").glob("tcp*")]
+        lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+        assert not self.listening & {int(line[9]) for line in lines}
         return err
 
 

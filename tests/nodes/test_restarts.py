@@ -25,7 +25,7 @@ from asyncspec_nodes.local.cluster import (
 )
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_protocol.messages import Finished, Output, Submit
-from nodes.background import given_up, no_process_left
+from nodes.background import no_process_left, took
 from nodes.test_processes import generate
 
 PROMPT = "Once upon a time there was a little fox"
@@ -86,10 +86,8 @@ class KilledCluster:
         raise AssertionError("there was no end")
 
     def took(self, end: Finished, sessions: int) -> bool:
-        """Whether an answer took so many sessions, or more where a node was so late that it was
-        given up. A client that came back knows of those since then only."""
-        least = 1 if self.lost else sessions
-        return least <= end.stats["sessions"] <= sessions + given_up(self._logs)
+        """See ``background.took``."""
+        return took(end, sessions, self._logs, self.lost)
 
     def kill(self) -> None:
         """Once."""

@@ -40,8 +40,7 @@ def test_draft_nodes_share_a_source(shared: Shared) -> None:
         )
         assert shared.undisturbed(ends)
         assert [end.reason for end in ends] == ["length"] * 3
-        drafted = {n for n, end in enumerate(ends) if end.stats["drafted_nodes"] > 0}
-        assert drafted | shared.late == set(range(3))
+        assert shared.drafted(ends)
         nodes = await shared.nodes(0)
         doomed = asyncio.create_task(shared.ask(1, PROMPTS[1], 1500, begun, doomed=True))
         others = [

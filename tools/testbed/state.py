@@ -55,7 +55,7 @@ def _personal() -> Path:
 
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
-    """Only one process at a time chooses names or removes stale beds."""
+    """Only one process at a time chooses names or ports, or removes stale beds."""
     with (directory() / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
