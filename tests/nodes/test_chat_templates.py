@@ -57,6 +57,33 @@ def test_a_template_that_refuses(template: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokenize", True),
+        ("padding", "max_length"),
+        ("max_length", 10**9),
+        ("chat_template", "{{ 1 }}"),
+        ("tokenizer_kwargs", {"padding": "max_length"}),
+        ("conversation", []),
+    ],
+)
+def test_a_request_does_not_say_what_comes_of_the_text(name: str, value: object) -> None:
+    said = [{"role": "user", "content": "y"}]
+    chat = {"messages": said, "tools": None, "options": {name: value}}
+    with pytest.raises(ValueError, match=f"^{name} is not an argument of chat templates"):
+        load_tokenizer(BUNDLED_TARGET, TEMPLATE).render(json.dumps(chat))
+
+
+def test_a_request_may_leave_out_the_beginning_of_the_answer() -> None:
+    chat = {
+        "messages": [{"role": "user", "content": "y"}],
+        "tools": None,
+        "options": {"add_generation_prompt": False, "enable_thinking": True},
+    }
+    assert "<assistant>" not in load_tokenizer(BUNDLED_TARGET, TEMPLATE).prompt(json.dumps(chat))
+
+
 def test_the_plain_template() -> None:
     plain = load_tokenizer(BUNDLED_TARGET, read_template(PLAIN))
     chat = json.dumps([{"role": "user", "content": "Once upon"}, {"role": "user", "content": "a"}])

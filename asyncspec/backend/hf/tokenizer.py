@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -22,6 +23,10 @@ BYTE_OF_LETTER = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in 
 stand for themselves, the characters from 256 on for the other bytes, in order."""
 
 
+_OF_USERS = {"add_generation_prompt", "continue_final_message", "documents"}
+"""Arguments of ``apply_chat_template`` that a request may set; others would decide what comes of
+the text: padding to any length, tokens, tensors."""
+
 _REMEMBER = 1 << 14
 """Tokens looked up again and again; grammars look once at the whole vocabulary."""
 
@@ -33,6 +38,8 @@ class HFTokenizer:
         self._tokenizer = tokenizer
         self._template = template or tokenizer.chat_template
         self.has_template = self._template is not None
+        takes = inspect.signature(tokenizer.apply_chat_template).parameters
+        self._reserved = takes.keys() - _OF_USERS
         added = tokenizer.added_tokens_decoder
         self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -64,13 +71,16 @@ class HFTokenizer:
                 "the target's tokenizer has no chat template; ask for a plain completion (run "
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
+        messages, tools, options = conversation(chat)
+        if reserved := sorted(self._reserved & options.keys()):
+            raise ValueError(f"{reserved[0]} is not an argument of chat templates; leave it out")
         try:
-            messages, tools, options = conversation(chat)
             text: str = self._tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
                 chat_template=self._template,
-                **{"add_generation_prompt": True, "tokenize": False, **options},
+                tokenize=False,
+                **{"add_generation_prompt": True, **options},
             )
         except Exception as error:  # templates are programs and may fail in any way
             why = first_line(error)
