@@ -19,6 +19,10 @@ from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 
 
+MAX_SPEC = 256
+"""Characters of a name with its parameters: users send them, and each step may look at all."""
+
+
 class PolicyRegistry(Mapping[str, Policy]):
     """A mapping from names to policies; a name may be followed by parameters. The values of a list
     are joined by ``x``: ``static-tree:branching=2x2x1``."""
@@ -28,6 +32,8 @@ class PolicyRegistry(Mapping[str, Policy]):
 
     def __getitem__(self, spec: str) -> Policy:
         """Raises ``UserError`` for invalid parameters, ``KeyError`` for an unknown name."""
+        if len(spec) > MAX_SPEC:
+            raise UserError(f"a policy with its parameters has at most {MAX_SPEC} characters")
         name, _, changes = spec.partition(":")
         policy = self._named[name]
         changed = _changed(name, policy, changes) if changes else policy

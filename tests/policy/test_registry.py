@@ -57,6 +57,10 @@ def test_numbers_are_written_as_anywhere(number: str) -> None:
         ("lossy-top-p:top_p=much", "policy lossy-top-p: top_p: expected float, got str"),
         ("lossy-top-p:top_p=nan", "policy lossy-top-p: top_p"),
         ("chunked:early=maybe", "policy chunked: early: expected bool, got str"),
+        (
+            "static-tree:branching=" + "x".join(["9223372036854775807"] * 20000),
+            "a policy with its parameters has at most 256 characters",
+        ),
         ("static-tree:branching=2xx1", "policy static-tree: branching[1]: expected int, got str"),
         ("specpipe:lossy=relaxed", "policy specpipe is lossless and stays so"),
         ("lossy-relaxed:lossy=", "policy lossy-relaxed is lossy and stays so"),
