@@ -23,6 +23,8 @@ Tokens = npt.NDArray[np.int64]
 MAX_COMPILED = 64
 """Compiled grammars that are kept, the last ones used."""
 
+MAX_CHARACTERS = 1 << 20
+"""Of the grammars that are kept together. One takes some 40 bytes a character."""
 
 _LONGEST = 400
 """Characters of a reason."""
@@ -125,16 +127,23 @@ class Grammars:
         self._vocab = 0
         self._eos: Tokens = np.empty(0, np.int64)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
+        # Of all that are compiled.
+        self._characters = 0
 
     def matcher(self, grammar: str) -> PathMatcher:
         """At the start of an answer. Raises ``GrammarError``."""
         with self._lock:
             if grammar not in self._compiled:
                 self._compiled[grammar] = self._compile(grammar)
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
+                self._characters += len(grammar)
+                while len(self._compiled) > 1 and self._full:
+                    self._characters -= len(self._compiled.popitem(last=False)[0])
             self._compiled.move_to_end(grammar)
             return PathMatcher(self._compiled[grammar].deep_copy(), self._vocab, self._eos)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._compiled) > MAX_COMPILED or self._characters > MAX_CHARACTERS
 
     def peers_matcher(self, grammar: str) -> PathMatcher:
         """For an answer that a draft node has begun, which has compiled the grammar before: one

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.constraint import text
-from asyncspec.constraint.grammar import MAX_COMPILED, GrammarError, Grammars, Vocabulary
+from asyncspec.constraint.grammar import (
+    MAX_CHARACTERS,
+    MAX_COMPILED,
+    GrammarError,
+    Grammars,
+    Vocabulary,
+)
 from asyncspec.constraint.source import FEW, ConstrainedSource, masked
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.ids import SessionId, Version
@@ -79,6 +85,19 @@ def test_compiled_grammars_are_bounded() -> None:
     for count in range(1, MAX_COMPILED + 10):
         assert grammars.problem(text.of_choice(["a" * count, 'b"'])) is None
     assert len(grammars._compiled) == MAX_COMPILED
+
+
+def test_large_grammars_are_not_kept_together() -> None:
+    grammars = Grammars(lambda: Vocabulary((*SPELLED, b"<end>"), {EOS}, (EOS,)))
+    large = [f"// {i}" + "x" * (MAX_CHARACTERS // 3) + "\nstart: /a/" for i in range(5)]
+    for grammar in large:
+        assert grammars.problem(grammar) is None
+    assert list(grammars._compiled) == large[-2:]
+    # One that is larger than all together is kept until the next comes.
+    assert grammars.problem("// " + "x" * MAX_CHARACTERS + "\nstart: /a/") is None
+    assert len(grammars._compiled) == 1
+    assert grammars.problem(large[0]) is None
+    assert list(grammars._compiled) == large[:1]
 
 
 BYTES = Grammars(
