@@ -11,6 +11,7 @@ from asyncspec.core.machine import Cancelled, Finish, Stopped, Submitted
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import SHORT, TextService
 from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import write_frame
 from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 from nodes.manual_thread import ManualThread
 from nodes.test_service import ASK, Letters
@@ -49,6 +50,21 @@ class User:
         self._world.received(self, message)
 
 
+class Messages:
+    """A client behind a real link's frames."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.ends: list[Finished] = []
+
+    def send(self, message: Output | Finished, /) -> None:
+        write_frame(message)
+        if isinstance(message, Output):
+            self.outputs.append(message)
+        else:
+            self.ends.append(message)
+
+
 class World:
     """A service, its users, a machine that does what it is told, and a thread."""
 
@@ -65,7 +81,7 @@ class World:
     def taken(self) -> int:
         return len(self.running) + sum(len(user.undecided) for user in self.users.values())
 
-    def ask(self, user: User, text: str, **how: int) -> int:
+    def ask(self, user: User, text: str, **how: object) -> int:
         user.asked += 1
         prompt = f"{user.name}{user.asked}:{text}"
         user.undecided.append(user.asked)
@@ -195,6 +211,32 @@ def test_a_prompt_that_was_dropped_is_not_read() -> None:
     world.service.client(user, Cancel(number))
     world.step()
     assert world.reader.read == []
+
+
+def test_a_long_beginning_is_read_on_the_thread() -> None:
+    world = World()
+    user = world.users["a"]
+    number = world.ask(user, "x", given=(1,) * 5000, max_new_tokens=6000)
+    assert user.undecided == [number]
+    assert not world.running
+    user.send = lambda message: None  # type: ignore[method-assign]
+    world.step()
+    assert len(world.running) == 1
+
+
+def test_long_text_takes_several_messages() -> None:
+    """A frame has a bound; whoever is sent more loses his link."""
+    reader, worker, got = Reader(), ManualThread(), Messages()
+    ids = (0x1F600,) * (3 << 20)
+    rules = replace(RULES, context_length=1 << 23)
+    service = TextService(reader, rules, lambda event: None, worker, most=MOST)
+    service.client(got, replace(ASK, prompt="", prompt_ids=ids, prompt_only=True))
+    assert len(worker) == 1  # decoding holds nobody up
+    worker.run()
+    assert "".join(one.text for one in got.outputs) == "\U0001f600" * len(ids)
+    assert sum((list(one.token_ids) for one in got.outputs), []) == list(ids)
+    (end,) = got.ends
+    assert (end.reason, end.stats) == ("stop", {"prompt_tokens": float(len(ids))})
 
 
 def test_tokens_need_no_reading() -> None:

@@ -150,7 +150,11 @@ def test_text_goes_on_from_any_beginning(name: str, data: st.DataObject, sizes: 
 @pytest.mark.parametrize(
     ("changes", "reported"),
     [
-        ({"given": (1,) * 6}, "6 tokens are given, but only 5 asked for"),
+        ({"given": (1,) * 6}, "6 tokens are given, but the answer has at most 5"),
+        (
+            {"given": (1,) * 8, "max_new_tokens": 100},  # the context has room for seven
+            "8 tokens are given, but the answer has at most 7",
+        ),
         ({"given": (200,)}, "a token that is given is not in the vocabulary of 200"),
         ({"given": (0, 1)}, "the tokens that are given go on behind the answer's end"),
     ],

@@ -225,7 +225,8 @@ def prepare(
             "context_length_exceeded",
         )
     stops = frozenset() if submit.ignore_eos else config.eos
-    if problem := _given_problem(submit, stops, config.vocab):
+    most = min(submit.max_new_tokens, room)
+    if problem := _given_problem(submit, stops, config.vocab, most):
         return Refusal(problem, "given_token_ids")
     if sampling.constraint.min_tokens:
         constraint = replace(sampling.constraint, stop_tokens=tuple(sorted(config.eos)))
@@ -233,7 +234,7 @@ def prepare(
     return Request(
         request=number,
         prompt=prompt,
-        max_new_tokens=min(submit.max_new_tokens, room),
+        max_new_tokens=most,
         sampling=sampling,
         stop_tokens=stops,
         policy=policy,
@@ -244,10 +245,10 @@ def prepare(
     )
 
 
-def _given_problem(submit: Submit, stops: frozenset[int], vocab: int) -> str | None:
-    """Why ``Submit.given`` cannot begin an answer."""
-    if len(submit.given) > submit.max_new_tokens:
-        return f"{len(submit.given)} tokens are given, but only {submit.max_new_tokens} asked for"
+def _given_problem(submit: Submit, stops: frozenset[int], vocab: int, most: int) -> str | None:
+    """Why ``Submit.given`` cannot begin an answer of at most ``most`` tokens."""
+    if len(submit.given) > most:
+        return f"{len(submit.given)} tokens are given, but the answer has at most {most}"
     if max(submit.given, default=0) >= vocab:
         return f"a token that is given is not in the vocabulary of {vocab}"
     if not stops.isdisjoint(submit.given[:-1]):

@@ -1,6 +1,6 @@
 """The draft node's text service: clients' requests in, text out. Pure.
 
-Short prompts are tokenized on the event loop, long ones on a worker thread, each client's in order.
+Short requests are read on the event loop, long ones on a worker thread, each client's in order.
 A refused request's ``Finished`` has empty stats; clients distinguish it so from a failed one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -34,6 +34,13 @@ from asyncspec_protocol.messages import Cancel, Finished, Output, Submit
 SHORT = 1024
 """Characters of a prompt that is tokenized on the event loop, in less than a millisecond (measured
 with the bundled tokenizer: .06 ms and .8 us a character). A million would block it for a second."""
+
+SHORT_GIVEN = 64
+"""Tokens of an answer's beginning that are decoded on the event loop, some 25 us each."""
+
+_MESSAGE = 1 << 20
+"""Characters of an ``Output``: four bytes each are half of a frame's header at most."""
+_MESSAGE_TOKENS = 1 << 16
 
 T = TypeVar("T")
 
@@ -118,9 +125,21 @@ class _Answer:
         return Piece(text, piece.tokens, piece.stopped)
 
 
+class _Ready(NamedTuple):
+    """A request that has been read."""
+
+    request: Request
+    # Of what the client gave, or of the prompt where it asks for nothing else.
+    text: str
+    # None: it asks for the prompt alone.
+    answer: _Answer | None
+    # Why its answer has ended already; empty where it goes on.
+    end: str
+
+
 class TextService:
     """Requests of all clients of one draft node. ``feed`` takes inputs of its machine;
-    ``work_queue`` tokenizes long prompts; ``totals`` counts what is served."""
+    ``work_queue`` reads long requests; ``totals`` counts what is served."""
 
     def __init__(
         self,
@@ -240,8 +259,8 @@ class TextService:
             answer.stopped, rest = piece.stopped, piece.text
         if answer.stopped:
             reason = "stop"  # the machine may have ended it otherwise before ``Stopped``
-        if rest:
-            answer.client.send(Output(answer.number, (), rest))
+        for output in _outputs(answer.number, (), rest):
+            answer.client.send(output)
         self.totals.finished(effect.request, reason, effect.stats)
         detail, code = ("", "") if answer.stopped else (effect.detail, effect.code)
         matcher = None if answer.stopped else answer.matcher
@@ -253,64 +272,76 @@ class TextService:
         return rest
 
     def _read(self, pending: PendingRequest) -> None:
-        """Tokenize a request's prompt: on the thread if it is long, or follows one that is."""
+        """Read a request: on the thread if that may take long, or if it follows one that is."""
         number, client, submit = pending
         length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
-        short = length <= SHORT and not submit.constraint.grammar
+        short = (
+            length <= SHORT
+            and len(submit.given) <= SHORT_GIVEN
+            and not submit.constraint.grammar
+            and not (submit.prompt_only and len(submit.prompt_ids) > SHORT_GIVEN)
+        )
         if short and all(one.client is not client for one in self._pending.values()):
-            self._tokenized(pending, prepare(submit, number, self._config, self._on_loop))
+            self._begin(pending, self._ready(pending, self._on_loop))
             return
         self._pending[number] = pending
         done, failed = partial(self._done, number), partial(self._done, number, FAILED)
         # By number, so that a dropped prompt is freed at once.
         self._work_queue.submit(partial(self._work, number), done, failed)
 
-    def _work(self, number: int) -> Request | Refusal | None:
+    def _work(self, number: int) -> _Ready | Refusal | None:
         """On the thread. None: the request was dropped."""
         pending = self._pending.get(number)
-        return pending and prepare(pending.submit, number, self._config, self._on_thread)
+        return pending and self._ready(pending, self._on_thread)
 
-    def _done(self, number: int, found: Request | Refusal | None) -> None:
+    def _done(self, number: int, found: _Ready | Refusal | None) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None and found is not None:
-            self._tokenized(pending, found)
+            self._begin(pending, found)
         self._tell_drained()
 
-    def _tokenized(self, pending: PendingRequest, found: Request | Refusal) -> None:
+    def _ready(self, pending: PendingRequest, read: Tokenize) -> _Ready | Refusal:
+        """Read a request, and the beginning of its answer that the client has. On either thread."""
+        number, client, submit = pending
+        request = prepare(submit, number, self._config, read)
+        if isinstance(request, Refusal):
+            return request
+        if submit.prompt_only:
+            return _Ready(request, self._tokenizer.decode(request.prompt), None, "stop")
+        grammar, grammars = submit.constraint.grammar, self._config.grammars
+        matcher = grammars.matcher(grammar) if grammar and grammars else None
+        answer = _Answer(client, submit, request.prompt, self._tokenizer, matcher)
+        given, end = request.given, ""
+        if not given:
+            return _Ready(request, "", answer, end)
+        piece = answer.push(given)
+        answer.stopped = piece.stopped
+        if piece.stopped or given[-1] in request.stop_tokens:
+            end = "stop"
+        elif len(given) >= request.max_new_tokens:
+            end = "length"
+        return _Ready(request, piece.text, answer, end)
+
+    def _begin(self, pending: PendingRequest, found: _Ready | Refusal) -> None:
         number, client, submit = pending
         if isinstance(found, Refusal):
             self.totals.refused(number)
             client.send(Finished(submit.request, "error", found.text, {}, found.code))
             return
-        if submit.prompt_only:
-            text = self._tokenizer.decode(found.prompt)
-            client.send(Output(submit.request, found.prompt, text))
-            stats = {"prompt_tokens": float(len(found.prompt))}
-            client.send(Finished(submit.request, "stop", "", stats))
+        request, text, answer, end = found
+        shown = request.prompt if answer is None else ()
+        for output in _outputs(submit.request, shown, text):
+            client.send(output)
+        if answer is None:
+            stats = {"prompt_tokens": float(len(request.prompt))}
+            client.send(Finished(submit.request, end, "", stats))
             return
-        grammar, grammars = submit.constraint.grammar, self._config.grammars
-        matcher = grammars.matcher(grammar) if grammar and grammars else None
-        answer = _Answer(client, submit, found.prompt, self._tokenizer, matcher)
         self._answers[number] = answer
-        if reason := self._read_given(answer, found):
-            stats = {"prompt_tokens": len(found.prompt), "new_tokens": answer.tokens}
-            self.finish(Finish(number, reason, stats=stats))
+        if end:
+            stats = {"prompt_tokens": len(request.prompt), "new_tokens": answer.tokens}
+            self.finish(Finish(number, end, stats=stats))
         else:
-            self._feed(Submitted(found))
-
-    def _read_given(self, answer: _Answer, request: Request) -> str:
-        """Catch up with the client, which has the beginning of its answer. The reason of its end
-        where it has all of it; empty where it continues."""
-        given = request.given
-        if not given:
-            return ""
-        piece = answer.push(given)
-        if piece.text:
-            answer.client.send(Output(answer.number, (), piece.text))
-        answer.stopped = piece.stopped
-        if piece.stopped or given[-1] in request.stop_tokens:
-            return "stop"
-        return "length" if len(given) >= request.max_new_tokens else ""
+            self._feed(Submitted(request))
 
     def _cancel(self, number: int) -> None:
         pending = self._pending.pop(number, None)
@@ -332,6 +363,14 @@ class TextService:
         running = {a.number: n for n, a in self._answers.items() if a.client is client}
         pending = (one for one in self._pending.values() if one.client is client)
         return running | {one.submit.request: one.number for one in pending}
+
+
+def _outputs(number: int, tokens: Sequence[int], text: str) -> Iterator[Output]:
+    """As many messages as their frames' bound asks for; none of nothing."""
+    count = max(-(-len(text) // _MESSAGE), -(-len(tokens) // _MESSAGE_TOKENS))
+    for i in range(count):
+        some = tokens[i * _MESSAGE_TOKENS : (i + 1) * _MESSAGE_TOKENS]
+        yield Output(number, tuple(some), text[i * _MESSAGE : (i + 1) * _MESSAGE])
 
 
 def _finite(log_prob: float | None) -> float:
