@@ -18,7 +18,6 @@ from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 
-
 MAX_SPEC = 256
 """Characters of a name with its parameters: users send them, and each step may look at all."""
 

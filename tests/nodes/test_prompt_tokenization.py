@@ -234,7 +234,7 @@ def test_long_text_takes_several_messages() -> None:
     assert len(worker) == 1  # decoding holds nobody up
     worker.run()
     assert "".join(one.text for one in got.outputs) == "\U0001f600" * len(ids)
-    assert sum((list(one.token_ids) for one in got.outputs), []) == list(ids)
+    assert tuple(token for one in got.outputs for token in one.token_ids) == ids
     (end,) = got.ends
     assert (end.reason, end.stats) == ("stop", {"prompt_tokens": float(len(ids))})
 
