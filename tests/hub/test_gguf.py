@@ -24,6 +24,11 @@ FILES = (
     "Q8_0/m-Q8_0-00002-of-00002.gguf",
     "a.Q2_K.gguf",
     "b.Q2_K.gguf",
+    "m-Q3_K_XL.gguf",
+    "m-UD-Q3_K_XL.gguf",
+    "m-UD-IQ1_S.gguf",
+    "END-IQ1_M.gguf",
+    "mmproj-m-IQ1_M.gguf",
     "README.md",
 )
 
@@ -46,6 +51,10 @@ def hub(tmp_path: Path, machine: Machine) -> Iterator[FakeHub]:
         ("llama:org/m-GGUF@main", {"m-Q4_K_M.gguf"}),
         ("org/m-GGUF:F16", {"m-f16.gguf"}),
         ("org/m-GGUF/m-BF16.gguf", {"m-BF16.gguf"}),
+        ("org/m-GGUF:Q3_K_XL", {"m-Q3_K_XL.gguf"}),
+        ("org/m-GGUF:UD-Q3_K_XL", {"m-UD-Q3_K_XL.gguf"}),
+        ("org/m-GGUF:IQ1_S", {"m-UD-IQ1_S.gguf"}),
+        ("org/m-GGUF:IQ1_M", {"END-IQ1_M.gguf", "mmproj-m-IQ1_M.gguf"}),
         ("org/m-GGUF@main/Q8_0/m-Q8_0-00001-of-00002.gguf", set(FILES[4:6])),
     ],
 )
@@ -87,6 +96,7 @@ def test_a_folder_with_one_model(tmp_path: Path) -> None:
     ("name", "short"),
     [
         ("org/m-GGUF:Q8_0", "m-GGUF"),
+        ("org/m-GGUF:UD-Q4_K_XL", "m-GGUF"),
         ("org/m-GGUF/x/m-Q8_0.gguf", "m-Q8_0"),
     ],
 )

@@ -145,7 +145,7 @@ def open_gguf(path: Path) -> GGUF:
     if count < 2:
         return first
     split = _SPLIT.fullmatch(path.name)
-    if split is None or int(split[2]) != 1:
+    if split is None or (int(split[2]), int(split[3])) != (1, count):
         raise CheckpointError(
             f"{path} is part of a model in {count} files; name the first, NAME-00001-of-{count:05}"
             ".gguf, as it was made"
@@ -173,7 +173,7 @@ def _read(path: Path) -> GGUF:
     except OSError as error:
         why = error.strerror or error
         raise CheckpointError(f"{path} cannot be read ({why}); check the path") from None
-    except (struct.error, IndexError, UnicodeDecodeError, RecursionError):
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError, RecursionError):
         raise CheckpointError(f"{path} is truncated or damaged; fetch it again") from None
     if end > size:
         raise CheckpointError(f"{path} is truncated: {size} of {end} bytes; fetch it again")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ DEFAULT_QUANT = "Q4_K_M"
 """llama.cpp's own, of a repository without more."""
 
 _HUB = re.compile(
-    r"(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[^:/]+))?(:(?P<quant>\w+)|/(?P<file>.+\.gguf))?"
+    r"(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[^:/]+))?(:(?P<quant>[\w-]+)|/(?P<file>.+\.gguf))?"
 )
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
@@ -53,7 +54,7 @@ def parse(name: str) -> Path | HubFile:
     if path.is_file():
         return path
     if path.is_dir():
-        return _only(path, sorted(path.glob("*.gguf")), path)
+        return _only(path, _models(path.glob("*.gguf")), path)
     hub = None if text.startswith((".", "/", "~")) else _HUB.fullmatch(text)
     if hub is None or (hub["id"].endswith(".gguf") and not hub["file"]):
         raise CheckpointError(f"there is no file {path}; give a GGUF file")
@@ -76,22 +77,32 @@ def locate(name: str) -> Path:
         if not file.is_file():
             raise CheckpointError(f"{found.repository} has no {found.file}; correct the name")
         return file
+    # Q4_K_XL is not UD-Q4_K_XL, unless there is no other.
+    models = _quantised(found, "[!D]") or _quantised(found)
+    return _only(f"{found.repository} with {found.quant}", models, found.repository)
+
+
+def _quantised(found: HubFile, before: str = "") -> list[Path]:
+    """Models of a quantisation, with ``before`` in front of its separator."""
     cases = (found.quant.upper(), found.quant.lower())
-    patterns = [f"*[-.]{quant}{end}" for quant in cases for end in (".gguf", "-*-of-*.gguf")]
+    ends = (".gguf", "-*-of-*.gguf")
+    patterns = [f"*{before}[-.]{quant}{end}" for quant in cases for end in ends]
     snapshot = download(found.repository, patterns)
-    files = {file for pattern in patterns for file in snapshot.rglob(pattern)}
-    return _only(f"{found.repository} with {found.quant}", sorted(files), found.repository)
+    return _models(file for pattern in patterns for file in snapshot.rglob(pattern))
 
 
-def _only(whose: object, files: list[Path], where: object) -> Path:
-    """The one model among ``files``."""
-    firsts = [
+def _models(files: Iterable[Path]) -> list[Path]:
+    """Of each model among ``files`` the first one."""
+    return sorted(
         file
-        for file in files
+        for file in {*files}
         if not file.name.startswith("mmproj")  # encoders of images
         and ((shard := _SHARD.search(file.name)) is None or int(shard[1]) == 1)
-    ]
-    if len(firsts) == 1:
-        return firsts[0]
-    count = len(firsts) or "no"
+    )
+
+
+def _only(whose: object, models: list[Path], where: object) -> Path:
+    if len(models) == 1:
+        return models[0]
+    count = len(models) or "no"
     raise CheckpointError(f"{whose} has {count} GGUF models; name the file: {where}/FILE.gguf")

@@ -26,20 +26,56 @@ _ENDS = frozenset(
         "<|eot_id|>",
         "<|im_end|>",
         "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
         "<end_of_turn>",
         "<|endoftext|>",
+        "</s>",
         "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
         "<|end_of_text|>",
-        "<|return|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
         "<｜end▁of▁sentence｜>",  # noqa: RUF001
+        "[e~[",
     }
 )
-"""Control tokens that end an answer where the file does not say so, as in llama.cpp."""
+"""Tokens that end an answer by their text alone, as in llama.cpp (``llama-vocab.cpp``)."""
+
+_CODE_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Of each of these kinds one more token does: the one that the file states, else one of these."""
 
 _CONTROL = 3
 """The type of tokens that are no text."""
 
-_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_NO_DECODERS = frozenset(
+    {
+        "bert",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "t5",
+        "t5encoder",
+        "wavtokenizer-dec",
+    }
+)
+"""Families that llama.cpp computes without a cache, or with an encoder."""
 
 
 class OpenTarget(Struct, frozen=True):
@@ -103,28 +139,58 @@ def open_target(path: Path) -> OpenTarget:
     """Read the headers of a model's files. Raises ``CheckpointError``."""
     opened = OpenTarget(path, open_gguf(path))
     opened.model.need("general.architecture")
+    family = opened.model.architecture
+    if family in _NO_DECODERS or opened.model.get("{arch}.attention.causal") is False:
+        raise CheckpointError(f"{path}: a {family} model does not continue text; use another model")
     return opened
 
 
 def end_tokens(model: GGUF) -> tuple[int, ...]:
-    """Tokens that end an answer."""
-    keys = [f"tokenizer.ggml.{key}" for key in _END_KEYS]
-    stated = {model.number(key) for key in keys if key in model.metadata}
+    """Tokens that end an answer, as llama.cpp finds them; nodes need not have it installed."""
+    texts = vocabulary(model)
+    named = _ENDS.union(*_CODE_ENDS.values())
+    known = {text: i for i, text in enumerate(texts) if text in named}
+    found = {known[text] for text in _ENDS & known.keys()}
+    found |= {token for kind in ("eos", "eot", "eom") for token in _stated(model, kind, texts)}
+    for kind, names in _CODE_ENDS.items():
+        others = sorted(known[text] for text in names if text in known)
+        found |= {*(_stated(model, kind, texts) or others[:1])}
+    said = {texts[token] for token in found} if texts else set()
+    # Here it stands between the messages of an answer (gpt-oss, Solar).
+    if said & {"<|call|>", "<|calls|>"} and said & {"<|return|>", "<|flush|>"}:
+        found -= {known.get("<|end|>")}
+    # Here it is text (Gemma 4, PLaMo).
+    if said & {"<|tool_response>", "<|plamo:eos|>"}:
+        found -= {known.get("</s>")}
+    return tuple(sorted(found))
+
+
+def _stated(model: GGUF, kind: str, texts: list[str]) -> list[int]:
+    """The token of a kind that the file states, if its vocabulary has it."""
+    key = f"tokenizer.ggml.{kind}_token_id"
+    found = [model.number(key)] if key in model.metadata else []
+    return [token for token in found if not texts or token < len(texts)]
+
+
+def vocabulary(model: GGUF) -> list[str]:
+    """Texts of all tokens; of none where the file has no vocabulary. Raises ``CheckpointError``."""
+    found = model.get(TOKENS, [])
+    if not isinstance(found, list) or (found and not isinstance(found[0], str)):
+        raise CheckpointError(f"{model.files[0]}: {TOKENS} cannot be {found!r:.40}; fetch it again")
+    return found
+
+
+def control_tokens(model: GGUF) -> frozenset[int]:
+    """Tokens that are no text by the file. llama.cpp itself shows some of them (gpt-oss)."""
     kinds = model.get("tokenizer.ggml.token_type") or []
-    named = {
-        i
-        for i, (token, kind) in enumerate(zip(model.get(TOKENS) or [], kinds, strict=False))
-        if kind == _CONTROL and token in _ENDS
-    }
-    return tuple(sorted(stated | named))
+    return frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
 
 
 def check_vocab(target: OpenTarget, draft: OpenTarget) -> None:
     """Raise ``CheckpointError`` where the draft's tokens are not the target's."""
-    ours, theirs = (model.model.get(TOKENS) for model in (target, draft))
+    ours, theirs = (vocabulary(model.model) for model in (target, draft))
     if ours == theirs:
         return
-    ours, theirs = ours or [], theirs or []
     least = min(len(ours), len(theirs))
     different = [i for i in range(least) if ours[i] != theirs[i]]
     if different or not least:

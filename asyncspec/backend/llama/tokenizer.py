@@ -6,16 +6,23 @@ import ctypes
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from asyncspec.backend.llama.cut import VirtualFile
 from asyncspec.backend.llama.library import load_model
-from asyncspec.backend.llama.target import TOKENS, OpenTarget
+from asyncspec.backend.llama.target import OpenTarget, control_tokens, vocabulary
 from asyncspec.backend.tokenizer import conversation
 from asyncspec.core.errors import CheckpointError, first_line
 
-_BYTE, _CONTROL = 1 << 5, 1 << 3
+_BYTE, _CONTROL, _UNKNOWN = 1 << 5, 1 << 3, 1 << 0
 """Of ``enum llama_token_attr``."""
+
+_SENTENCEPIECE = 1
+"""Of ``enum llama_vocab_type``."""
+
+_OF_USERS = {"add_generation_prompt"}
+"""What a request may say otherwise than ``LlamaTokenizer`` does."""
 
 
 class LlamaTokenizer:
@@ -23,11 +30,16 @@ class LlamaTokenizer:
 
     def __init__(self, target: OpenTarget, template: str | None = None) -> None:
         model = target.model
-        if not model.get(TOKENS):
+        if not vocabulary(model):
             raise CheckpointError(f"{target.path} has no vocabulary; use a file that has one")
         self._model = load_model(VirtualFile(model.metadata, {}), str(target.path), vocab_only=True)
         self._bound, self._vocab = self._model.bound, self._model.vocab
         self._size = self._model.vocab_size
+        self._control = control_tokens(model)
+        self._space_prefix = model.get(
+            "tokenizer.ggml.add_space_prefix",
+            self._bound.llama_vocab_type(self._vocab) == _SENTENCEPIECE,
+        )
         self._template = template or model.get("tokenizer.chat_template")
         self._names = {
             f"{name}_token": self.spell(token).decode(errors="replace")
@@ -72,16 +84,13 @@ class LlamaTokenizer:
             raise ValueError(f"the chat template refuses these messages: {why}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        known = [token for token in ids if 0 <= token < self._size]
-        tokens = (ctypes.c_int32 * len(known))(*known)
-
-        def put(buffer: Any, size: int) -> int:
-            count: int = self._bound.llama_detokenize(
-                self._vocab, tokens, len(known), buffer, size, False, False
-            )
-            return count
-
-        return _filled(put, 16 * len(known) + 16).decode(errors="replace")
+        # ``llama_detokenize`` also deletes spaces before punctuation that comes later: streamed
+        # text would change. llama.cpp's server shows tokens one by one, as here.
+        visible = [i for i in ids if 0 <= i < self._size and not self.is_special(i)]
+        pieces = [*map(self.spell, visible)]
+        if pieces and self._space_prefix:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        return b"".join(pieces).decode(errors="replace")
 
     def spell(self, token: int) -> bytes:
         if not 0 <= token < self._size:
@@ -94,7 +103,7 @@ class LlamaTokenizer:
         return _filled(put, 64)
 
     def is_special(self, token: int) -> bool:
-        return bool(self._attributes(token) & _CONTROL) and not self.decode((token,))
+        return token in self._control or bool(self._attributes(token) & (_CONTROL | _UNKNOWN))
 
     def is_byte(self, token: int) -> bool:
         return bool(self._attributes(token) & _BYTE)
@@ -119,20 +128,58 @@ def _filled(put: Callable[[Any, int], int], size: int) -> bytes:
 def _rendered(template: str, chat: str, names: dict[str, str]) -> str:
     """A conversation by a Jinja template, up to where the assistant speaks."""
     from jinja2.exceptions import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(why: str) -> None:
         raise TemplateError(why)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = lambda value, **how: json.dumps(
-        value, **{"ensure_ascii": False, **how}
-    )
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    def now(form: str) -> str:
+        return datetime.now().strftime(form)
+
     messages, tools, options = conversation(chat)
-    whole = {"messages": messages, "tools": tools, "add_generation_prompt": True, **names}
-    return environment.from_string(template).render({**whole, **options})
+    whole: dict[str, Any] = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+    whole |= {"raise_exception": refuse, "strftime_now": now, **names}
+    if reserved := sorted(options.keys() & (whole.keys() - _OF_USERS)):
+        raise ValueError(f"{reserved[0]} is not an argument of chat templates; leave it out")
+    return str(_compiled(template).render({**whole, **options}))
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    """A template of Jinja with what transformers adds to it."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Marks the assistant's text, for training; here it is text like any other."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    return environment.from_string(template)
+
+
+def _json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own, without escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
