@@ -351,7 +351,13 @@ class Backend(Protocol):
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
-        """Of stages with the layers ``spans``."""
+        """Of stages with the layers ``spans``, also where they are ``refused_spans``."""
+
+    def refused_spans(
+        self, name: str, spans: Sequence[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], str]:
+        """Those of ``spans`` whose layers cannot be a stage, each with the reason."""
+        return {}
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         """Of a token source."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from asyncspec.backend.hf.formats.settings import READABLE
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.quantized_checkpoints import PUBLISHED, compressed, publish
 from commands import usage_error
 
@@ -251,6 +253,16 @@ def test_quantize_is_refused_where_it_would_round_again(
         load_stage(open_checkpoint(path), 0, 1, quantize="int4")
     with pytest.raises(UserError, match=says):
         BACKEND.footprints(str(path), [(0, 1)], StageOptions(quantize="int4"))
+
+
+def test_a_cluster_file_that_asks_for_it_has_a_fault(
+    make: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, target = tmp_path / "cluster.toml", make("awq")
+    shutil.copy(BUNDLED_TARGET / "tokenizer.json", target)
+    node = '[[node]]\nrank = 1\nhost = "127.0.0.1"\nport = 7001\n'
+    file.write_text(f'[target]\npath = "{target}"\nquantize = "int4"\n{node}')
+    assert "leave quantize int4 out" in usage_error(capsys, "check", str(file))
 
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "nf4"])

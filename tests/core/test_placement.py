@@ -34,9 +34,19 @@ RATES = (plain_rate, BALANCED, throughput_rate(2), mixed_rate)
 few = st.integers(1, 4)
 seconds = st.sampled_from([0.0, 0.1, 0.5, 3.0])
 layer_costs = st.builds(LayerCost, weights=few, work=few, slot=st.integers(0, 1), results=few)
+
+
+def within(target: TargetCost) -> TargetCost:
+    """Without refused layers that the target does not have."""
+    layers = len(target.layers)
+    return replace(target, refused={s: why for s, why in target.refused.items() if s[1] <= layers})
+
+
+some_spans = st.lists(st.integers(0, 5), min_size=2, max_size=2, unique=True).map(sorted).map(tuple)
 targets = st.builds(
     TargetCost,
     layers=st.lists(layer_costs, min_size=1, max_size=5).map(tuple),
+    refused=st.dictionaries(some_spans, st.just("it cannot"), max_size=6),
     whole=st.integers(0, 6),
     runtime=st.integers(0, 2),
     scores=st.integers(0, 1),
@@ -45,7 +55,7 @@ targets = st.builds(
     # Sums of these are rounded.
     layer_seconds=st.sampled_from([0.0, 0.0003, 0.5]),
     pass_seconds=st.sampled_from([0.0, 0.0002, 3.0]),
-)
+).map(within)
 
 
 @st.composite
@@ -82,7 +92,8 @@ def every_placement(
             spans = list(pairwise(ends))
             for chosen in permutations(devices, count):
                 one = evaluate(target, network, list(zip(chosen, spans, strict=True)))
-                if all(stage.memory <= stage.device.memory for stage in one.stages):
+                fit = all(stage.memory <= stage.device.memory for stage in one.stages)
+                if fit and target.refused.keys().isdisjoint(spans):
                     found.append(one)
     return found
 
@@ -126,6 +137,15 @@ def test_a_number_of_stages_and_an_order_may_be_given(
     if found is not None:
         best = max(mixed_rate(one.slowest, one.whole) for one in possible)
         assert mixed_rate(found.slowest, found.whole) == pytest.approx(best)
+
+
+@given(target=targets, stages=st.one_of(st.none(), st.integers(1, 5)))
+def test_a_target_can_be_cut_where_boundless_devices_hold_it(
+    target: TargetCost, stages: int | None
+) -> None:
+    devices = [Device(f"d{number}", 10**9, 1.0) for number in range(5)]
+    found = place(target, devices, Network(), plain_rate, Constraints(stages))
+    assert target.can_be_cut(stages) == (found is not None)
 
 
 def uniform(layers: int, head: int = 0) -> TargetCost:
@@ -178,7 +198,7 @@ def test_the_search_and_the_costs_agree_to_the_bit(
 ) -> None:
     layers = len(target.layers)
     span = (min(first, layers - 1), min(first + length, layers))
-    if span[0] < span[1]:
+    if span[0] < span[1] and span not in target.refused:
         found = _span_seconds(target, Device("a", 1 << 40, 7.0))[span]
         assert found == target.seconds(span, 7.0)
 

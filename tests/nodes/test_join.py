@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +110,21 @@ def layered(layers: int) -> TargetCost:
 machines = st.lists(st.tuples(st.integers(5, 150), st.integers(1, 9)), min_size=1, max_size=4)
 
 
-@given(sizes=machines, layers=st.integers(1, 9), lost=st.sets(st.integers(0, 3)))
+@given(
+    sizes=machines,
+    layers=st.integers(1, 9),
+    lost=st.sets(st.integers(0, 3)),
+    uncut=st.sets(st.integers(1, 8)),
+)
 def test_remaining_machines_hold_every_layer_once(
-    sizes: list[tuple[int, int]], layers: int, lost: set[int]
+    sizes: list[tuple[int, int]], layers: int, lost: set[int], uncut: set[int]
 ) -> None:
+    """``uncut``: layers that no stage begins with."""
     devices = [Device(f"m{i}", memory, float(speed)) for i, (memory, speed) in enumerate(sizes)]
     target = layered(layers)
+    cuts = combinations(range(layers + 1), 2)
+    refused = {(a, b): "it cannot" for a, b in cuts if not uncut.isdisjoint({a, b} - {layers})}
+    target = replace(target, refused=refused)
     first = first_assignment(target, devices, 4, None)
     if first is None:
         return
@@ -126,6 +136,7 @@ def test_remaining_machines_hold_every_layer_once(
     assert len(found) == len(first)
     assert [n for one in found for n in range(*one.layers)] == list(range(layers))
     assert fits(target, by_name, found)
+    assert refused.keys().isdisjoint(one.layers for one in found)
     ports = Counter((one.member, one.port) for one in found)
     assert max(ports.values()) == 1
     if not lost:
@@ -148,6 +159,11 @@ def test_a_spare_takes_the_place_and_else_layers_are_split_anew() -> None:
     assert found is not None
     assert {one.member for one in found} == {"a", "c"}
     assert {one.layers for one in found} != {one.layers for one in three}
+    held = {one.layers for one in found if one.member == "c"}
+    uncut = replace(target, refused=dict.fromkeys(held, "it cannot"))
+    other = after_loss(uncut, [replace(a, memory=45), replace(c, memory=46)], three, 4)
+    assert other is not None
+    assert held.isdisjoint(one.layers for one in other)
     assert after_loss(target, [replace(a, memory=45), replace(c, memory=30)], three, 4) is None
 
 
@@ -172,7 +188,7 @@ class Joined:
 
     def __init__(self, made: Token, name: str, folder: Path, **options: Any) -> None:
         folder.mkdir()
-        sockets = [listen.loopback() for _ in range(2)]
+        sockets = [listen.loopback() for _ in range(messages.PORTS)]
         self._sockets = sockets
         how = AgentOptions(name, memory=1 << 30, speed=1e9, **options)
         self.agent = Agent(made, how, sockets, folder, lambda line: None)
@@ -585,6 +601,6 @@ async def test_a_draft_node_that_cannot_be_started_ends_the_cluster(
     monkeypatch.setattr(ChildNode, "start", fails)
     async with Cluster(1) as cluster:
         with socket.socket() as sock:
-            await cluster.coordinator._run_draft(sock)
+            cluster.coordinator._start(cluster.coordinator._run_draft(sock))
         error = await cluster.coordinator.watch()
         assert str(error) == "the draft node cannot be started: too many open files"

@@ -48,7 +48,7 @@ from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
 from asyncspec.core.errors import AsyncSpecError, CheckpointError, UserError
 
 
-class HFBackend:
+class HFBackend(Backend):
     library = "torch"
 
     runtime_bytes = 500 << 20

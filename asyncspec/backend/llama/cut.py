@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from asyncspec.backend.llama.gguf_file import (
     GGUF,
@@ -25,8 +26,12 @@ from asyncspec.backend.llama.gguf_file import (
 )
 from asyncspec.core.errors import CheckpointError
 
+Span = tuple[int, int]
+
 PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4, "cohere2": 4}
 """Of families with windows: every n-th layer sees everything, unless the file says which."""
+
+_PATTERN = "{arch}.attention.sliding_window_pattern"
 
 FAMILIES = frozenset(
     {
@@ -64,12 +69,17 @@ DUMMY_VOCAB = 32
 
 
 def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str, Tensor]]:
-    """Metadata and tensors of layers [first, last). Raises ``CheckpointError`` for a family that
-    cannot be cut."""
-    layers = layer_count(model)
-    has_embedding, has_head = first == 0, last == layers
-    if not (has_embedding and has_head):
-        check_family(model, last - first)
+    """Metadata and tensors of layers [first, last). Raises ``CheckpointError`` where they cannot
+    be computed by themselves."""
+    for problem in refused(model, [(first, last)]).values():
+        raise CheckpointError(problem)
+    tensors = own_tensors(model, first, last)
+    return _metadata(model, first, last, tensors[EMBEDDING].shape[1]), tensors
+
+
+def own_tensors(model: GGUF, first: int, last: int) -> dict[str, Tensor]:
+    """Tensors of layers [first, last), whether or not they can be computed by themselves."""
+    has_embedding, has_head = first == 0, last == layer_count(model)
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.tensors.items():
         if (layer := _LAYER.fullmatch(name)) is None:
@@ -91,7 +101,7 @@ def cut(model: GGUF, first: int, last: int) -> tuple[dict[str, Value], dict[str,
         tensors[EMBEDDING] = _hole((width, vocab), embedding.type)
     if not has_head and head is not None:
         tensors[HEAD] = _hole((width, vocab), head.type)
-    return _metadata(model, first, last, vocab), tensors
+    return tensors
 
 
 def layer_count(model: GGUF) -> int:
@@ -105,20 +115,48 @@ def layer_count(model: GGUF) -> int:
     return layers
 
 
-def check_family(model: GGUF, layers: int) -> None:
-    """Raises ``CheckpointError`` for a family that cannot be cut into parts of so many layers."""
-    family, whole = model.architecture, layer_count(model)
-    if family not in FAMILIES:
-        raise CheckpointError(
+def refused(model: GGUF, spans: Iterable[Span]) -> dict[Span, str]:
+    """Those of ``spans`` whose layers cannot be computed by themselves, each with the reason."""
+    layers, windows = layer_count(model), _windows(model)
+    found = {span: _span_problem(model, span, layers, windows) for span in spans}
+    return {span: problem for span, problem in found.items() if problem}
+
+
+def _span_problem(
+    model: GGUF, span: Span, layers: int, windows: Sequence[object] | None
+) -> str | None:
+    family, (first, last) = model.architecture, span
+    if span != (0, layers) and family not in FAMILIES:
+        return (
             f"{model.files[0]}: a {family} model cannot be cut into stages; use one stage, or "
             f"{', '.join(sorted(FAMILIES))}"
         )
     depths = BY_DEPTH.get(family, frozenset())
-    if whole in depths or layers in depths:
-        raise CheckpointError(
-            f"{model.files[0]}: llama.cpp cannot compute {layers} of {whole} layers of {family} by "
-            "themselves; use other stages"
+    if span != (0, layers) and not depths.isdisjoint((layers, last - first)):
+        return (
+            f"{model.files[0]}: llama.cpp cannot compute {last - first} of {layers} layers of "
+            f"{family} by themselves; use other or fewer stages"
         )
+    if windows is not None and not any(windows[first:last]):
+        return (
+            f"{model.files[0]}: of layers {first} to {last - 1} none has a sliding window, which "
+            "llama.cpp cannot compute; use other or fewer stages"
+        )
+    return None
+
+
+def _windows(model: GGUF) -> list[Any] | None:
+    """Of each layer whether it has a sliding window; None of a model without any."""
+    family, layers = model.architecture, layer_count(model)
+    # Gemma 2 has windows also where its file does not say so.
+    windowed = family == "gemma2" or f"{family}.attention.sliding_window" in model.metadata
+    if family not in PATTERNS or not windowed:
+        return None
+    listed = model.get(_PATTERN, PATTERNS[family])
+    if isinstance(listed, list):
+        return listed
+    full = model.number(_PATTERN, PATTERNS[family])
+    return [full == 0 or layer % full < full - 1 for layer in range(layers)]
 
 
 def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value]:
@@ -133,20 +171,9 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
         if isinstance(listed, list) and len(listed) >= layers:
             kind = int.from_bytes(content.raw[4:8], "little")
             found[key] = value(kind, listed[first:last])
-    pattern = f"{family}.attention.sliding_window_pattern"
-    # Gemma 2 has windows also where its file does not say so.
-    windowed = family == "gemma2" or f"{family}.attention.sliding_window" in found
-    if family in PATTERNS and windowed:
-        listed = model.get(pattern, PATTERNS[family])
-        if not isinstance(listed, list):
-            full = model.number(pattern, PATTERNS[family])
-            listed = [full == 0 or layer % full < full - 1 for layer in range(layers)]
-            found[pattern] = value(7, listed[first:last])
-        if not any(listed[first:last]):
-            raise CheckpointError(
-                f"{model.files[0]}: of layers {first} to {last - 1} none has a sliding window, "
-                "which llama.cpp cannot compute; use other stages"
-            )
+    windows = _windows(model)
+    if windows is not None and not isinstance(model.get(_PATTERN), list):
+        found[_PATTERN.format(arch=family)] = value(7, windows[first:last])
     if f"{family}.leading_dense_block_count" in found:
         dense = model.number("{arch}.leading_dense_block_count")
         found[f"{family}.leading_dense_block_count"] = value(4, max(0, dense - first))

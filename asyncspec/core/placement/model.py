@@ -47,6 +47,19 @@ class TargetCost(Struct, frozen=True):
     # Seconds of a layer, and of a pass, that no reading of weights explains: starting products.
     layer_seconds: float = 0.0
     pass_seconds: float = 0.0
+    # Layers [first, end) that cannot be a stage, each with the reason.
+    refused: Mapping[Span, str] = {}
+
+    def can_be_cut(self, stages: int | None) -> bool:
+        """Whether so many stages (None: any number) can hold all layers, whatever they take."""
+        layers = len(self.layers)
+        ends = {0}
+        for count in range(1, layers + 1):
+            steps = ((first, end) for first in ends for end in range(first + 1, layers + 1))
+            ends = {span[1] for span in steps if span not in self.refused}
+            if layers in ends and stages in (None, count):
+                return True
+        return False
 
     def weights(self, span: Span) -> int:
         """Of layers [first, end), with embedding and head where they are part of these."""

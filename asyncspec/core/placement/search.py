@@ -175,7 +175,8 @@ def _kinds(devices: Sequence[Device], network: Network) -> list[list[Device]]:
 
 
 def _span_seconds(target: TargetCost, device: Device) -> Vector:
-    """Seconds of a pass over layers [first, end), infinite where it does not fit: [L+1, L+1]."""
+    """Seconds of a pass over layers [first, end), infinite where it does not fit or cannot be a
+    stage: [L+1, L+1]."""
     costs = target.layers
     layers = len(costs)
     held = [layer.weights + target.slots * layer.slot + layer.results for layer in costs]
@@ -187,6 +188,8 @@ def _span_seconds(target: TargetCost, device: Device) -> Vector:
     seconds = _differences([layer.work for layer in costs]) / device.speed + overhead
     later = ends[:, None] < ends
     fits: Vector = np.where(later & (memory <= device.memory), seconds, np.inf)
+    for span in target.refused:
+        fits[span] = np.inf
     return fits
 
 

@@ -7,7 +7,7 @@ import socket
 import ssl
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster import checkpoints, file, security
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable, layout
+from asyncspec_nodes.cluster.placement import check_spans, with_layers
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import GIB
 from asyncspec_nodes.console.hosts import is_loopback
@@ -46,27 +47,36 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def faults_here(config: Config) -> Iterator[str]:
-    """What a sound file names and this machine does not have: models, keys, addresses, memory."""
-    checks: tuple[Callable[[Config], object], ...] = (
+    """What a sound file names and nodes would refuse, or this machine does not have: models, keys,
+    addresses, memory."""
+    checks: tuple[Callable[[Config], Iterable[str] | None], ...] = (
         *(_target, _source, _template, _keys),
-        _devices,
+        *(_devices, _addresses, _stages),
     )
+    # A target that is not there is a fault of its stages, too.
+    found: set[str] = set()
     for check in checks:
-        try:
-            check(config)
-        except AsyncSpecError as error:
-            yield " ".join(str(error).split())
-    yield from _addresses(config)
+        for fault in _faults_of(check, config):
+            if fault not in found:
+                found.add(fault)
+                yield fault
+
+
+def _faults_of(check: Callable[[Config], Iterable[str] | None], config: Config) -> Iterator[str]:
     try:
-        yield from _memory(config)
-    except AsyncSpecError:
-        return  # the target's own fault, reported above
+        yield from check(config) or ()
+    except AsyncSpecError as error:
+        yield " ".join(str(error).split())
+
+
+def _targets(config: Config) -> list[str]:
+    """Of all nodes, each once."""
+    return [*dict.fromkeys(config.target_of(node.rank) for node in config.node)]
 
 
 def _target(config: Config) -> None:
-    for target in dict.fromkeys(config.target_of(node.rank) for node in config.node):
-        model_info = checkpoints.check_target(target, config.stages)
-        layout(config, model_info.layers)
+    for target in _targets(config):
+        checkpoints.check_target(target, config.stages)
 
 
 def _source(config: Config) -> None:
@@ -111,20 +121,26 @@ def _addresses(config: Config) -> Iterator[str]:
             yield f"{host} cannot be resolved here: {error.strerror}"
 
 
-def _memory(config: Config) -> Iterator[str]:
-    """Of the stages on this machine, as far as loopback addresses tell."""
-    backend, target = backend_of(config.target.path), config.target
-    spans = layout(config, backend.inspect(target.path).layers)
-    footprints = backend.footprints(target.path, spans, config.stage_options)
+def _stages(config: Config) -> Iterator[str]:
+    """Settings that no stage accepts, and memory of those on this machine, as far as loopback
+    addresses tell."""
+    layers = backend_of(config.target.path).inspect(config.target.path).layers
+    spans = layout(with_layers(config), layers)
+    footprints = {}
+    for target in _targets(config):
+        check_spans(target, spans)
+        footprints[target] = backend_of(target).footprints(target, spans, config.stage_options)
     host = psutil.virtual_memory().total
     needed, there = Counter[str](), {"this machine": host}
     for node in _here(config):
         if node.rank:
+            target = config.target_of(node.rank)
+            backend = backend_of(target)
             device, memory = backend.device_of(config.engine_of(node.rank).device)
             where = "this machine" if memory is None else device
             there[where] = host if memory is None else memory.free
             runtime = backend.runtime_bytes if memory is None else 0
-            needed[where] += footprints[node.rank - 1].weights + runtime
+            needed[where] += footprints[target][node.rank - 1].weights + runtime
     for where, total in there.items():
         if needed[where] > total:
             yield (

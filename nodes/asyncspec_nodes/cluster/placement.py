@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from asyncspec.core.placement.model import (
     LayerCost,
     Network,
     Placement,
+    Span,
     TargetCost,
 )
 from asyncspec.core.placement.rate import Rate, throughput_rate
@@ -45,6 +47,7 @@ def target_cost(name: str, options: StageOptions, slots: int | None = None) -> T
     most ``MAX_CONTEXT``). Raises ``UserError``; no weights are downloaded."""
     backend = backend_of(name)
     info = backend.inspect(name)
+    every = [*combinations(range(info.layers + 1), 2)]
     spans = [(layer, layer + 1) for layer in range(info.layers)]
     *single, whole = backend.footprints(name, [*spans, (0, info.layers)], options)
     layers = tuple(
@@ -61,7 +64,14 @@ def target_cost(name: str, options: StageOptions, slots: int | None = None) -> T
         slots=min(info.context_length, MAX_CONTEXT) if slots is None else slots,
         layer_seconds=layer_seconds,
         pass_seconds=pass_seconds,
+        refused=backend.refused_spans(name, every),
     )
+
+
+def check_spans(name: str, spans: Sequence[Span]) -> None:
+    """Raises ``UserError`` where layers of a target cannot be a stage."""
+    for reason in backend_of(name).refused_spans(name, spans).values():
+        raise UserError(reason)
 
 
 def _item_bytes(name: str, info: ModelInfo, dtype: DType) -> int:
@@ -102,13 +112,18 @@ def why_not(target: TargetCost, devices: Sequence[Device], constraints: Constrai
             f"{stages} stages need as many devices and layers, and there are {len(devices)} "
             f"devices and {layers} layers"
         )
+    reason = next(iter(target.refused.values()), "")
+    if not target.can_be_cut(stages):
+        count = "stages" if stages is None else f"{stages} stages"
+        return f"the target cannot be cut into {count}: {reason}"
     needed = target.weights((0, layers)) + target.cache((0, layers))
     each = target.other((0, 0))
     there = sum(device.memory for device in devices)
+    besides = f"; not every cut is possible: {reason}" if reason else ""
     return (
         f"the target does not fit: weights and cache take {needed / GIB:.2f} GiB and every stage's "
         f"process {each / GIB:.2f} GiB more, and the devices have {there / GIB:.2f} GiB; add a "
-        "device or memory, or choose a smaller --context, --quantize or target"
+        f"device or memory, or choose a smaller --context, --quantize or target{besides}"
     )
 
 

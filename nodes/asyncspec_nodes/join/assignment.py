@@ -136,8 +136,8 @@ def _split_anew(
             continue
         placed = [(stage.device.name, stage.layers) for stage in found.stages]
         while len(placed) < stages:
-            cuts = [_cut(placed, i) for i in range(len(placed)) if _width(placed[i]) > 1]
-            possible = [cut for cut in cuts if fits(target, devices, _with_ports(cut))]
+            cuts = [_cut(target, placed, i) for i in range(len(placed))]
+            possible = [cut for cut in cuts if cut and fits(target, devices, _with_ports(cut))]
             if not possible:
                 break
             placed = min(possible, key=lambda cut: max(map(_width, cut)))
@@ -150,11 +150,16 @@ def _width(one: tuple[str, Span]) -> int:
     return one[1][1] - one[1][0]
 
 
-def _cut(placed: Sequence[tuple[str, Span]], i: int) -> list[tuple[str, Span]]:
-    """Stage ``i`` as two of the same machine."""
+def _cut(
+    target: TargetCost, placed: Sequence[tuple[str, Span]], i: int
+) -> list[tuple[str, Span]] | None:
+    """Stage ``i`` as two of the same machine, as even as can be; None where it cannot be cut."""
     name, (first, end) = placed[i]
-    middle = (first + end) // 2
-    return [*placed[:i], (name, (first, middle)), (name, (middle, end)), *placed[i + 1 :]]
+    for at in sorted(range(first + 1, end), key=lambda at: abs(2 * at - first - end)):
+        parts = ((first, at), (at, end))
+        if target.refused.keys().isdisjoint(parts):
+            return [*placed[:i], *((name, part) for part in parts), *placed[i + 1 :]]
+    return None
 
 
 def _stages(assignment: Assignment) -> Counter[str]:
