@@ -77,12 +77,15 @@ def harmonic(top: float, ranks: int = MAX_RANKS) -> Coverage:
 
 def tabled(chances: Sequence[float]) -> Coverage:
     """A table of one's own. Raises ``ValueError`` with what is wrong with it."""
-    if not chances or not 0 < chances[0] <= 1 or sum(chances) > 1 + 1e-9 or min(chances) < 0:
+    first, *others = chances or [0.0]
+    possible = first > 0 and all(0 <= chance <= 1 for chance in chances)  # not with NaN
+    if not possible or sum(chances) > 1 + 1e-9 or (first == 1 and any(others)):
         raise ValueError("chances by rank are between 0 and 1, and 1 in all at most")
     if any(b > a for a, b in pairwise(chances)):
         raise ValueError("chances by rank descend")
-    rest = 1.0 - chances[0]
-    return shaped(chances[0], [c / rest for c in chances[1:] if c > 0])
+    # Rounded ones may be a little more than 1 in all.
+    rest = max(1.0 - first, sum(others))
+    return shaped(first, [chance / rest for chance in others if chance > 0])
 
 
 EMPTY = 0

@@ -239,7 +239,7 @@ def test_templates_find_what_transformers_gives_them(chatty: LlamaTokenizer) -> 
 def test_options_do_not_replace_what_the_template_is_given(
     name: str, chatty: LlamaTokenizer
 ) -> None:
-    with pytest.raises(ValueError, match=f"{name} is not an argument of the template"):
+    with pytest.raises(ValueError, match=f"{name} is not an argument of chat templates"):
         prompt(chatty, {name: []})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+from itertools import permutations, product
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import did_you_mean
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.cli import commands
+from asyncspec_nodes.cli import chat, commands
 from asyncspec_nodes.cli.main import main
+from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, variable
 from asyncspec_nodes.node import cli as node
+from commands import usage_error
 from tools.bench.docs.cli import parsers
 
 PARSERS = parsers()
@@ -60,6 +63,71 @@ def test_a_variable_does_what_its_option_does(program: str, option: str) -> None
     parser.environment = {variable(action): "0" if flag else "\0no such value"}
     assert parser.parse_args([*words, *written]) == by_option
     assert f"[{variable(action)}]" in parser.format_help().replace("\n", "").replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    "parser", [one for one in PARSERS.values() if isinstance(one, Parser) and one.exclusions]
+)
+def test_the_command_line_beats_a_variable_that_it_excludes(parser: Parser) -> None:
+    actions = {action.dest: action for action in parser._actions if variable(action)}
+    needed = [sample(one) for one in parser._actions if one.required and not one.option_strings]
+    sides = [pair for one in parser.exclusions for pair in permutations(one, 2)]
+    for side, other in sides:
+        for written, hidden in product(side & actions.keys(), other & actions.keys()):
+            option, unset = actions[written], actions[hidden]
+            words = [*needed, option.option_strings[0]]
+            words += [] if option.nargs == 0 else [sample(option)]
+            parser.environment = {}
+            alone = parser.parse_args(words)
+            parser.environment = {variable(unset): "1" if unset.nargs == 0 else sample(unset)}
+            assert parser.parse_args(words) == alone, (written, hidden)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "expected"),
+    [
+        ("run --prompt hi", {"PROMPT_FILE": "f"}, {"prompt": "hi", "prompt_file": None}),
+        (
+            "run --connect h:1",
+            {"TARGET": "t", "CONFIG": "f"},
+            {"target": None, "config": Path("f")},
+        ),
+        ("run --target t", {"CONNECT": "h:1"}, {"target": "t", "connect": None}),
+        ("chat --stages 2", {"URL": "http://h", "MODEL": "m"}, {"url": None, "model": None}),
+        ("chat --url http://h", {"POLICY": "flow", "MODEL": "m"}, {"policy": None, "model": "m"}),
+        ("serve --connect h:1", {"POLICY": "flow"}, {"policy": None}),
+        ("run --connect h:1", {"POLICY": "flow"}, {"policy": "flow"}),
+        ("simulate --coverage 1", {"TOP": "0.5"}, {"coverage": "1", "top": None}),
+        ("plan layers --machine m", {"CONFIG": "f"}, {"machine": ["m"], "config": None}),
+        ("plan dipsd --connect h:1", {"STAGES": "3"}, {"connect": "h:1", "stages": None}),
+        # Together, as before.
+        ("run --connect h:1 --target t", {}, {"connect": "h:1", "target": "t"}),
+    ],
+)
+def test_options_that_exclude_one_another(
+    words: str,
+    variables: dict[str, str],
+    expected: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(f"ASYNCSPEC_{name}", text)
+    found = vars(commands.build_parser().parse_args(words.split()))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_the_key_of_a_service_is_no_fault_of_a_chat_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASYNCSPEC_API_KEY", "secret")
+    remote, local = (
+        chat.read_arguments(commands.build_parser().parse_args(["chat", *words])).where
+        for words in (["--url", "http://h"], [])
+    )
+    assert remote == chat.Service("http://h", "secret", "")
+    assert isinstance(local, Config)
+    line = usage_error(capsys, "chat", "--api-key", "other")
+    assert "--api-key goes with --url" in line
 
 
 def test_variables_differ() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,19 @@ def test_invalid_defaults_are_reported(tmp_path: Path, said: dict[str, Any], say
     assert "none" in text
     assert "\n" not in text
     assert read_defaults(folder, "none") == Defaults()
+
+
+def test_invalid_defaults_of_a_gguf_file_are_in_its_metadata(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_float32("general.sampling.temp", -1.0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    says = rf"^{re.escape(str(path))}, metadata general\.sampling: temperature is -1"
+    with pytest.raises(CheckpointError, match=says):
+        read_defaults(path, "auto")
 
 
 def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:

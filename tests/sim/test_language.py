@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
@@ -125,10 +125,36 @@ def test_a_path_tells_order_and_every_token(tokens: list[int]) -> None:
     assert path([*tokens[:-1], tokens[-1] + 1]) != path(tokens)
 
 
-@pytest.mark.parametrize("table", [(), (0.0,), (0.6, 0.6), (0.3, 0.4), (1.2,), (0.5, -0.1)])
+@pytest.mark.parametrize(
+    "table",
+    [
+        *((), (0.0,), (0.6, 0.6), (0.3, 0.4), (1.2,), (0.5, -0.1), (1.0, 1e-10)),
+        *((math.nan,), (0.5, math.nan), (math.inf,), (0.5, math.inf), (0.5, -math.inf)),
+    ],
+)
 def test_a_wrong_table_is_refused(table: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="chances by rank"):
         tabled(table)
+
+
+chances = st.one_of(st.floats(0, 1), st.floats(0, 1e-8), st.floats())
+
+
+@given(st.lists(chances, max_size=5), st.booleans(), paths)
+@example([1.0 - 5e-10, 1e-9], False, 0)
+def test_a_table_is_refused_or_gives_probabilities(
+    table: list[float], ordered: bool, path: int
+) -> None:
+    try:
+        coverage = tabled(sorted(table, reverse=True) if ordered else table)
+    except ValueError:
+        return
+    assert 0 < coverage.top <= 1
+    assert 0 <= coverage.floor <= 0.5
+    assert max(coverage.cumulative, default=0.0) <= 1 + 1e-9
+    tokens, scores = Synthetic(coverage=coverage, vocab=64).propose(path, 0, 1, 8)
+    assert 0 < len(tokens) == len(scores)
+    assert sum(map(math.exp, scores)) <= 1 + 1e-6
 
 
 # --- recorded -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,22 @@ def test_every_key_option_and_parameter_is_listed() -> None:
     found = policies.reference("")
     for name in POLICIES:
         assert f"`{name}`" in found
-    shared = cli.reference(cli.SHARED)
+
+
+LISTED = re.compile(r"^- `([^`]+)`", re.MULTILINE)
+SHARED = re.compile(r"^(`.*`):\n\n((?:- .*\n)+)", re.MULTILINE)
+
+
+def test_every_command_and_option_is_on_its_page() -> None:
+    page = (command.ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    sections = {part.partition("\n")[0]: part for part in page.split("\n## ")}
+    shared = SHARED.findall(sections["Shared options"])
     for name, parser in cli.parsers().items():
-        text = cli.reference(name) + shared
+        own = [lines for names, lines in shared if f"`{name.removeprefix('asyncspec ')}`" in names]
+        entries = LISTED.findall("".join([sections[f"`{name}`"], *own]))
+        written = {word for entry in entries for word in re.findall(r"--?\w[\w-]*", entry)}
         shown = {o for o, a in parser._option_string_actions.items() if a.help != SUPPRESS}
-        for option in shown - {"-h", "--help"}:
-            assert option in text
+        assert shown - {"-h", "--help"} <= written, name
 
 
 def test_names_of_pages_become_links() -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.run import start_cluster
+from asyncspec_nodes.cli.run import SAMPLING, start_cluster
 from asyncspec_nodes.cli.terminal.chat import (
     HELP,
     SETTABLE,
@@ -39,6 +39,12 @@ from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
 from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
+
+OF_A_SERVICE = ("api_key", "model")
+"""Arguments that go with --url."""
+
+OF_A_CLUSTER = ("connect", "config", "cluster", "policy", *cluster_options.CLUSTERS_CHOICE)
+"""Arguments that do not."""
 
 
 class Service(Struct, frozen=True):
@@ -66,9 +72,12 @@ def add_arguments(parser: Parser) -> None:
     add("--model", metavar="NAME", help="for --url (default: the first that it serves)")
     add("--system", default="", metavar="TEXT", help="a system prompt")
     group = parser.add_argument_group("sampling", "default: the model's choice")
+    texts = SAMPLING | {"temperature": ("T", "0: greedy"), "max_new_tokens": ("N", None)}
     for name in SETTABLE:
-        group.add_argument(option(name), metavar=name.rpartition("_")[2].upper())
+        metavar, text = texts[name]
+        group.add_argument(option(name), metavar=metavar, help=text)
     cluster_options.add_arguments(parser)
+    parser.exclude(("url", *OF_A_SERVICE), OF_A_CLUSTER)
 
 
 def read_arguments(arguments: argparse.Namespace) -> ChatOptions:
@@ -92,8 +101,10 @@ def read_arguments(arguments: argparse.Namespace) -> ChatOptions:
 
 def _where(arguments: argparse.Namespace) -> Config | ClusterAddress | Service:
     if arguments.url is None:
-        for name in given(arguments, ("api_key", "model")):
-            raise UserError(f"{option(name)} goes with --url; leave it out or add --url URL")
+        for name, value in given(arguments, OF_A_SERVICE).items():
+            # The variable may be there for ``asyncspec serve``, whose key it is as well.
+            if name != "api_key" or value != os.environ.get(API_KEY_VARIABLE):
+                raise UserError(f"{option(name)} goes with --url; leave it out or add --url URL")
         where = cluster_options.read_arguments(arguments, sessions=1)
         if isinstance(where, Config) and arguments.target is None:
             # The bundled target was not made for conversations.
@@ -101,8 +112,7 @@ def _where(arguments: argparse.Namespace) -> Config | ClusterAddress | Service:
         return where
     if not arguments.url.startswith(("http://", "https://")):
         raise UserError(f"--url is {arguments.url}; it must be http://HOST:PORT or https://HOST")
-    clusters = ("connect", "config", "cluster", "policy", *cluster_options.CLUSTERS_CHOICE)
-    for name in given(arguments, clusters):
+    for name in given(arguments, OF_A_CLUSTER):
         raise UserError(f"{option(name)} is the running service's choice; leave it out")
     key = arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")
     return Service(arguments.url, key, arguments.model or "")

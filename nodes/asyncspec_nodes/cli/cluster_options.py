@@ -43,6 +43,9 @@ CLUSTERS_CHOICE = (
 )
 """Arguments that a running cluster has already fixed."""
 
+CONNECTING = ("connect", "config")
+"""Arguments that name a running cluster."""
+
 TIMES = {"seconds": "stage-seconds", "level_seconds": "draft-seconds"}
 """Options whose name is not that of their ``PaceTable`` key."""
 
@@ -88,6 +91,7 @@ def _add_local_arguments(parser: Parser) -> None:
     SECONDS.add_to(group, "--stage-seconds", "S", text, dest="seconds")
     add_device_arguments(group, plateau="rows that cost no more than one (default: 16)")
     add_address_arguments(parser)
+    parser.exclude(CONNECTING, (*CLUSTERS_CHOICE, *PASSES, *tables.DRAFTING))
 
 
 def add_model_arguments(parser: Parser, quantize: str) -> None:

@@ -75,6 +75,7 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
     log.add_arguments(parser)
     COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}", default=SESSIONS)
     cluster_options.add_arguments(parser, local=local)
+    parser.exclude(cluster_options.CONNECTING, ("policy",))
 
 
 def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> ServeOptions:

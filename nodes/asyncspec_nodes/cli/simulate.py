@@ -78,6 +78,7 @@ def _add_language_arguments(parser: Parser) -> None:
     text = f"chance that the draft's first candidate is right (default: {DEFAULT_TOP})"
     TOP.add_to(group, "--top", "P", text)
     add("--coverage", metavar="P,P,...", help="these chances by rank instead of --top")
+    parser.exclude(("top",), ("coverage",))
     text = (
         "factor on it for every token since the last verified one; 1: a draft model of its own "
         f"(default: {DEFAULT_DECAY}, an EAGLE head)"

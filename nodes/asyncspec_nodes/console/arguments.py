@@ -23,13 +23,26 @@ class Parser(argparse.ArgumentParser):
     """Without usage dump and abbreviated options; a misspelt one is suggested.
 
     Every option can be set by ``environment`` (``variable``) as well. What the user writes on the
-    command line comes first; a variable that is empty is not set."""
+    command line comes first, also where it excludes a variable's option; a variable that is
+    empty is not set."""
 
     environment: Mapping[str, str] = os.environ
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs = {"allow_abbrev": False, "formatter_class": _Formatter, **kwargs}
         super().__init__(*args, **kwargs)
+        self._exclusions: list[list[frozenset[str]]] = []
+
+    @property
+    def exclusions(self) -> list[list[frozenset[str]]]:
+        """Options that exclude one another, as ``exclude`` and argparse's groups have them."""
+        groups = (group._group_actions for group in self._mutually_exclusive_groups)
+        return self._exclusions + [[frozenset({one.dest}) for one in group] for group in groups]
+
+    def exclude(self, *sides: Iterable[str]) -> None:
+        """Options of different ``sides``, by their names in the namespace, exclude one another:
+        where the command line has some of a side, variables of the others are not set."""
+        self._exclusions.append([frozenset(side) for side in sides])
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
@@ -38,10 +51,11 @@ class Parser(argparse.ArgumentParser):
         """As ``parse_args``: nothing may be left over."""
         words = sys.argv[1:] if args is None else list(args)
         namespace = argparse.Namespace() if namespace is None else namespace
+        decided = self._decided(words)
         for action in self._actions:
             name = variable(action)
             text = self.environment.get(name, "") if name else ""
-            if text and not _written(action, words):
+            if text and action.dest not in decided:
                 self._set(action, name, text, namespace)
         found, rest = super().parse_known_args(words, namespace)
         if rest:
@@ -50,6 +64,16 @@ class Parser(argparse.ArgumentParser):
             meant = did_you_mean(wrong.partition("=")[0], known)
             self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found, rest
+
+    def _decided(self, words: Sequence[str]) -> set[str]:
+        """Names of the options that are on the command line, or excluded by those."""
+        written = {action.dest for action in self._actions if _written(action, words)}
+        decided = set(written)
+        for sides in self.exclusions:
+            used = [side for side in sides if side & written]
+            if used:
+                decided.update(*(side for side in sides if side not in used))
+        return decided
 
     def _set(self, action: argparse.Action, name: str, text: str, to: argparse.Namespace) -> None:
         """Do what the option does, with a variable's text."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from asyncspec.backend.registry import backend_of
+from asyncspec.backend.registry import LLAMA, backend_name, backend_of
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec.core.machine import Request
@@ -297,9 +297,10 @@ def read_defaults(target: str | Path, which: GenerationConfig) -> Defaults:
     except msgspec.ValidationError as error:
         problem = InputProblem.of(error).sentence("setting")
     if problem is not None:
+        in_metadata = backend_name(str(target)) == LLAMA
+        where = ", metadata general.sampling" if in_metadata else "/generation_config.json"
         raise CheckpointError(
-            f"{target}/generation_config.json: {problem}; correct it, or set "
-            "generation_config to none"
+            f"{target}{where}: {problem}; correct it, or set generation_config to none"
         )
     return defaults
 

@@ -58,7 +58,7 @@ def _shared(owners: dict[str, list[str]]) -> str:
             groups.setdefault(tuple(names), []).append(line)
     parts = []
     for owning, lines in groups.items():
-        heading = ", ".join(f"`{name}`" for name in owning)
+        heading = ", ".join(f"`{name.removeprefix('asyncspec ')}`" for name in owning)
         parts.append(f"{heading}:\n\n" + "\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts)
 

@@ -50,6 +50,7 @@ def add_arguments(parser: Parser) -> None:
     add("--preset", choices=("paper",), help="the paper's constants in place of CONFIG")
     for name, (allowed, metavar, words) in PRESET.items():
         allowed.add_to(parser, option(name), metavar, words)
+    parser.exclude(("preset", *PRESET), cluster_options.CONNECTING)
     add("--method", choices=METHODS, default="ours", help="the planner (default: ours)")
     JITTER.add_to(parser, "--jitter", "SIGMA", "simulate with lognormal jitter beside")
     bounds.CHANCE.add_to(parser, "--true-alpha", "A", "simulate users who accept with this chance")

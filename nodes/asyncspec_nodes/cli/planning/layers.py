@@ -77,6 +77,7 @@ def add_arguments(parser: Parser) -> None:
         "latency_ms (one way), mbit",
     )
     cluster_options.add_address_arguments(parser)
+    parser.exclude(("machine",), cluster_options.CONNECTING)
     add("--target", metavar="DIR|GGUF|HF_ID", help="no weights are fetched; default: demo model")
     bounds.COUNT.add_to(parser, "--stages", "N", "just so many (default: as many as are best)")
     add(
