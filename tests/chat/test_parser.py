@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.constraint.grammar import Grammars, Vocabulary
+from asyncspec_nodes.chat.answers import answer_parser
 from asyncspec_nodes.chat.calls import (
+    MAX_BEGINNING,
     Call,
     CallArguments,
     CallBegin,
@@ -21,7 +25,7 @@ from asyncspec_nodes.chat.calls import (
     read_calls,
 )
 from asyncspec_nodes.chat.parser import AnswerParser, Part, WholeCalls
-from asyncspec_nodes.serving.templates import ChatFacts, answer_markers, facts_of
+from asyncspec_nodes.serving.templates import SYNTAXES, ChatFacts, answer_markers, facts_of
 
 TOOLS = (
     Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}}),
@@ -296,3 +300,92 @@ def test_text_around_a_call_without_its_first_tag(behind: str) -> None:
     )
     other = "I show <function=none> and go on."
     assert taken(ChatFacts("qwen3-coder"), other, [9, 20]) == (other, "", [])
+
+
+# What a model may write between the marks of its calls, and deeper than Python follows.
+DEEP = ["[" * 3000, "[" * 985 + "]" * 985, '{"a":' * 1000 + "1" + "}" * 1000, "9" * 5000]
+KEYS = ("properties", "type", "$defs", "a", "text")
+schemas = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text(max_size=3), st.sampled_from(["string", "object"])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(KEYS), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+written = st.lists(
+    st.one_of(
+        st.text(max_size=5),
+        st.sampled_from(DEEP),
+        st.sampled_from([text for _, text in SPELLINGS]),
+        st.sampled_from([part for _, text in SPELLINGS for part in re.findall(r"\W+|\w+", text)]),
+    ),
+    max_size=8,
+).map("".join)
+
+
+@given(
+    written,
+    st.lists(st.integers(0, 9000), max_size=3),
+    st.sampled_from(sorted(SYNTAXES)),
+    st.dictionaries(st.sampled_from(KEYS), schemas, max_size=3),
+)
+def test_any_text_and_any_schema_are_taken_apart(
+    text: str, cuts: list[int], syntax: str, schema: dict[str, object]
+) -> None:
+    tools = (Tool("add", "", schema), Tool("say", "", {"properties": schema}))
+    parser = answer_parser(ChatFacts(syntax, True, "tags"), tools, parallel=True, opened=False)
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    parts = [part for a, b in pairwise(edges) for part in parser.feed(text[a:b])]
+    for call in WholeCalls().joined([*parts, *parser.finish()]):
+        if isinstance(call, Call):
+            # As Anthropic's and Ollama's clients get them, inside of their answers.
+            assert json.loads(msgspec.json.encode([call.given]))
+
+
+@pytest.mark.parametrize("deep", DEEP)
+@pytest.mark.parametrize(("syntax", "text"), SPELLINGS)
+def test_a_value_that_is_nested_too_deeply_is_text(syntax: str, text: str, deep: str) -> None:
+    (call,) = taken(ChatFacts(syntax), text.replace("1", deep), [60])[2]
+    assert call.name == "add"
+    if syntax in ("qwen3-coder", "glm", "minimax"):
+        assert json.loads(call.arguments) == {"a": deep}
+    assert call.given == (
+        {"a": deep} if call.arguments.startswith('{"a":"') else {"INVALID_JSON": call.arguments}
+    )
+
+
+def test_whole_calls_that_are_nested_too_deeply_are_none() -> None:
+    for deep in DEEP[:3]:
+        assert read_calls(deep, TOOLS) is None
+        assert read_calls(f'[{{"arguments": {{"a": {deep}}}, "name": "add"}}]', TOOLS) is None
+
+
+@pytest.mark.parametrize("schema", [{"properties": None}, {"properties": [1]}, {"properties": 5}])
+@pytest.mark.parametrize(("syntax", "text"), SPELLINGS)
+def test_a_schema_without_properties_types_nothing(
+    syntax: str, text: str, schema: dict[str, object]
+) -> None:
+    (call,) = taken(ChatFacts(syntax), text, [], (Tool("add", "", schema),))[2]
+    assert json.loads(call.arguments) == {"a": 1}
+
+
+@pytest.mark.parametrize("run", [" ", "\n", ", ", "[", " {", "```", "<parameter=", '<|"|>', '"\\'])
+@pytest.mark.parametrize("begin", ["<tool_call>", "<tool_call>add", "<tool_call><function=add>"])
+def test_a_long_beginning_of_a_call_costs_little_with_every_token(begin: str, run: str) -> None:
+    """It is read again each time: with the square of its length this would take minutes."""
+    parser = AnswerParser(ChatFacts("qwen3-coder"), TOOLS)
+    text = run * (20_000 // len(run))
+    parts = parser.feed(begin + text)
+    for _ in range(20):
+        parts += parser.feed(run)
+    parts += parser.feed("x</tool_call>") + parser.finish()
+    if begin == "<tool_call>":
+        assert parts == [Part("content", f"{begin}{text}{run * 20}x</tool_call>")]
+
+
+@given(st.integers(0, 2 * MAX_BEGINNING), st.lists(st.integers(0, 9000), max_size=4))
+def test_blanks_before_a_call(blanks: int, cuts: list[int]) -> None:
+    said = f"<tool_call>{' ' * blanks}{json.dumps({'name': 'add', 'arguments': {'a': 1}})}"
+    whole = taken(ChatFacts("hermes"), f"{said}</tool_call>", [])
+    assert taken(ChatFacts("hermes"), f"{said}</tool_call>", cuts) == whole
+    assert whole == ("", "", [CALL])

@@ -12,10 +12,13 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.http.api.answers import ChoiceBuffer, expected_tokens
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.keys import Caller, KeySettings, read_keys
+from asyncspec_protocol.messages import Finished, Output, Submit
 from toy_service import ENDLESS, Toy
 
 
@@ -140,3 +143,114 @@ def test_over_http(tmp_path: Path) -> None:
             assert "k-one" not in text
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("count", "status"), [(2, 200), (3, 429), (5, 400)])
+def test_more_answers_than_a_key_ever_has_are_no_matter_of_time(count: int, status: int) -> None:
+    """A client that waits as told would ask again for ever."""
+    caller = Caller(KeySettings("k", concurrent=4), "")
+    with caller.admit(2):
+        if status == 200:
+            with caller.admit(count):
+                return
+        with pytest.raises(ApiError) as caught, caller.admit(count):
+            pass
+    assert caught.value.status == status
+    assert caught.value.param == ("n" if status == 400 else None)
+    assert ("Retry-After" in caught.value.headers) == (status == 429)
+
+
+def test_what_prompts_will_take_is_taken_at_once() -> None:
+    now = 0.0
+    caller = Caller(KeySettings("k", tokens=60), "", lambda: now)
+    with caller.admit(1, 50):
+        with pytest.raises(ApiError) as caught, caller.admit(1, 20):
+            pass
+        assert caught.value.headers["Retry-After"] == "10"
+        # It was less, as its end says.
+        caller.spend(-30)
+        with caller.admit(1, 20):
+            pass
+    # More than a minute brings is given to a key that has taken nothing.
+    now = 60.0
+    with caller.admit(1, 1000):
+        pass
+
+
+@given(
+    st.integers(0, 50),
+    st.lists(st.integers(0, 5), max_size=5),
+    st.sampled_from(["stop", "length", "error", "cancelled", None]),
+    st.dictionaries(st.sampled_from(["prompt_tokens", "sessions"]), st.integers(0, 9)),
+)
+def test_tokens_of_an_answer(
+    expected: int, outputs: list[int], reason: str | None, stats: dict[str, int]
+) -> None:
+    answer = ChoiceBuffer(expected)
+    for count in outputs:
+        answer.add(Output(0, (1,) * count, ""))
+    assert answer.used == expected + sum(outputs)
+    if reason is None:
+        answer.fail()
+        assert answer.used == sum(outputs)
+        return
+    answer.add(Finished(0, reason, "", {name: float(value) for name, value in stats.items()}))
+    computed = reason != "error" or stats.get("sessions")
+    assert answer.used == sum(outputs) + (stats.get("prompt_tokens", 0) if computed else 0)
+
+
+@given(st.text(), st.lists(st.integers(0, 9)))
+def test_tokens_that_are_expected_of_a_prompt(text: str, ids: list[int]) -> None:
+    ask = Submit(0, text, 1, seed=0, temperature=0, top_k=0, top_p=1)
+    assert 4 * expected_tokens(ask) - 3 <= len(text.encode()) <= 4 * expected_tokens(ask)
+    if ids:
+        assert expected_tokens(replace(ask, prompt="", prompt_ids=tuple(ids))) == len(ids)
+
+
+PROMPTS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": [1] * 900}),
+    ("/v1/completions", {"prompt": "x" * 3600}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 3600}]}),
+]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ends", ["left", "late"])
+@pytest.mark.parametrize(("path", "prompt"), PROMPTS)
+async def test_prompts_of_answers_without_an_end_count(
+    tmp_path: Path, path: str, prompt: dict[str, Any], ends: str
+) -> None:
+    keys = written(tmp_path, "k name=alice tokens=1000\n")
+    ask = {**prompt, "max_tokens": ENDLESS, "ignore_eos": True, "stream": ends == "left"}
+    seconds = {"answer_seconds": 0.3} if ends == "late" else {}
+    async with (
+        Toy(keys=keys, **seconds) as toy,
+        aiohttp.ClientSession(toy.url, headers={"Authorization": "Bearer k"}) as web,
+    ):
+        async with web.post(path, json=ask) as reply:
+            assert reply.status == (200 if ends == "left" else 504)
+            if ends == "left":
+                await reply.content.readline()
+            reply.close()
+        await toy.settled()
+        async with web.post(path, json=ask) as reply:
+            assert reply.status == 429
+            assert int(reply.headers["Retry-After"]) > 30
+
+
+@pytest.mark.asyncio
+async def test_what_the_service_cannot_do_costs_nothing(tmp_path: Path) -> None:
+    """Else a client that tries until it can would reach its limit."""
+    keys = written(tmp_path, "k name=alice tokens=1000\n")
+    async with (
+        Toy("link", keys=keys) as toy,
+        aiohttp.ClientSession(toy.url, headers={"Authorization": "Bearer k"}) as web,
+    ):
+        refused = {"prompt": [1] * 900, "max_tokens": 10 * ENDLESS}
+        for _ in range(2):
+            async with web.post("/v1/completions", json=refused) as reply:
+                assert reply.status == 400
+        await toy.cluster.stop(0)
+        for _ in range(2):
+            async with web.post("/v1/completions", json={"prompt": [1] * 900}) as reply:
+                assert reply.status == 503

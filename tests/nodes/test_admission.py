@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.roles.draft.admission import refusal, slots_total, slots_used
+from asyncspec_nodes.http.streaming import PromptParameter, error_of
+from asyncspec_nodes.roles.draft.admission import TOO_LARGE, refusal, slots_total, slots_used
 from asyncspec_nodes.roles.draft.session import slots_needed
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Open, Ready
+from asyncspec_protocol.messages import Finished, Open, Ready
 from cluster import Cluster, ask
 from costs import UnitCosts
 from effort import examples
@@ -73,6 +74,11 @@ def test_a_request_that_can_never_fit_is_refused_at_once() -> None:
     assert "448 cache slots" in finish.detail
     assert "the smallest stage has 320" in finish.detail
     assert [m.session for m in sent(effects, Open)] == [0]
+    # A client of the API that gets a 503 asks for the same again by itself.
+    end = Finished(finish.request, finish.reason, finish.detail, finish.stats, finish.code)
+    error = error_of(end, PromptParameter("prompt"))
+    assert error is not None
+    assert (error.status, error.code, error.headers) == (400, "too_large", {})
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=4), st.integers(1, 4000))
@@ -113,6 +119,7 @@ def test_a_request_that_can_never_fit_the_source_is_refused() -> None:
     assert finish.reason == "error"
     assert "448 slots of the token source's caches, which have 320" in finish.detail
     assert "draft_mib" in finish.detail
+    assert finish.code == TOO_LARGE
     plain = replace(large, request=2, policy="autoregressive")
     assert sent(driven.feed(Submitted(plain)), Open)
 

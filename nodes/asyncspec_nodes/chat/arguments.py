@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
+from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.serving.text import partial_stop_length
 
 _STRUCTURE = re.compile(r'["{}\[\]<]')
@@ -62,7 +63,7 @@ class Tags(Struct, frozen=True):
     end: re.Pattern[str]
 
 
-QWEN = Tags(re.compile(r"<parameter=([^>]+)>\n?|</function>"), re.compile(r"\n?</parameter>"))
+QWEN = Tags(re.compile(r"<parameter=([^<>]+)>\n?|</function>"), re.compile(r"\n?</parameter>"))
 GLM = Tags(
     re.compile(r"<arg_key>([^<]+)</arg_key>\s*<arg_value>|(?=</tool_call>)"),
     re.compile(r"</arg_value>"),
@@ -104,8 +105,8 @@ def _typed(value: str, schema: object) -> object:
     if kinds == "string":
         return value
     try:
-        return msgspec.json.decode(value)
-    except msgspec.MsgspecError:
+        return bounded_json.decode(value)
+    except ValueError:
         return value
 
 
@@ -174,7 +175,7 @@ def _escaped(text: str) -> str:
 
 def _is_json(word: str) -> bool:
     try:
-        msgspec.json.decode(word)
-    except msgspec.MsgspecError:
+        bounded_json.decode(word)
+    except ValueError:
         return False
     return True

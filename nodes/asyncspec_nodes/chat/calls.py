@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.constraint import text
+from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.chat.arguments import (
     GLM,
     MINIMAX,
@@ -36,6 +37,12 @@ class Tool(Struct, frozen=True):
         """Their schema, also where none is given."""
         return self.parameters or {"type": "object", "properties": {}}
 
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """Schemas of its arguments by their names, as far as its own schema has any."""
+        given = self.arguments.get("properties")
+        return given if isinstance(given, Mapping) else {}
+
 
 class Call(Struct, frozen=True):
     """``arguments``: JSON, as the model wrote it where it wrote JSON."""
@@ -48,8 +55,9 @@ class Call(Struct, frozen=True):
         """The arguments as an object; what is none (an answer cut short) as Anthropic's clients
         know it."""
         try:
-            return msgspec.json.decode(self.arguments, type=dict[str, object])
-        except msgspec.MsgspecError:
+            found: dict[str, object] = bounded_json.decode(self.arguments, dict[str, object])
+            return found
+        except ValueError:
             return {"INVALID_JSON": self.arguments}
 
 
@@ -72,6 +80,10 @@ class CallEnd(Struct, frozen=True):
 CallPart = CallBegin | CallArguments | CallEnd
 
 
+MAX_BEGINNING = 1024
+"""Characters before a call's arguments. It is matched again with every token."""
+
+
 class CallPattern:
     """Recognises where a call of one of ``tools`` begins, in any syntax."""
 
@@ -88,24 +100,26 @@ class CallPattern:
         """A call at the start of ``text``, what reads its arguments, and the text behind. The
         answer is the same with more text."""
         for form, reader in self._forms:
-            if (found := form.match(text)) is not None:
+            if (found := form.match(text, 0, MAX_BEGINNING)) is not None:
                 name = found[found.lastindex or 0]
-                properties = self._tools[name].arguments.get("properties", {})
-                return CallBegin(name), reader(properties), text[found.end() :]
+                reads = reader(self._tools[name].properties)
+                return CallBegin(name), reads, text[found.end() :]
         return None
 
 
-_BETWEEN = r'(?:\s*(?:,\s*"\w+"\s*:\s*(?:"[^"]*"|\d+)\s*)*\})?[\s,;]*'
+# Possessive quantifiers (*+): neighbours could share out a run of blanks in any way, and all ways
+# would be tried, in the square of its length.
+_BETWEEN = r'(?:\s*+(?:,\s*+"\w+"\s*+:\s*+(?:"[^"]*+"|\d++)\s*+)*\})?[\s,;]*+'
 """Behind the arguments of a call before, which may be in an object with more keys."""
 
 _JSON = (
-    rf"{_BETWEEN}(?:\[TOOL_CALLS\]|<\|python_tag\|>)?[\s\[]*"
+    rf"{_BETWEEN}(?:\[TOOL_CALLS\]|<\|python_tag\|>)?[\s\[]*+"
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(NAMES)"\s*,'
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """An object, a list of them, or several in a row, as Llama 3 writes them."""
 
-_NAMED = r"[\s,;]*(?:\[TOOL_CALLS\])?\s*(NAMES)(?:\[ARGS\])?(?=\{)"
+_NAMED = r"[\s,;]*+(?:\[TOOL_CALLS\])?\s*(NAMES)(?:\[ARGS\])?(?=\{)"
 """``NAME{...}`` or ``NAME[ARGS]{...}`` (Mistral since its eleventh tokenizer)."""
 
 _BEGIN, _SEPARATOR, _END = (
@@ -159,7 +173,7 @@ class _Raw(Struct):
         text = (bytes(self.arguments) or bytes(self.parameters) or b"{}").decode()
         # Some models write the arguments as a text of JSON.
         if text.startswith('"'):
-            text = msgspec.json.decode(text, type=str)
+            text = bounded_json.decode(text, str)
         return Call(self.name, text)
 
 
@@ -168,9 +182,9 @@ def read_calls(body: str, tools: Sequence[Tool]) -> list[Call] | None:
     None where it is no call of one of ``tools``."""
     body = body.strip().removeprefix("[TOOL_CALLS]").removeprefix("<|python_tag|>").strip()
     try:
-        found = msgspec.json.decode(body, type=list[_Raw] | _Raw)
+        found = bounded_json.decode(body, list[_Raw] | _Raw)
         calls = [one.call() for one in (found if isinstance(found, list) else [found])]
-    except msgspec.MsgspecError:
+    except ValueError:
         return None
     known = {tool.name for tool in tools}
     return calls if calls and all(call.name in known for call in calls) else None
@@ -180,7 +194,8 @@ def read_calls(body: str, tools: Sequence[Tool]) -> list[Call] | None:
 
 
 def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
-    """One call or, with ``parallel``, several of some tools, and nothing else. Not for harmony."""
+    """One call or, with ``parallel``, several of some tools, and nothing else. Not for harmony.
+    Raises ``ValueError``."""
     one = {
         "anyOf": [
             {
@@ -192,12 +207,7 @@ def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
             for tool in tools
         ]
     }
-    # References are relative to the root of the schema that they stand in.
-    definitions: dict[str, Any] = {}
-    for tool in tools:
-        for key in ("$defs", "definitions"):
-            definitions.setdefault(key, {}).update(tool.arguments.get(key, {}))
-    whole = {**one, **{key: value for key, value in definitions.items() if value}}
+    whole = {**one, **_definitions(tools)}
     if syntax in ("hermes", "qwen3-coder", "glm"):
         more = r' ("\n" call)*' if parallel else ""
         (begin, end), json = SYNTAXES[syntax].around, text.of_json(whole)
@@ -205,6 +215,19 @@ def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
     listed = {key: value for key, value in whole.items() if key != "anyOf"}
     most = {} if parallel else {"maxItems": 1}
     return text.of_schema({"type": "array", "items": one, "minItems": 1, **most, **listed})
+
+
+def _definitions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
+    """Those of all tools: references are relative to the root of the schema that they stand in.
+    Raises ``ValueError``."""
+    found: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        for key in ("$defs", "definitions"):
+            given = tool.arguments.get(key, {})
+            if not isinstance(given, Mapping):
+                raise ValueError(f"the parameters of {tool.name} have {key} that are no object")
+            found.setdefault(key, {}).update(given)
+    return {key: value for key, value in found.items() if value}
 
 
 def after_reasoning(grammar: str) -> str:

@@ -207,14 +207,10 @@ class AnswerParser(StepwiseParser):
             said = text.rstrip()
             self._begun = text[len(said) :] + mark
             return _parts("content", said)
-        keep = partial_stop_length(self._text, tuple(self._markers))
-        # Blanks before a call are no content.
-        while self._markers and keep < len(self._text) and self._text[-keep - 1].isspace():
-            keep += 1
-        text, self._text = (
-            self._text[: len(self._text) - keep],
-            self._text[len(self._text) - keep :],
-        )
+        end = len(self._text) - partial_stop_length(self._text, tuple(self._markers))
+        if self._markers:  # blanks before a call are no content
+            end = len(self._text[:end].rstrip())
+        text, self._text = self._text[:end], self._text[end:]
         return _parts("content", text) or None
 
     def _until(self, end: str) -> Sequence[AnswerPart] | None:
@@ -226,13 +222,9 @@ class AnswerParser(StepwiseParser):
             self._text, self._state = after, "start"
             self._reasons, self._fresh = False, True
             return _parts("reasoning", text.rstrip("\n"))
-        keep = partial_stop_length(self._text, (end,))
-        while keep < len(self._text) and self._text[-keep - 1] == "\n":
-            keep += 1
-        text, self._text = (
-            self._text[: len(self._text) - keep],
-            self._text[len(self._text) - keep :],
-        )
+        certain = len(self._text) - partial_stop_length(self._text, (end,))
+        certain = len(self._text[:certain].rstrip("\n"))
+        text, self._text = self._text[:certain], self._text[certain:]
         return _parts("reasoning", text) or None
 
     def _call(self) -> Sequence[AnswerPart] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import time
@@ -16,9 +15,9 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
-from asyncspec_nodes.http.api.answers import RequestContext
+from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.chat import ChatRequest
-from asyncspec_nodes.http.api.completions import Completion, CompletionRequest
+from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.http.api.parameters import parse
 from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
@@ -43,7 +42,13 @@ from asyncspec_nodes.http.middleware import (
     read_body,
 )
 from asyncspec_nodes.http.probes import Probes
-from asyncspec_nodes.http.streaming import EngineClient, Responder
+from asyncspec_nodes.http.streaming import (
+    EngineClient,
+    PromptParameter,
+    Responder,
+    answer_time,
+    error_of,
+)
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Output, Status, Submit
 from asyncspec_protocol.sampling import UNCONSTRAINED
@@ -128,16 +133,18 @@ class Service(Probes):
             fields = parse(body, kind)
             context = await self._context(request, fields.model)
             call = fields.call(context)
-            _check_prompts(call, limits.prompt_length)
+            _check_prompts(call.submits, call.prompt_name, limits.prompt_length)
             caller, count = CALLER.get(), len(call.submits)
-            with self.concurrency.acquire(count), caller.admit(count):
-                responder = Responder(call, engine, self.shutdown, limits)
+            responder = Responder(call, engine, self.shutdown, limits)
+            expected = responder.tokens
+            with self.concurrency.acquire(count), caller.admit(count, expected):
                 try:
                     return await responder.respond(request)
                 finally:
-                    caller.spend(responder.tokens)
+                    used = responder.tokens
+                    caller.spend(used - expected)
                     if caller.name:
-                        self.metrics.key_used(caller.name, responder.tokens)
+                        self.metrics.key_used(caller.name, used)
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return json_response(description(ENDPOINTS, version("asyncspec")))
@@ -147,7 +154,7 @@ class Service(Probes):
         body = await read_body(request, self.options.limits)
         fields = parse(body, TokenizeRequest)
         asked = await self._context(request, fields.model)
-        tokens = (await self._prompt(fields.submit(asked), "prompt")).token_ids
+        tokens = (await self._prompt(fields.submit(asked), "prompt")).tokens
         return json_response({"count": len(tokens), "tokens": tokens})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
@@ -159,21 +166,24 @@ class Service(Probes):
         fields = parse(await read_body(request, self.options.limits), CountRequest)
         asked = await self._context(request, fields.model)
         submit = replace(fields.chat().prepared(asked), prompt_only=True, constraint=UNCONSTRAINED)
-        tokens = (await self._prompt(submit, "messages")).token_ids
+        tokens = (await self._prompt(submit, "messages")).tokens
         return json_response({"input_tokens": len(tokens)})
 
-    async def _prompt(self, submit: Submit, name: str) -> Output:
+    async def _prompt(self, submit: Submit, name: str) -> ChoiceBuffer:
         """What the draft node reads of a prompt. Raises ``ApiError``."""
-        with self.shutdown.track():
-            found = Output(0, (), "")
-            async with asyncio.timeout(self.options.limits.answer_seconds):
-                async with contextlib.aclosing(self.engine.ask(submit)) as events:
-                    async for event in events:
-                        if isinstance(event, Output):
-                            found = event
-                        elif event.reason == "error":
-                            raise invalid(event.detail, name, event.code or "invalid")
-            return found
+        limits, shutdown, found = self.options.limits, self.shutdown, ChoiceBuffer()
+        _check_prompts([submit], name, limits.prompt_length)
+        with shutdown.track(), self.concurrency.acquire(1), CALLER.get().admit(1):
+            async with (
+                answer_time(limits, shutdown),
+                contextlib.aclosing(self.engine.ask(submit)) as events,
+            ):
+                async for event in events:
+                    if isinstance(event, Output):
+                        found.add(event)
+                    elif (error := error_of(event, PromptParameter(name))) is not None:
+                        raise error
+        return found
 
     async def _context(self, request: web.Request, model: str | None) -> RequestContext:
         """Of a request for the model ``model``. Raises ``ApiError``."""
@@ -282,10 +292,11 @@ def _node_state(node: Status) -> dict[str, object]:
     }
 
 
-def _check_prompts(call: Completion, most: int) -> None:
-    """Raises ``ApiError`` for a prompt of more than ``most`` characters or tokens."""
-    for submit in call.submits:
+def _check_prompts(submits: Sequence[Submit], name: str, most: int) -> None:
+    """Raises ``ApiError`` for a prompt of more than ``most`` characters or tokens. ``name``: of its
+    parameter."""
+    for submit in submits:
         length = max(len(submit.prompt), len(submit.chat), len(submit.prompt_ids))
         if length > most:
             text = f"the prompt has {length} characters or tokens; at most {most} are taken"
-            raise invalid(text, call.prompt_name, "prompt_too_long")
+            raise invalid(text, name, "prompt_too_long")

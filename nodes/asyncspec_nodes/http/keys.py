@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core.errors import UserError, reading
-from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.api.errors import ApiError, invalid
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
 HASHED = "sha256:"
@@ -83,16 +83,21 @@ class Caller:
         self._settings = settings
 
     @contextlib.contextmanager
-    def admit(self, count: int) -> Iterator[None]:
-        """Around ``count`` answers. Raises ``ApiError`` where a limit is reached."""
+    def admit(self, count: int, tokens: int = 0) -> Iterator[None]:
+        """Around ``count`` answers, which take ``tokens`` at once, and others with ``spend``.
+        Raises ``ApiError`` where a limit is reached."""
         limits = self._settings
+        if limits.concurrent and count > limits.concurrent:
+            text = f"{count} answers are asked for; this API key has {limits.concurrent} at a time"
+            raise invalid(text, "n")
         if limits.concurrent and self._running + count > limits.concurrent:
             raise _limited(f"{limits.concurrent} answers at a time", 1.0)
         if limits.requests and (wait := self._requests.seconds_until(count)):
             raise _limited(f"{limits.requests} answers a minute", wait)
-        if limits.tokens and (wait := self._tokens.seconds_until(1)):
+        if limits.tokens and (wait := self._tokens.seconds_until(max(1, tokens))):
             raise _limited(f"{limits.tokens} tokens a minute", wait)
         self._requests.take(count)
+        self._tokens.take(tokens)
         self._running += count
         try:
             yield
@@ -100,7 +105,7 @@ class Caller:
             self._running -= count
 
     def spend(self, tokens: int) -> None:
-        """Tokens of prompts and answers."""
+        """Tokens of prompts and answers beyond those with which they were admitted, or fewer."""
         self._tokens.take(tokens)
 
 

@@ -26,7 +26,7 @@ class Limits(Struct, frozen=True):
     request_seconds: float = 30.0
     body_seconds: float = 30.0
     answer_seconds: float = 600.0
-    # For a reader to accept what was written.
+    # For a reader to accept some of what was written.
     stall_seconds: float = 30.0
     # Interval of keep-alive comments in an idle stream.
     alive_seconds: float = 10.0

@@ -9,16 +9,19 @@ import asyncio
 import socket
 import ssl
 import sys
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from asyncspec.actor.tcp import stop_listening
 from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.middleware import (
+    PIECE_BYTES,
     SERVER,
     UNKNOWN_ROUTE,
     api_error,
@@ -33,11 +36,32 @@ LINGER_SECONDS = 2.0
 """Time to read what a client still sends after its response."""
 
 
+LOOKS = 4
+"""So many in the time after which a reader is cut off. They are counted, not the time: where this
+process was held up, a reader had no chance."""
+
+
+class Progress:
+    """Whether a reader takes what is written to it."""
+
+    def __init__(self) -> None:
+        self._taken = self._idle = 0
+
+    def stalled(self, written: int, waiting: int) -> bool:
+        """Another look: whether it has taken nothing for ``LOOKS`` of them. ``written``: bytes in
+        all, of which some are ``waiting``."""
+        taken = written - waiting
+        self._idle = 0 if not waiting or taken != self._taken else self._idle + 1
+        self._taken = taken
+        return self._idle >= LOOKS
+
+
 class Connection(web.RequestHandler):
     """aiohttp's connection handler with errors in the API's form. It is aborted where its first
-    request does not come within ``request_seconds``."""
+    request does not come within ``request_seconds``, and where its reader takes nothing for
+    ``stall_seconds``, which cancels its request."""
 
-    def __init__(self, server: web.Server, metrics: Metrics, request_seconds: float) -> None:
+    def __init__(self, server: web.Server, metrics: Metrics, limits: Limits) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(
             server,
@@ -48,11 +72,39 @@ class Connection(web.RequestHandler):
             lingering_time=LINGER_SECONDS,
         )
         self._metrics = metrics
-        self._first_request = loop.call_later(request_seconds, self._abort)
+        self._first_request = loop.call_later(limits.request_seconds, self._abort)
+        self._progress = Progress()
+        self._pause = limits.stall_seconds / LOOKS
+        self._look: asyncio.TimerHandle | None = None
+        # Of the latest response; the request is over before that is written.
+        self._writer: AbstractStreamWriter | None = None
 
     def _abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        stream = cast(asyncio.Transport, transport)
+        # What TLS holds back it hands on at once: only then its reader's progress is seen.
+        stream.set_write_buffer_limits(PIECE_BYTES)
+        self._check_progress(stream)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        super().connection_lost(exc)
+
+    def _check_progress(self, transport: asyncio.Transport) -> None:
+        """Also of a transport that aiohttp has closed, which waits for its reader."""
+        request = self._current_request
+        writer = self._writer if request is None else request.writer
+        written = 0 if writer is None else writer.output_size
+        if self._progress.stalled(written, transport.get_write_buffer_size()):
+            transport.abort()
+        else:
+            loop = asyncio.get_running_loop()
+            self._look = loop.call_later(self._pause, self._check_progress, transport)
 
     def data_received(self, data: bytes) -> None:
         """Fails the reader of a malformed body: aiohttp (3.14) queues the error response behind
@@ -74,6 +126,7 @@ class Connection(web.RequestHandler):
             self._metrics.requested(await route_of(request), request.method, resp.status)
             resp = error_response(api_error(resp, request))
         resp.headers["Server"] = SERVER
+        self._writer = request.writer
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(
@@ -191,4 +244,4 @@ class HttpServer:
         assert server is not None
         if len(server.connections) >= limits.connections:
             return _Refused()
-        return Connection(server, self.service.metrics, limits.request_seconds)
+        return Connection(server, self.service.metrics, limits)

@@ -8,13 +8,15 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 from aiohttp import web
+from msgspec import Struct
 
 from asyncspec.actor.inbox import Event
-from asyncspec_nodes.http.api.answers import ChoiceBuffer
+from asyncspec_nodes.http.api.answers import ChoiceBuffer, expected_tokens
 from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
 from asyncspec_nodes.http.middleware import api_error, json_response
+from asyncspec_nodes.roles.draft.admission import TOO_LARGE
 from asyncspec_nodes.serving.requests import BAD_GRAMMAR
 from asyncspec_protocol.clients import BREAKS, DRAINING
 from asyncspec_protocol.messages import Finished, Status, Submit
@@ -36,9 +38,27 @@ class EngineClient(Protocol):
         """Status of every reachable node, by rank. Raises ``ClusterError``."""
 
 
-def error_of(end: Finished, call: Completion) -> ApiError | None:
-    """The error of an answer's end; None where it ended normally. ``call``: knows the parameters
-    that are blamed for errors that only the draft node can detect."""
+class Parameters(Protocol):
+    """Those that are blamed for errors that only the draft node can detect."""
+
+    @property
+    def prompt_name(self) -> str:
+        """Of the prompt."""
+
+    @property
+    def form_name(self) -> str:
+        """Of the answer's grammar."""
+
+
+class PromptParameter(Struct, frozen=True):
+    """``Parameters`` of a request for a prompt's tokens."""
+
+    prompt_name: str
+    form_name: str = ""
+
+
+def error_of(end: Finished, call: Parameters) -> ApiError | None:
+    """The error of an answer's end; None where it ended normally."""
     prompt_name = call.prompt_name
     if end.reason in ("stop", "length"):
         return None
@@ -54,12 +74,25 @@ def error_of(end: Finished, call: Completion) -> ApiError | None:
     if end.code == BREAKS:
         # 422: clients do not retry it by themselves.
         return ApiError(422, end.detail, param=prompt_name, code=BREAKS)
+    if end.code == TOO_LARGE:
+        return ApiError(400, end.detail, param=prompt_name, code=TOO_LARGE)
     if end.reason == "error" and not end.stats:
         # Without stats nothing was computed: the request was refused.
         if end.code in ("min_tokens", "logit_bias", "given_token_ids"):
             return ApiError(400, end.detail, param=end.code, code="invalid_value")
         return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")
     return unavailable(end.detail or f"the request was {end.reason}")
+
+
+@contextlib.asynccontextmanager
+async def answer_time(limits: Limits, shutdown: GracefulShutdown) -> AsyncIterator[None]:
+    """Around an answer. Raises ``ApiError`` after ``answer_seconds`` or when interrupted."""
+    seconds = limits.answer_seconds
+    try:
+        async with asyncio.timeout(seconds), shutdown.interruptible():
+            yield
+    except TimeoutError:
+        raise ApiError(504, f"no answer within {seconds:g} s", code="timeout") from None
 
 
 class Responder:
@@ -76,7 +109,7 @@ class Responder:
         self._engine = engine
         self._shutdown = shutdown
         self._limits = limits
-        self._answers = [ChoiceBuffer() for _ in call.submits]
+        self._answers = [ChoiceBuffer(expected_tokens(submit)) for submit in call.submits]
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """The response. Raises ``ApiError`` while nothing has been sent."""
@@ -94,17 +127,18 @@ class Responder:
                 # Headers wait for the first event, so that a refusal has its own status.
                 first = await self._take(events, self._limits.alive_seconds)
                 await response.prepare(request)
-                await self._write(request, response, self._call.begin())
-                await self._write_events(request, response, events, first)
-            await self._write(request, response, self._call.end(self._answers))
-        except ApiError as error:
-            if not response.prepared:
+                await _write(response, self._call.begin())
+                await self._write_events(response, events, first)
+            await _write(response, self._call.end(self._answers))
+        except Exception as error:
+            # A reader that has left is told nothing; one without headers gets a status.
+            if not response.prepared or isinstance(error, ConnectionError):
                 raise
-            await self._write(request, response, self._call.error_frame(error))
+            await _write(response, self._call.error_frame(api_error(error, request)))
         return response
 
     async def _write_events(
-        self, request: web.Request, response: web.StreamResponse, events: Events, index: int | None
+        self, response: web.StreamResponse, events: Events, index: int | None
     ) -> None:
         pause, clock = self._limits.alive_seconds, asyncio.get_running_loop().time
         due = clock() if index is None else clock() + pause
@@ -114,30 +148,15 @@ class Responder:
             if not frame and clock() >= due:
                 frame = self._call.alive
             if frame:
-                await self._write(request, response, frame)
+                await _write(response, frame)
                 due = clock() + pause
             if self._complete:
                 return
             index = await self._take(events, max(0.0, due - clock()))
 
-    async def _write(
-        self, request: web.Request, response: web.StreamResponse, frame: bytes
-    ) -> None:
-        """Raises ``ConnectionError`` where the reader has left, or takes nothing for
-        ``stall_seconds``, which disconnects it and so cancels its request."""
-        if not frame:
-            return
-        try:
-            async with asyncio.timeout(self._limits.stall_seconds):
-                await response.write(frame)
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-            raise ConnectionResetError("the reader does not read") from None
-
     @property
     def tokens(self) -> int:
-        """Of the prompt and of the answers so far."""
+        """Of prompts and of the answers so far; before they end, as many of prompts as expected."""
         return sum(answer.used for answer in self._answers)
 
     @property
@@ -153,14 +172,9 @@ class Responder:
             asyncio.create_task(self._pump(index, submit, events))
             for index, submit in enumerate(self._call.submits)
         ]
-        seconds = self._limits.answer_seconds
         try:
-            async with asyncio.timeout(seconds), self._shutdown.interruptible():
+            async with answer_time(self._limits, self._shutdown):
                 yield events
-        except (TimeoutError, ApiError) as error:
-            if isinstance(error, TimeoutError):
-                raise ApiError(504, f"no answer within {seconds:g} s", code="timeout") from None
-            raise
         finally:
             for task in tasks:
                 task.cancel()
@@ -182,9 +196,17 @@ class Responder:
                 index, event = await events.get()
         except TimeoutError:
             return None
-        if isinstance(event, Finished):
-            event = error_of(event, self._call) or event
+        answer = self._answers[index]
         if isinstance(event, ApiError):
+            answer.fail()
             raise event
-        self._answers[index].add(event)
+        answer.add(event)
+        if isinstance(event, Finished) and (error := error_of(event, self._call)) is not None:
+            raise error
         return index
+
+
+async def _write(response: web.StreamResponse, frame: bytes) -> None:
+    """Raises ``ConnectionError`` where the reader has left."""
+    if frame:
+        await response.write(frame)

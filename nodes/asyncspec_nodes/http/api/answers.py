@@ -8,7 +8,7 @@ from math import inf
 from msgspec import Struct
 
 from asyncspec_nodes.serving.templates import ChatFacts
-from asyncspec_protocol.messages import Finished, Output
+from asyncspec_protocol.messages import Finished, Output, Submit
 
 
 class RequestContext(Struct, frozen=True):
@@ -58,18 +58,28 @@ def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
         yield PositionLogprobs(chosen, top[i * most : (i + 1) * most])
 
 
-class ChoiceBuffer:
-    """One answer: its unwritten output, and its end."""
+TOKEN_BYTES = 4
+"""Of text in UTF-8, about."""
 
-    def __init__(self) -> None:
+
+def expected_tokens(submit: Submit) -> int:
+    """Of a prompt, before it is read: exact for tokens, about for text."""
+    text = submit.chat or submit.prompt
+    return len(submit.prompt_ids) or -(-len(text.encode()) // TOKEN_BYTES)
+
+
+class ChoiceBuffer:
+    """One answer: its unwritten output, and its end. ``expected``: tokens of its prompt, about."""
+
+    def __init__(self, expected: int = 0) -> None:
         self._text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
         # Characters of written tokens with log-probabilities.
         self.offset = 0
         self.end: Finished | None = None
-        # Tokens that it has taken, of the prompt once it has ended.
-        self.used = 0
+        # Tokens that it has taken: also of its prompt, as expected until its end says it.
+        self.used = self._prompt = expected
 
     @property
     def text(self) -> str:
@@ -85,12 +95,23 @@ class ChoiceBuffer:
     def add(self, event: Output | Finished) -> None:
         if isinstance(event, Finished):
             self.end = event
-            self.used += int(event.stats.get("prompt_tokens", 0))
+            # An error without a session: nothing was computed.
+            free = event.reason == "error" and not event.stats.get("sessions")
+            self._read(0 if free else int(event.stats.get("prompt_tokens", 0)))
             return
         self.used += len(event.token_ids)
         self._text.append(event.text)
         self.tokens.extend(event.token_ids)
         self.logprobs.extend(position_logprobs(event))
+
+    def fail(self) -> None:
+        """The service cannot answer: the prompt is not counted."""
+        self._read(0)
+
+    def _read(self, tokens: int) -> None:
+        """So many tokens of the prompt were read."""
+        self.used += tokens - self._prompt
+        self._prompt = tokens
 
     def clear(self) -> None:
         """The output is written."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.chat.answers import answer_parser, forced_call, in_content
 from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, Tool, described
 from asyncspec_nodes.chat.parser import AnswerPart, Parser, Part, WholeCalls
@@ -134,9 +135,10 @@ def _arguments(call: ToolCall, where: str) -> object:
     """As an object: templates write it as JSON themselves."""
     given = call.function.arguments
     try:
-        return msgspec.json.decode(given or "{}") if isinstance(given, str) else given
-    except msgspec.MsgspecError:
-        raise invalid(f"{where}.tool_calls: the arguments are not JSON", where) from None
+        return bounded_json.decode(given or "{}") if isinstance(given, str) else given
+    except ValueError as error:
+        text = f"{where}.tool_calls: the arguments are not JSON: {error}"
+        raise invalid(text, where) from None
 
 
 def _text(message: ChatMessage, where: str) -> str:
@@ -256,7 +258,10 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
         opened, grammar = _opened(facts, options), submit.constraint.grammar
         if self.forced:
             parallel = self.parallel_tool_calls is not False and self.tool_choice == "required"
-            grammar = forced_call(facts, self.callable, parallel=parallel, opened=opened)
+            try:
+                grammar = forced_call(facts, self.callable, parallel=parallel, opened=opened)
+            except ValueError as error:
+                raise invalid(f"tools: {error}", "tools", "invalid_value") from None
         elif grammar:
             grammar = in_content(facts, grammar, opened=opened)
         return replace(submit, constraint=replace(submit.constraint, grammar=grammar))

@@ -18,6 +18,7 @@ from asyncspec.core.errors import InputProblem
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.http.api.errors import invalid
 from asyncspec_nodes.http.api.structure import (
     ResponseFormat,
@@ -99,6 +100,9 @@ _FORMS = {
     "grammar": "grammar",
 }
 """Parameters with one form each."""
+
+# Python takes no numbers of thousands of digits.
+_DIGITS = re.compile(r"[0-9]{1,10}")
 
 MAX_CHOICES = 128
 _GIVEN = "given_token_ids"
@@ -212,8 +216,8 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if len(biases) > MAX_BIASES:
             raise invalid(f"logit_bias has more than {MAX_BIASES} tokens", "logit_bias")
         for token in biases:
-            if not (token.isascii() and token.isdigit() and int(token) <= MAX_TOKEN):
-                raise invalid(f"logit_bias: {token!r} is no token", "logit_bias")
+            if not _DIGITS.fullmatch(token) or int(token) > MAX_TOKEN:
+                raise invalid(f"logit_bias: {token[:20]!r} is no token", "logit_bias")
         bias = tuple((int(token), value) for token, value in biases.items())
         return Constraint(grammar, bias, self.min_tokens or 0)
 
@@ -259,9 +263,8 @@ _CODES = {
 def parse(body: bytes, kind: type[T]) -> T:
     """A request of one kind. Raises ``ApiError``, and nothing else, for anything else."""
     try:
-        fields = msgspec.json.decode(body)
-    # ValueError: also text that is not UTF-8; RecursionError: deeply nested lists.
-    except (ValueError, RecursionError) as error:
+        fields = bounded_json.decode(body)
+    except ValueError as error:  # also text that is not UTF-8
         what: object = error
         if _LONE_SURROGATE.search(body):  # some of which msgspec reports as "truncated"
             what = "an unpaired surrogate escape, which is no character"
@@ -279,7 +282,7 @@ def parse(body: bytes, kind: type[T]) -> T:
             problem.where or None,
             _CODES[problem.kind],
         ) from None
-    except (OverflowError, RecursionError) as error:
+    except OverflowError as error:
         raise invalid(f"a value is out of bounds: {error}") from None
     request.check()
     return request

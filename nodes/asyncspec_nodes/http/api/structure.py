@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from asyncspec.constraint import text
+from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.http.api.errors import invalid
 
 Schema = dict[str, Any]
@@ -82,7 +82,10 @@ class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _schema(value: Any) -> str:
-    return text.of_schema(msgspec.json.decode(value) if isinstance(value, str) else value)
+    schema = bounded_json.decode(value) if isinstance(value, str) else value
+    if not isinstance(schema, dict | bool):
+        raise ValueError("a schema is an object, true or false")
+    return text.of_schema(schema)
 
 
 def _choice(value: Any) -> str:

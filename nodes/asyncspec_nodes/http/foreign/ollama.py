@@ -105,7 +105,8 @@ class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """As of the chat endpoint. Raises ``ApiError``."""
         found: dict[str, Any] = {"model": self.model, "stream": self.stream is not False}
         for name, value in (self.options or {}).items():
-            if name in _OPTIONS and not (name == "num_predict" and value < 0):
+            unlimited = name == "num_predict" and isinstance(value, int | float) and value < 0
+            if name in _OPTIONS and not unlimited:
                 found[_OPTIONS[name]] = value
             elif name not in _OPTIONS and name not in _OF_THE_SERVER:
                 raise invalid(f"options.{name} is not supported by this service", f"options.{name}")

@@ -26,6 +26,9 @@ from asyncspec_nodes.roles.draft.session import (
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Open
 
+TOO_LARGE = "too_large"
+"""In ``Finished.code``: the caches can never hold the request."""
+
 
 def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     """Open sessions for queued requests, in their order, as far as there is room. A request that
@@ -39,7 +42,7 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         left = tuple(other for other in state.backlog if other is not queued)
         if error := refusal(state, queued.request):
             state = replace(state, backlog=left)
-            effects = (*effects, lifecycle.unserved(queued, "error", error, now))
+            effects = (*effects, lifecycle.unserved(queued, "error", error, now, TOO_LARGE))
         elif has_room(state, queued.request):
             state, opened = _open(replace(state, backlog=left), queued, now)
             effects += opened
