@@ -34,7 +34,15 @@ if [ "${1:-}" = --revoke ]; then
       "certificate=ca.pem" "private_key=ca.key" "default_md=default" "unique_subject=no") "$@"
   }
   for name in "$@"; do
-    authority -revoke "$name.pem"
+    if [ ! -f "$name.pem" ]; then
+      echo "$name: there is no certificate $name.pem" >&2
+      exit 2
+    fi
+  done
+  for name in "$@"; do
+    serial=$(openssl x509 -in "$name.pem" -noout -serial)
+    # openssl fails for what is revoked already.
+    grep -q "^R.*[[:space:]]${serial#serial=}[[:space:]]" revoked.txt || authority -revoke "$name.pem"
   done
   authority -gencrl -crldays "$days" -out crl.pem
   exit

@@ -283,6 +283,18 @@ def test_connecting_to_a_closed_port(capsys: pytest.CaptureFixture[str]) -> None
     )
 
 
+def test_nothing_is_recorded_where_nothing_answers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "run.trace"
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{sock.getsockname()[1]}"
+        assert cli.main(["record", "--connect", where, str(file)]) == 1
+    assert "cannot connect" in capsys.readouterr().err
+    assert not file.exists()
+
+
 def test_a_node_that_is_still_loading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,3 +421,12 @@ def test_a_line_for_a_terminal_that_has_closed(monkeypatch: pytest.MonkeyPatch) 
     print_notice("a stage was killed")
     with contextlib.suppress(OSError):  # it still has the lines
         terminal.close()
+
+
+def test_a_line_of_another_machine_is_one_line_without_escapes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_notice("box \x1b]0;title\x07 has\njoined \u202egnp")
+    assert capsys.readouterr().err == "asyncspec: box \\x1b]0;title\\x07 has joined \\u202egnp\n"
+    print_notice("x" * 10_000)
+    assert len(capsys.readouterr().err) < 5_000

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from asyncspec.backend.base import FilePart
 from asyncspec.backend.registry import backend_of
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.join import parts
 from asyncspec_nodes.join.parts import Part, PartsSource, merged, routes
@@ -145,3 +145,16 @@ def test_parts_close_together_are_one(tmp_path: Path) -> None:
     file.write_bytes(bytes(1 << 20))
     some = [FilePart(file, at, length) for at, length in ((900_000, 200_000), (0, 10), (40, 5))]
     assert merged(some) == [Part("f", 1 << 20, 0, 45), Part("f", 1 << 20, 900_000, 148_576)]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_of_another_version_is_no_mistake_of_ours(tmp_path: Path) -> None:
+    async def listed(request: web.Request) -> web.Response:
+        return web.Response(body=b'{"parts": 1}')
+
+    app = web.Application()
+    app.add_routes([web.get("/parts", listed)])
+    async with serving(app) as base, aiohttp.ClientSession() as session:
+        source = PartsSource(session, base, aiohttp.Fingerprint(bytes(32)))
+        with pytest.raises(ClusterError, match="the target cannot be fetched"):
+            await source.fetch((0, 1), tmp_path, lambda line: None)

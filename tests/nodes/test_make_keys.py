@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+from cryptography import x509
+
 SCRIPT = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 
 
@@ -46,3 +48,36 @@ def test_a_role_that_there_is_not(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "box=king: the role king is none of node, node:RANK, client, operator" in done.stderr
     assert not (tmp_path / "box.pem").exists()
+
+
+def revoked(folder: Path) -> set[int]:
+    """Serial numbers of the list."""
+    found = x509.load_pem_x509_crl((folder / "crl.pem").read_bytes())
+    return {one.serial_number for one in found}
+
+
+def test_a_name_that_is_revoked_already_is_no_obstacle(tmp_path: Path) -> None:
+    assert make(str(tmp_path), "one", "two").returncode == 0
+    serials = {
+        x509.load_pem_x509_certificate((tmp_path / f"{name}.pem").read_bytes()).serial_number
+        for name in ("one", "two")
+    }
+    assert make(str(tmp_path), "--revoke", "one").returncode == 0
+    (tmp_path / "crl.pem").unlink()
+    done = make(str(tmp_path), "--revoke", "one", "two")
+    assert done.returncode == 0, done.stderr
+    assert revoked(tmp_path) == serials
+    (tmp_path / "crl.pem").unlink()
+    assert make(str(tmp_path), "--revoke", "two").returncode == 0
+    assert revoked(tmp_path) == serials
+    # A new certificate of the name is another one.
+    assert make(str(tmp_path), "one").returncode == 0
+    assert make(str(tmp_path), "--revoke", "one").returncode == 0
+    assert len(revoked(tmp_path)) == 3
+
+
+def test_a_name_without_a_certificate_is_said(tmp_path: Path) -> None:
+    assert make(str(tmp_path), "one").returncode == 0
+    done = make(str(tmp_path), "--revoke", "none", "one")
+    assert done.returncode == 2
+    assert "there is no certificate none.pem" in done.stderr

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
+import sys
 from pathlib import Path
+
+from setproctitle import getproctitle, setproctitle
 
 from asyncspec.backend.registry import backend_of
 from asyncspec.backend.threads import set_thread_count
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
 from asyncspec_nodes.console.hosts import address, is_host
 from asyncspec_nodes.console.output import service_stderr
 from asyncspec_nodes.join.agent import AgentOptions
 from asyncspec_nodes.join.own_machine import join_until_signal
-from asyncspec_nodes.join.token import read
+from asyncspec_nodes.join.token import Token, read
 from asyncspec_nodes.node.resources import raise_file_limit
 
+TOKEN_VARIABLE = "ASYNCSPEC_TOKEN"
 MEMORY = bounds.Bounds(0.0, 1e6, above=True)
 SPEED = bounds.Bounds(0.0, 1e9, above=True)
 
 
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("token", metavar="TOKEN", help="as asyncspec up prints it; it lets a machine join")
+    text = f"as asyncspec up prints it, or - for stdin (default: {TOKEN_VARIABLE})"
+    add("token", metavar="TOKEN", nargs="?", help=text)
     add("--address", metavar="HOST:PORT", help="where the cluster is, in place of what TOKEN says")
     add(
         "--target",
@@ -47,6 +54,21 @@ def add_machine_arguments(parser: Parser) -> None:
     add("--advertise", metavar="HOST[:PORT]", default="", help=text)
     if not any(action.dest == "threads" for action in parser._actions):
         bounds.THREADS.add_to(parser, "--threads", "N", "threads of each stage's products")
+
+
+def read_token(given: str | None) -> Token:
+    """The argument, which other users of this machine then see no longer, or from stdin or the
+    environment. Raises ``UserError``."""
+    if given == "-":
+        return read(sys.stdin.readline().strip())
+    if given:
+        setproctitle(getproctitle().replace(given, "TOKEN"))
+    text = given or os.environ.get(TOKEN_VARIABLE, "")
+    if not text:
+        raise UserError(
+            f"give the TOKEN that asyncspec up prints, - to read it from stdin, or {TOKEN_VARIABLE}"
+        )
+    return read(text)
 
 
 def read_listen(text: str) -> tuple[str, int]:
@@ -79,7 +101,7 @@ def speed(arguments: argparse.Namespace) -> float | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Until a signal. Raises ``AsyncSpecError``."""
-    token = read(arguments.token)
+    token = read_token(arguments.token)
     raise_file_limit()
     target = arguments.target
     if target is not None:

@@ -35,15 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
 async def _record(arguments: argparse.Namespace) -> int:
     where, path, last = cluster_options.read_address(arguments), arguments.file, arguments.last
     named = f"{where.cluster} at " if where.cluster else ""
-    writer = TraceWriter(path, title=f"{named}{where.host}:{where.port}")
-    with contextlib.closing(writer):
-        shown, since = arguments.tokens, last or 0.0
-        async with (
-            await where.connect() as client,
-            TraceDownload(client, writer, last=since, tokens=shown) as download,
-        ):
-            if last is None:
-                await _until(client.link.gone, arguments.seconds)
+    shown, since = arguments.tokens, last or 0.0
+    async with await where.connect() as client:
+        # No file is made where nothing answers.
+        writer = TraceWriter(path, title=f"{named}{where.host}:{where.port}")
+        with contextlib.closing(writer):
+            async with TraceDownload(client, writer, last=since, tokens=shown) as download:
+                if last is None:
+                    await _until(client.link.gone, arguments.seconds)
     sys.stderr.write(f"{download.lines} events in {path}; asyncspec trace {path} shows them\n")
     if not download.complete:
         sys.stderr.write("the cluster did not deliver its last events\n")

@@ -9,7 +9,9 @@ refused. Both sides refuse certificates of other authorities, and those that ``c
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncspec.actor.link import Certificate
 from asyncspec.actor.mesh import PLAIN, Security
@@ -18,12 +20,18 @@ from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.links import Facts
 
+if TYPE_CHECKING:  # it is loaded where there are keys
+    from cryptography import x509
+
 URN = "urn:asyncspec:"
 NODE, STAGE, CLIENT, OPERATOR = "node", "stage", "client", "operator"
 
 
 NO_ROLE = "names no role: make a new one (make-keys.sh DIRECTORY NAME=ROLE)"
 """What is said of certificates such as earlier versions made."""
+
+OTHER_AUTHORITY = "its certificate is of no authority that ca names now"
+"""What is said of certificates that an authority has issued which is trusted no more."""
 
 
 def roles_of(certificate: Certificate) -> frozenset[str]:
@@ -62,18 +70,20 @@ class Keys(Security):
         self._table = table
         self._contexts = _context(ssl.PROTOCOL_TLS_SERVER), _context(ssl.PROTOCOL_TLS_CLIENT)
         self.server, self.client = self._contexts
+        self._authorities: tuple[x509.Certificate, ...] = ()
         self._revoked: frozenset[int] = frozenset()
         self._read_at: tuple[int, ...] = ()
         self.reload()
 
     def reload(self) -> None:
         """Raises ``UserError``, and then changes nothing."""
-        read_at, revoked = self._modified(), _revoked(self._table)
+        read_at, authorities = self._modified(), _authorities(self._table)
+        revoked = _revoked(self._table, authorities)
         # What fits together here fits into the contexts in use, too: those would keep half of it.
         _load(_context(ssl.PROTOCOL_TLS_CLIENT), self._table)
         for context in self._contexts:
             _load(context, self._table)
-        self._revoked, self._read_at = revoked, read_at
+        self._authorities, self._revoked, self._read_at = authorities, revoked, read_at
 
     def changed(self) -> bool:
         """Whether a file is another one than was read."""
@@ -85,6 +95,9 @@ class Keys(Security):
     def problem(self, certificate: Certificate | None, peer: Facts) -> str:
         if certificate is None:
             return "it shows no certificate"
+        # TLS accepts every authority that the contexts have ever loaded.
+        if not any(_issued(certificate["der"], one) for one in self._authorities):
+            return OTHER_AUTHORITY
         if int(certificate.get("serialNumber", "0"), 16) in self._revoked:
             return "its certificate is revoked"
         return role_problem(roles_of(certificate), peer)
@@ -128,7 +141,29 @@ def _load(context: ssl.SSLContext, table: SecurityTable) -> None:
         raise UserError(f"[security] certificate, key and ca do not fit together: {why}") from None
 
 
-def _revoked(table: SecurityTable) -> frozenset[int]:
+def _authorities(table: SecurityTable) -> tuple[x509.Certificate, ...]:
+    """All that ``ca`` names. Raises ``UserError``."""
+    from cryptography import x509
+
+    try:
+        return tuple(x509.load_pem_x509_certificates(Path(table.ca).read_bytes()))
+    except (ValueError, OSError) as error:
+        raise UserError(f"[security] ca: {table.ca} has no certificate: {error}") from None
+
+
+def _issued(certificate: bytes, authority: x509.Certificate) -> bool:
+    """Whether an authority itself has signed a certificate, DER."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        x509.load_der_x509_certificate(certificate).verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _revoked(table: SecurityTable, authorities: Sequence[x509.Certificate]) -> frozenset[int]:
     """Serial numbers in the revocation list. Raises ``UserError``."""
     if not table.crl:
         return frozenset()
@@ -136,8 +171,8 @@ def _revoked(table: SecurityTable) -> frozenset[int]:
 
     try:
         found = x509.load_pem_x509_crl(Path(table.crl).read_bytes())
-        authority = x509.load_pem_x509_certificate(Path(table.ca).read_bytes())
-        valid = found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+        keys = [one.public_key() for one in authorities]
+        valid = any(found.is_signature_valid(key) for key in keys)  # type: ignore[arg-type]
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"[security] crl: {table.crl} is no revocation list: {error}") from None
     if not valid:

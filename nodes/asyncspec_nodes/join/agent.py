@@ -49,6 +49,10 @@ RETRY_SECONDS = 600.0
 MAX_LINE = 1000
 
 
+class RefusedError(ClusterError):
+    """The cluster does not want this machine any more, for what its user cannot change."""
+
+
 class AgentOptions(Struct, frozen=True):
     """What a user says of a machine."""
 
@@ -97,8 +101,8 @@ class Agent:
         self._identity = Identity(folder, options.name)
         self._channel: aiohttp.ClientWebSocketResponse | None = None
         self._orders: Orders | None = None
-        # By rank: what was said of stages that serve, also while there was no connection.
-        self._served: dict[int, Serving] = {}
+        # By rank: reports of stages that serve or have failed, also without a connection then.
+        self._outcomes: dict[int, Serving | Failed] = {}
         # The cluster has answered once.
         self._reached = False
         # Since when it takes no part, once the cluster has answered, and what ends its stages then.
@@ -112,7 +116,8 @@ class Agent:
 
     async def run(self) -> None:
         """Until cancelled, or the cluster ends. Raises ``UserError`` where it cannot take part,
-        and ``ClusterError`` where the cluster is gone for ``RETRY_SECONDS``."""
+        ``RefusedError`` after a failure, and ``ClusterError`` where the cluster is gone for
+        ``RETRY_SECONDS``."""
         if self._speed is None:
             # Before it is connected: it does not answer heartbeats meanwhile.
             self._speed = await asyncio.to_thread(read_speed)
@@ -133,6 +138,8 @@ class Agent:
                     if not self._reached:
                         raise
                     problem = str(error)
+                except RefusedError:
+                    raise
                 except (aiohttp.ClientError, OSError, ClusterError) as error:
                     problem = f"the connection is lost ({error})"
                     if not self._reached:
@@ -190,16 +197,16 @@ class Agent:
         )
 
     async def _serve(self, channel: aiohttp.ClientWebSocketResponse) -> bool:
-        """Until the connection ends; whether the cluster does. Raises ``UserError`` where it
-        refuses."""
+        """Until the connection ends; whether the cluster does. Raises ``UserError`` or
+        ``RefusedError`` where it refuses."""
         self._channel = channel
         async for raw in channel:
             if raw.type is not aiohttp.WSMsgType.TEXT:
                 break
             message: ToMember = messages.decode(raw.data, ToMember)  # type: ignore[arg-type]
             match message:
-                case Refused(text):
-                    raise UserError(text)
+                case Refused(text, user):
+                    raise UserError(text) if user else RefusedError(text)
                 case Ended():
                     return True
                 case Admitted(authority, certificate, run):
@@ -209,8 +216,8 @@ class Agent:
                     self._identity.receive(authority, certificate)
                     self._found()
                     self._say("joined")
-                    for served in self._served.values():
-                        await self._tell(served)
+                    for outcome in list(self._outcomes.values()):
+                        await self._tell(outcome)
                 case Orders():
                     await self._follow(message)
         return False
@@ -254,10 +261,13 @@ class Agent:
             node = SupervisedNode(start, self._say)
             await node.start()
             raise await node.run(lambda report: self._report(rank, version, report))
-        except AsyncSpecError as error:
+        # Of files here, and of orders or answers of another version, too.
+        except (AsyncSpecError, OSError, ValueError) as error:
             self._say(str(error))
             text = " ".join(str(error).split())[:MAX_LINE]
-            await self._tell(Failed(version, rank, text, isinstance(error, UserError)))
+            failed = Failed(version, rank, text, isinstance(error, UserError))
+            self._outcomes[rank] = failed
+            await self._tell(failed)
 
     async def _target(self, layers: tuple[int, int], say: Callable[[str], None]) -> str | None:
         """The target on this machine: its own, the Hub's (None: as the cluster names it), or parts
@@ -294,7 +304,7 @@ class Agent:
                 node["host"] = self._connector.host
         file = self._folder / f"rank-{rank}.toml"
         part = file.with_suffix(".part")
-        part.write_text(tomlkit.dumps(text))
+        part.write_text(tomlkit.dumps(text), encoding="utf-8")
         part.replace(file)
         return file
 
@@ -302,7 +312,7 @@ class Agent:
         if isinstance(report, LoadingReport):
             message: FromMember = Step(version, rank, report.text[:MAX_LINE])
         elif isinstance(report, ReadyReport):
-            message = self._served[rank] = Serving(version, rank, report.guarantee)
+            message = self._outcomes[rank] = Serving(version, rank, report.guarantee)
             self._say(f"stage {rank} serves")
         else:
             return
@@ -316,7 +326,7 @@ class Agent:
 
     async def _stop(self, rank: int) -> None:
         stage = self._stages.pop(rank)
-        self._served.pop(rank, None)
+        self._outcomes.pop(rank, None)
         stage.task.cancel()
         await _complete(stage.task)
 

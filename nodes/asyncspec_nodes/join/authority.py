@@ -115,7 +115,9 @@ def _load(key: str) -> Ed25519PrivateKey:
 
 
 def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64] or "node")])
+    # 64 bytes at most, and no part of a character.
+    cut = text.encode(errors="ignore")[:64].decode(errors="ignore")
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, cut or "node")])
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, public: object) -> x509.CertificateBuilder:

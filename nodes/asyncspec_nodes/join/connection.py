@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 import ssl
 import warnings
@@ -28,21 +29,43 @@ BROWSE_SECONDS = 5.0
 OPEN_ATTEMPTS = 3
 
 
-def own_addresses() -> list[str]:
-    """This machine's IPv4 addresses, loopback ones last."""
+def own_addresses(*families: int) -> list[str]:
+    """This machine's addresses of socket ``families`` (none: IPv4), those of the first family
+    first, loopback ones last. IPv6 ones of a single link, which need its name, are left out."""
+    families = families or (socket.AF_INET,)
     found = [
-        entry.address
+        (families.index(entry.family), entry.address)
         for name, entries in sorted(psutil.net_if_addrs().items())
         for entry in entries
         # Bridges of containers lead nowhere from another machine.
-        if entry.family == socket.AF_INET and not name.startswith(("docker", "br-", "veth"))
+        if entry.family in families and not name.startswith(("docker", "br-", "veth"))
     ]
-    return sorted(dict.fromkeys(found), key=is_loopback) or ["127.0.0.1"]
+    hosts = [host for _, host in sorted(found, key=lambda one: one[0]) if "%" not in host]
+    return sorted(dict.fromkeys(hosts), key=is_loopback) or ["127.0.0.1"]
 
 
 def near(host: str) -> str:
     """Where this machine itself reaches what listens on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def listening_addresses(sock: socket.socket) -> list[str]:
+    """Where others reach what listens on ``sock``."""
+    bound: str = sock.getsockname()[0]
+    if near(bound) == bound:
+        return [bound]
+    if sock.family != socket.AF_INET6:
+        return own_addresses()
+    if sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        return own_addresses(socket.AF_INET6)
+    return own_addresses(socket.AF_INET, socket.AF_INET6)
+
+
+def unmapped(host: str) -> str:
+    """An address as a socket of both families sees it: an IPv4 one as such."""
+    found = address(host)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return host if mapped is None else str(mapped)
 
 
 def _open_mdns() -> AsyncZeroconf | None:

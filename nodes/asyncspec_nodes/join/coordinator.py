@@ -7,9 +7,10 @@ import asyncio
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -97,6 +98,9 @@ class Coordinator:
         self._over: asyncio.Future[AsyncSpecError] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._own: OwnMachine | None = None
+        # Whether the cluster file is to be written, and why it could not be.
+        self._stale = False
+        self._unwritten = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -135,7 +139,7 @@ class Coordinator:
         except BaseException:
             await self.__aexit__()
             raise
-        self._tasks.append(asyncio.create_task(self._guard()))
+        self._start(self._guard())
         self._guarding = True
         return self
 
@@ -165,7 +169,7 @@ class Coordinator:
         token = await stack.enter_async_context(server)
         self._show(token)
         if options.holds:
-            self._tasks.append(asyncio.create_task(self._hold(server.here(token))))
+            self._start(self._hold(server.here(token)))
 
     async def _hold(self, token: Token) -> None:
         """This machine as a member."""
@@ -179,14 +183,11 @@ class Coordinator:
             same_machine=True,
             reserved=options.draft_bytes,
         )
-        try:
-            self._own = OwnMachine(token, how, options.listen, self._folder / "stage")
-            await self._own.run()
-        except AsyncSpecError as error:
-            self._end(error)
+        self._own = OwnMachine(token, how, options.listen, self._folder / "stage")
+        await self._own.run()
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> Member:
-        members = self.members
+        members, before = self.members, self.members.config()
         if members.admit(offer, seen, send):
             self._formation.joined_at = time.monotonic()
             spare = " as a spare" if members.assignment and not members.incomplete else ""
@@ -194,7 +195,12 @@ class Coordinator:
                 f"{offer.name} has joined{spare}: {offer.memory / GIB:.1f} GiB, "
                 f"{offer.speed / GB:.1f} GB/s"
             )
-        members.tell(offer.member)
+        if members.config() == before:
+            members.tell(offer.member)
+        else:  # others dial it at another address
+            members.tell_all()
+            self._stale = True
+            self._write()
         self._changed.set()
         return members.by_id[offer.member]
 
@@ -205,6 +211,8 @@ class Coordinator:
 
     def received(self, name: str, message: FromMember) -> bool:
         members = self.members
+        if name not in members.by_id:  # an earlier stage of it has failed: it has been refused
+            return True
         match message:
             case Step(version, rank, text) if members.is_current(name, rank, version):
                 self._steps[rank] = text
@@ -215,7 +223,7 @@ class Coordinator:
                 if user and not self._guarding:
                     self._end(UserError(f"{member.offer.name}: {text}"))
                 self.say(f"{member.offer.name}: {text}")
-                member.send(Refused(f"its stage has failed: {text}"))
+                member.send(Refused(f"its stage has failed: {text}", user))
                 self._drop(name)
             case Leaving():
                 self.say(f"{members.by_id[name].offer.name} has left")
@@ -241,10 +249,9 @@ class Coordinator:
         node = replace(self._config.at(DRAFT), port=port)
         self._config = replace(self._config, node=(node,))
         self.members.set_draft(node)
-        for name in self.members.by_id:
-            self.members.tell(name)
-        self._write()
-        self._tasks.append(asyncio.create_task(self._run_draft(sock)))
+        self.members.tell_all()
+        self._write_file()
+        self._start(self._run_draft(sock))
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 while not (self._drafts and self.members.ready) and not self._over.done():
@@ -256,6 +263,21 @@ class Coordinator:
             raise self._over.result()
 
     def _write(self) -> None:
+        """Write the cluster file where it is to be; where that fails, as on a full disk, every
+        repair tries again."""
+        if not self._stale:
+            return
+        try:
+            self._write_file()
+        except OSError as error:
+            why = f"{self.file} cannot be written ({error.strerror}): nodes do not learn changes"
+            if why != self._unwritten:
+                self.say(why)
+            self._unwritten = why
+        else:
+            self._stale, self._unwritten = False, ""
+
+    def _write_file(self) -> None:
         part = self.file.with_suffix(".part")
         own = self._own
         config = self.members.config(*(() if own is None else (own.member, own.here)))
@@ -267,11 +289,7 @@ class Coordinator:
             self._drafts = self._drafts or isinstance(report, ReadyReport)
             self._changed.set()
 
-        try:
-            error = await run_draft(self.file, sock, report, self.say)
-        except AsyncSpecError as unstarted:
-            error = unstarted
-        self._end(error)
+        raise await run_draft(self.file, sock, report, self.say)
 
     async def _guard(self) -> None:
         """Repair whatever happens."""
@@ -284,7 +302,8 @@ class Coordinator:
 
     async def _repair(self) -> None:
         if await self._formation.repair():
-            self._write()
+            self._stale = True
+        self._write()
 
     async def _change(self, seconds: float) -> None:
         """Wait for a change, at most so long. Raises what has ended the cluster."""
@@ -297,7 +316,22 @@ class Coordinator:
         if self._over.done():
             raise self._over.result()
 
-    def _end(self, error: AsyncSpecError) -> None:
-        if not self._over.done():
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run until the cluster ends, which an exception of ``work`` does."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._finished)
+        self._tasks.append(task)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException) -> None:
+        """``watch`` returns what has failed, and raises a mistake of ours."""
+        if self._over.done():
+            pass
+        elif isinstance(error, AsyncSpecError):
             self._over.set_result(error)
+        else:
+            self._over.set_exception(error)
         self._changed.set()

@@ -35,6 +35,8 @@ class Member(Struct):
     # Where others reach its stages.
     host: str
     send: Callable[[ToMember], None]
+    # On the first machine, whose address may change.
+    local: bool = False
     # Without a connection since then, by any clock; None: connected.
     lost_at: float | None = None
 
@@ -73,16 +75,23 @@ class Members:
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> bool:
         """A machine has connected from the address ``seen``; whether it is new."""
-        if not is_loopback(offer.reached) and not self._is_advertised:
-            self._reached = offer.reached
-            # Stages on the first machine are dialled from there, too.
-            for other in self.by_id.values():
-                if is_loopback(other.host):
-                    other.host = self._reached
-        host = offer.host or (self._reached if is_loopback(seen) else seen)
+        host = offer.host or seen
         is_new = offer.member not in self.by_id
-        self.by_id[offer.member] = Member(offer, host, send)
+        self.by_id[offer.member] = Member(offer, host, send, is_loopback(host))
+        self._update_local()
         return is_new
+
+    def _update_local(self) -> None:
+        """Stages on the first machine are dialled from others, too: at the address that the first
+        of the connected members has reached it under, so that one on another network, which joins
+        later, changes nothing."""
+        if not self._is_advertised:
+            here = [one.offer.reached for one in self.by_id.values() if one.lost_at is None]
+            found = next((host for host in here if not is_loopback(host)), self._reached)
+            self._reached = found
+        for member in self.by_id.values():
+            if member.local:
+                member.host = self._reached
 
     @property
     def devices(self) -> list[Device]:
@@ -131,6 +140,10 @@ class Members:
                 self._since[rank] = self._version
                 self.serving.discard(rank)
         self.assignment = assignment
+        self.tell_all()
+
+    def tell_all(self) -> None:
+        """All members their orders."""
         for name in self.by_id:
             self.tell(name)
 

@@ -59,9 +59,11 @@ class Admitted(Struct, frozen=True, tag="admitted"):
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """The answer to one that cannot take part; the connection ends."""
+    """The answer to one that cannot take part; the connection ends. ``user``: the text says what
+    to change."""
 
     text: Line
+    user: bool = True
 
 
 class Ended(Struct, frozen=True, tag="ended"):

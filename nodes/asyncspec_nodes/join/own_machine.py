@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.join.agent import Agent, AgentOptions
 from asyncspec_nodes.join.connection import near
+from asyncspec_nodes.join.folder import machine_folder
 from asyncspec_nodes.join.messages import PORTS
 from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.local.children import ChildNode
@@ -31,7 +31,7 @@ def join_until_signal(
     Raises ``AsyncSpecError``."""
     host, port = address
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-")))
+        folder = stack.enter_context(machine_folder())
         sockets = []
         for number in range(PORTS):
             sock = listen.bind(host, port and port + number, whose="--listen")

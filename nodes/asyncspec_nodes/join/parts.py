@@ -119,7 +119,7 @@ class PartsSource:
         ``UserError`` and ``ClusterError``."""
         try:
             answer = await self._ask(layers)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise ClusterError(f"the target cannot be fetched: {error}") from None
         progress = _Progress(sum(part.length for part in answer.parts), say)
         for part in answer.parts:

@@ -10,9 +10,10 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiohttp import WSMsgType, web
 from msgspec.structs import replace
@@ -20,13 +21,22 @@ from msgspec.structs import replace
 from asyncspec.actor.tcp import stop_listening
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.security import NODE
+from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.metrics import Metrics
+from asyncspec_nodes.http.server import Connection
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
-from asyncspec_nodes.join.connection import announced, near, own_addresses
+from asyncspec_nodes.join.connection import (
+    announced,
+    listening_addresses,
+    near,
+    unmapped,
+)
 from asyncspec_nodes.join.members import Member
 from asyncspec_nodes.join.messages import (
     HEARTBEAT_SECONDS,
     MAX_BYTES,
+    PORTS,
     Admitted,
     FromMember,
     Offer,
@@ -41,6 +51,10 @@ from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 OFFER_SECONDS = 20.0
 """For a member's first message: it measures itself before."""
+
+LIMITS = Limits(connections=512, request_seconds=10.0)
+"""Of connections, which strangers may open, too; members have one each, and some to fetch the
+target."""
 
 
 class Admission(Protocol):
@@ -108,7 +122,6 @@ class JoinServer:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_cert_chain(self._folder / CERTIFICATE, self._folder / KEY)
         app = web.Application()
-        app.on_response_prepare.append(_unnamed)
         app.add_routes([web.get("/join", self._join)])
         app.add_routes(routes(self._target, self._allowed))
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -117,12 +130,15 @@ class JoinServer:
         sock = self._bind()
         loop = asyncio.get_running_loop()
         assert runner.server is not None
-        server = await loop.create_server(runner.server, sock=sock, ssl=context)
+        accept = partial(_accept, runner.server, Metrics())
+        server = await loop.create_server(
+            accept, sock=sock, ssl=context, ssl_handshake_timeout=LIMITS.request_seconds
+        )
         stack.push_async_callback(stop_listening, server)
         self._keys.port = sock.getsockname()[1]
         self._file.write(self._keys)
         host, port = self._advertise
-        hosts = [host] if host else self._hosts(sock)
+        hosts = [host] if host else listening_addresses(sock)
         port = port or self._keys.port
         token = Token(tuple(hosts), port, digest(self._keys.certificate), self._keys.secret)
         await stack.enter_async_context(announced(token.cluster, hosts, port))
@@ -139,24 +155,23 @@ class JoinServer:
                 self._admission.say(f"machines find the cluster on a new port: {error}")
         return listen.bind(host, port, whose="--listen")
 
-    def _hosts(self, sock: socket.socket) -> list[str]:
-        bound: str = sock.getsockname()[0]
-        return own_addresses() if near(bound) != bound else [bound]
-
     def _allowed(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "").encode()
+        # aiohttp has halves of surrogate pairs for bytes that are no text.
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         return hmac.compare_digest(given, f"Bearer {self._keys.secret.hex()}".encode())
 
     async def _join(self, request: web.Request) -> web.StreamResponse:
         """A member's connection, to its end."""
         if not self._allowed(request):
-            return web.Response(status=401)
+            refused = web.Response(status=401)
+            refused.force_close()
+            return refused
         channel = web.WebSocketResponse(heartbeat=HEARTBEAT_SECONDS, max_msg_size=MAX_BYTES)
         await channel.prepare(request)
         try:
             async with asyncio.timeout(OFFER_SECONDS):
                 offer = messages.decode(await channel.receive_str(), Offer)
-            _check(offer)
+            check_offer(offer)
             certificate = self._authority.issue(offer.request)  # for no rank yet
         except (AsyncSpecError, TimeoutError, TypeError) as error:
             said = isinstance(error, AsyncSpecError)
@@ -177,7 +192,7 @@ class JoinServer:
                 message = replace(message, certificate=issued)
             queue.put_nowait(message)
 
-        member = self._admission.admit(offer, request.remote or "", send)
+        member = self._admission.admit(offer, unmapped(request.remote or ""), send)
         try:
             async for raw in channel:
                 if raw.type is not WSMsgType.TEXT:
@@ -193,12 +208,19 @@ class JoinServer:
         return channel
 
 
-async def _unnamed(request: web.Request, response: web.StreamResponse) -> None:
-    """aiohttp would name its version."""
-    response.headers["Server"] = "asyncspec"
+class _Full(asyncio.Protocol):
+    """Ends a connection above the limit."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
 
 
-def _check(offer: Offer) -> None:
+def _accept(server: web.Server, metrics: Metrics) -> asyncio.BaseProtocol:
+    full = len(server.connections) >= LIMITS.connections
+    return _Full() if full else Connection(server, metrics, LIMITS)
+
+
+def check_offer(offer: Offer) -> None:
     """Raises ``UserError`` for a machine that cannot take part."""
     ours = version("asyncspec")
     if (offer.version, offer.protocol) != (ours, PROTOCOL_VERSION):
@@ -206,8 +228,8 @@ def _check(offer: Offer) -> None:
             f"{offer.name} has asyncspec {offer.version} and the cluster {ours}; install the "
             "same version on both"
         )
-    if not offer.ports:
-        raise UserError(f"{offer.name} has no port for a stage")
+    if len(offer.ports) != PORTS:
+        raise UserError(f"{offer.name} has {len(offer.ports)} ports for stages; it needs {PORTS}")
 
 
 async def _send(channel: web.WebSocketResponse, queue: asyncio.Queue[ToMember]) -> None:

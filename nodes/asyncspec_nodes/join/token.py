@@ -108,6 +108,7 @@ class TokenFile:
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
+            os.fchmod(self._descriptor, 0o600)  # it may have been there
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._close()

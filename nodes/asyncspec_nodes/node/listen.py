@@ -12,14 +12,18 @@ BACKLOG = 128  # connections that wait to be accepted
 
 
 def bind(host: str, port: int, *, whose: str) -> socket.socket:
-    """Listen on an address. ``whose``: the node or options that name it. Raises ``UserError``."""
+    """Listen on an address; on ``::`` also for IPv4, where the system can. ``whose``: the node or
+    options that name it. Raises ``UserError``."""
     if not is_host(host):
         raise UserError(f"{host} ({whose}) is no host name and no address")
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        sock = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        both = address[0] == "::" and socket.has_dualstack_ipv6()
+        sock = socket.create_server(
+            address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
+        )
     except socket.gaierror as error:
         raise UserError(f"{host} ({whose}) cannot be resolved: {error.strerror}") from None
     except OSError as error:

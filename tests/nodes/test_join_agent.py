@@ -1,0 +1,191 @@
+"""A machine that has joined: failures of its stages, its folder, and where its token comes from."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from asyncspec.core.errors import ClusterError, UserError
+from asyncspec_nodes.cli.join import read_token
+from asyncspec_nodes.join import messages
+from asyncspec_nodes.join.agent import Agent, AgentOptions
+from asyncspec_nodes.join.authority import make_key, make_request
+from asyncspec_nodes.join.connection import Connector
+from asyncspec_nodes.join.folder import machine_folder
+from asyncspec_nodes.join.messages import Admitted, Failed, FromMember, Orders, Refused, ToMember
+from asyncspec_nodes.join.token import Token, TokenFile, new_cluster
+
+TOKEN = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
+
+
+class Channel:
+    """A connection on which some messages come; it keeps what is sent."""
+
+    def __init__(self, *come: ToMember) -> None:
+        self._come = come
+        self.sent: list[FromMember] = []
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        pass
+
+    async def __aiter__(self) -> AsyncIterator[aiohttp.WSMessage]:
+        for message in self._come:
+            raw = messages.encode(message)
+            yield aiohttp.WSMessage(aiohttp.WSMsgType.TEXT, raw, None)
+
+    async def send_str(self, text: str) -> None:
+        self.sent.append(messages.decode(text, FromMember))  # type: ignore[arg-type]
+
+
+def agent(folder: Path, channel: Channel | None = None) -> Agent:
+    options = AgentOptions("one", target="/srv/target", memory=1, speed=1.0)
+    made = Agent(TOKEN, options, [], folder, lambda line: None)
+    made._channel = channel  # type: ignore[assignment]
+    return made
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("user", "error"), [(True, UserError), (False, ClusterError)])
+async def test_only_what_a_user_can_change_is_a_users_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: bool, error: type[Exception]
+) -> None:
+    async def connect(self: Connector, session: aiohttp.ClientSession) -> Channel:
+        return Channel(Refused("its stage has failed: why", user))
+
+    monkeypatch.setattr(Connector, "connect", connect)
+    async with asyncio.timeout(60):
+        with pytest.raises(error, match="its stage has failed: why"):
+            await agent(tmp_path).run()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("config", "text"), [("", "No such file"), ("[", "Unexpected end of file")]
+)
+async def test_a_stage_whose_files_cannot_be_written_has_failed(
+    tmp_path: Path, config: str, text: str
+) -> None:
+    """Or whose orders cannot be read."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    channel = Channel()
+    one = agent(folder, channel)
+    (folder / "node.key").unlink()
+    folder.rmdir()
+    cluster = '[target]\npath = "/srv/target"\n[[node]]\nrank = 0\n'
+    one._orders = Orders(config or cluster, (), (), 1)
+    await one._keep(1, 0, (0, 1), 7)
+    (failed,) = channel.sent
+    assert isinstance(failed, Failed)
+    assert (failed.version, failed.rank, failed.user) == (7, 1, False)
+    assert text in failed.text
+
+
+@pytest.mark.asyncio
+async def test_a_failure_without_a_connection_is_reported_with_the_next(tmp_path: Path) -> None:
+    machine = agent(tmp_path)
+    machine._orders = Orders("[", (), (), 1)
+    await machine._keep(1, 0, (0, 1), 7)
+    channel = Channel(Admitted("", ""))
+    await machine._serve(channel)  # type: ignore[arg-type]
+    assert [(type(one), one.rank) for one in channel.sent] == [(Failed, 1)]  # type: ignore[union-attr]
+
+
+HOLDS = """
+import sys
+from asyncspec_nodes.join.folder import machine_folder
+
+with machine_folder() as folder:
+    (folder / "model").mkdir()
+    (folder / "model" / "weights").write_bytes(b"many")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def start() -> tuple[subprocess.Popen[str], Path]:
+        child = subprocess.Popen(
+            [sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        return child, Path(child.stdout.readline().strip())
+
+    killed, left = start()
+    running, held = start()
+    try:
+        assert (left / "model" / "weights").exists()
+        killed.send_signal(signal.SIGKILL)
+        killed.communicate(timeout=60)
+        with machine_folder() as folder:
+            assert folder.parent == left.parent == tmp_path / "asyncspec"
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert not left.exists()
+            assert (held / "model" / "weights").exists()
+        assert not folder.exists()
+    finally:
+        running.communicate("", timeout=60)
+    assert running.returncode == 0
+    assert not held.exists()
+
+
+def test_without_a_folder_for_caches_the_temporary_directory_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    with machine_folder() as folder:
+        (folder / "model").mkdir()
+        assert file not in folder.parents
+    assert not folder.exists()
+
+
+def test_the_token_comes_from_stdin_and_the_environment_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr("asyncspec_nodes.cli.join.getproctitle", lambda: f"asyncspec join {TOKEN}")
+    monkeypatch.setattr("asyncspec_nodes.cli.join.setproctitle", titles.append)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
+    assert read_token("-") == TOKEN
+    monkeypatch.setenv("ASYNCSPEC_TOKEN", str(TOKEN))
+    assert read_token(None) == TOKEN
+    assert not titles
+    monkeypatch.delenv("ASYNCSPEC_TOKEN")
+    with pytest.raises(UserError, match="ASYNCSPEC_TOKEN"):
+        read_token(None)
+    # Other users of the machine see command lines.
+    assert read_token(str(TOKEN)) == TOKEN
+    assert titles == ["asyncspec join TOKEN"]
+
+
+def test_a_token_file_that_others_can_read_becomes_the_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "up.json"
+    file.touch()
+    file.chmod(0o644)
+    with TokenFile(file, lambda line: None) as stored:
+        assert file.stat().st_mode & 0o777 == 0o600
+        stored.write(new_cluster("one"))
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["ä" * 40, "x" * 65, "€" * 50, "", os.fsdecode(b"\xff")])
+def test_any_name_fits_into_a_certificate(name: str) -> None:
+    assert "REQUEST" in make_request(make_key(), name)

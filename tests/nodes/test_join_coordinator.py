@@ -1,0 +1,176 @@
+"""The machine that keeps a cluster together: addresses that change, stages that fail, and its own
+mistakes. Members are here, without connections."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from asyncspec.core.errors import UserError
+from asyncspec.core.placement.model import LayerCost, TargetCost
+from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, TargetTable
+from asyncspec_nodes.join.assignment import Assigned
+from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.join.members import Members
+from asyncspec_nodes.join.messages import PORTS, Failed, Offer, Orders, Refused, ToMember
+from asyncspec_nodes.join.server import check_offer
+from asyncspec_protocol.messages import PROTOCOL_VERSION
+
+CONFIG = Config(
+    TargetTable("toy:layers=6"), (NodeTable(0, "127.0.0.1", 1),), draft=DraftTable("ngram")
+)
+TARGET = TargetCost((LayerCost(1, 1),) * 3)
+FIRST = "192.0.2.1"
+
+
+def offer(name: str, first: int = 7700, reached: str = FIRST) -> Offer:
+    """Of a machine whose ports begin with ``first``."""
+    ports = tuple(range(first, first + PORTS))
+    return Offer(name, name, "1", PROTOCOL_VERSION, 1 << 30, 1e9, "", ports, reached, "")
+
+
+class Started:
+    """A coordinator after its start, with members a, b and c, each with a stage; c is on the
+    first machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[str] = []
+        self.sent: dict[str, list[ToMember]] = {}
+        options = CoordinatorOptions("up", holds=False)
+        self.coordinator = Coordinator(
+            CONFIG, TARGET, options, lambda token: None, self.said.append
+        )
+        self.coordinator._folder = folder
+        self.admit(offer("c", reached="127.0.0.1"), "127.0.0.1")
+        self.admit(offer("a"), "10.0.0.1")
+        self.admit(offer("b"), "10.0.0.2")
+        stages = [Assigned(name, 0, (n, n + 1)) for n, name in enumerate("abc")]
+        self.coordinator.members.assign(tuple(stages))
+
+    def admit(self, one: Offer, seen: str) -> None:
+        self.sent[one.member] = []
+        self.coordinator.admit(one, seen, self.sent[one.member].append)
+
+    def lose(self, name: str) -> None:
+        self.coordinator.lost(self.coordinator.members.by_id[name])
+
+    def orders(self, name: str) -> Orders:
+        """The last ones."""
+        return [one for one in self.sent[name] if isinstance(one, Orders)][-1]
+
+
+@pytest.mark.asyncio
+async def test_all_learn_the_address_of_a_member_that_returns_with_another(tmp_path: Path) -> None:
+    started = Started(tmp_path)
+    version = started.orders("a").version
+    assert 'host = "10.0.0.2"' in started.orders("a").config
+    started.lose("b")
+    started.admit(offer("b"), "10.0.0.99")
+    for text in (started.orders("a").config, started.coordinator.file.read_text()):
+        assert 'host = "10.0.0.99"' in text
+        assert "10.0.0.2" not in text
+    # The orders are the same ones: nothing is started again.
+    assert started.orders("a").version == version
+    started.lose("b")
+    started.admit(offer("b", first=8800), "10.0.0.99")
+    assert "port = 8800" in started.orders("a").config
+    count = len(started.sent["a"])
+    started.lose("b")
+    started.admit(offer("b", first=8800), "10.0.0.99")
+    assert len(started.sent["a"]) == count
+
+
+@pytest.mark.asyncio
+async def test_all_learn_another_address_of_the_first_machine(tmp_path: Path) -> None:
+    started = Started(tmp_path)
+    assert f'host = "{FIRST}"' in started.orders("a").config
+    moved = "192.0.2.77"
+    for name, seen in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
+        started.lose(name)
+        started.admit(offer(name, reached=moved), seen)
+    for name in "ab":
+        assert f'host = "{moved}"' in started.orders(name).config
+    assert FIRST not in started.coordinator.file.read_text()
+
+
+def test_the_first_machine_has_one_address_where_members_reach_it_under_two() -> None:
+    members = Members(CONFIG, TARGET, 4)
+    members.admit(offer("c", reached="127.0.0.1"), "127.0.0.1", lambda message: None)
+    members.admit(offer("a"), "10.0.0.1", lambda message: None)
+    for _ in range(2):
+        members.admit(offer("b", reached="198.51.100.1"), "198.51.100.2", lambda message: None)
+        assert members.by_id["c"].host == FIRST
+
+
+@pytest.mark.asyncio
+async def test_several_stages_of_a_member_fail(tmp_path: Path) -> None:
+    started = Started(tmp_path)
+    coordinator = started.coordinator
+    stages = (("a", 0), ("b", 0), ("b", 1))
+    coordinator.members.assign(
+        tuple(Assigned(name, port, (n, n + 1)) for n, (name, port) in enumerate(stages))
+    )
+    version = started.orders("b").version
+    for rank in (2, 3):
+        assert coordinator.received("b", Failed(version, rank, "no memory"))
+    assert "b" not in coordinator.members.by_id
+    assert [one for one in started.sent["b"] if isinstance(one, Refused)] == [
+        Refused("its stage has failed: no memory", user=False)
+    ]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("user", [True, False])
+async def test_a_member_learns_whether_a_user_can_change_its_failure(
+    tmp_path: Path, user: bool
+) -> None:
+    started = Started(tmp_path)
+    started.coordinator.received("b", Failed(started.orders("b").version, 2, "why", user))
+    assert started.sent["b"][-1] == Refused("its stage has failed: why", user)
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_file_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
+    """Repairs go on meanwhile."""
+    folder = tmp_path / "full"
+    started = Started(folder)
+    coordinator = started.coordinator
+    started.lose("b")
+    started.admit(offer("b"), "10.0.0.99")
+    for _ in range(3):
+        await coordinator._repair()
+    said = [line for line in started.said if "cannot be written" in line]
+    assert len(said) == 1
+    assert str(coordinator.file) in said[0]
+    folder.mkdir()
+    await coordinator._repair()
+    assert 'host = "10.0.0.99"' in coordinator.file.read_text()
+
+
+@pytest.mark.asyncio
+async def test_a_mistake_of_ours_ends_the_cluster(tmp_path: Path) -> None:
+    class Mistaken(Coordinator):
+        async def _repair(self) -> None:
+            raise IndexError("list index out of range")
+
+    options = CoordinatorOptions("up", holds=False)
+    made = Mistaken(CONFIG, TARGET, options, lambda token: None, lambda line: None)
+    made._folder = tmp_path
+    made._start(made._guard())
+    made._changed.set()
+    async with asyncio.timeout(60):
+        with pytest.raises(IndexError):
+            await made.watch()
+
+
+@pytest.mark.parametrize("count", [0, 1, PORTS - 1])
+def test_a_machine_with_fewer_ports_than_stages_it_may_get_is_refused(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncspec_nodes.join.server.version", lambda name: "1")
+    check_offer(offer("b"))
+    with pytest.raises(UserError, match=f"b has {count} ports"):
+        check_offer(replace(offer("b"), ports=offer("b").ports[:count]))
