@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from asyncspec.core.jobs import Job
+from asyncspec.core.jobs import Admit, Compact, Feed, Job, Release, Trim
 from asyncspec_protocol.errors import LocalProtocolError
+from asyncspec_protocol.ids import Rank, SessionId, owner
 
 Run = Callable[[Any], object | None]
 """A stage's ``run`` (``backend/tree_stage``) or a token source's (``source/base``)."""
@@ -26,6 +27,51 @@ HAND_OVER_SECONDS = 100e-6
 """Pause before a job that begins by itself: enough for the event loop to send the last one's
 result. Jobs of tiny operations have the interpreter lock again before the event loop's thread has
 woken up, and longer ones its processor, or the rest of the node's quota."""
+
+ControlJob = Admit | Compact | Trim | Release | Feed
+"""What no credit bounds, unlike passes and drafts: such jobs come as quickly as a peer writes."""
+
+BASE_JOBS, SESSION_JOBS = 64, 4
+"""Unfinished control jobs of a draft node above which its link is not read: so many, and so many
+more for each of its sessions, whose prunes may all come while one pass runs."""
+
+JOB_SLOTS = 64
+"""Slots kept by a ``Compact`` that count as one more job: a tree seldom has more nodes."""
+
+
+class ControlJobs:
+    """Unfinished control jobs, by the draft node whose session they are of."""
+
+    def __init__(self, hold: Callable[[Rank, bool], None]) -> None:
+        """``hold`` is told of a draft node whether its link is to be read no further for now."""
+        self._hold = hold
+        self._pending: Counter[Rank] = Counter()
+        # Sessions for which the device holds something.
+        self._sessions: dict[Rank, set[SessionId]] = {}
+
+    def submitted(self, job: Job) -> None:
+        """The device has one job more."""
+        if isinstance(job, ControlJob):
+            sessions = self._sessions.setdefault(owner(job.session), set())
+            if isinstance(job, Admit | Feed):
+                sessions.add(job.session)
+            elif isinstance(job, Release):
+                sessions.discard(job.session)
+            self._count(job, 1)
+
+    def finished(self, job: Job) -> None:
+        """The device has done a job."""
+        if isinstance(job, ControlJob):
+            self._count(job, -1)
+
+    def _count(self, job: ControlJob, sign: int) -> None:
+        draft = owner(job.session)
+        more = len(job.keep) // JOB_SLOTS if isinstance(job, Compact) else 0
+        self._pending[draft] += sign * (1 + more)
+        pending = self._pending[draft]
+        most = BASE_JOBS + SESSION_JOBS * len(self._sessions[draft])
+        if pending > most or pending <= most // 2:
+            self._hold(draft, pending > most)
 
 
 class DeviceThread:

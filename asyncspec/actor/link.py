@@ -39,6 +39,9 @@ MAX_JOINED = 32 * 1024
 CLOSED = "the peer closed the connection"
 """Why a link is down where the peer gives no reason."""
 
+OWN_ERROR = "an error of this node itself ended the link; its log describes it"
+"""Why a link is down where our own code fails on a message."""
+
 
 class LinkOptions(Struct, frozen=True):
     """Times in seconds, sizes in bytes."""
@@ -91,6 +94,8 @@ class Link(asyncio.BufferedProtocol):
         self.rtt: float | None = None
         # Whether the link is so slow that packed rows pay.
         self.packs = should_pack(False, 0.0, options.packing_seconds)
+        # Whether no frame is taken for now (``hold_reading``).
+        self.holds_reading = False
         # Receives events of the connection, while the node is traced.
         self.hook: TraceHook | None = None
         # Start of a stall of the write buffer, and its bytes.
@@ -125,10 +130,13 @@ class Link(asyncio.BufferedProtocol):
 
     @property
     def certificate(self) -> Certificate | None:
-        """The peer's, verified; None without TLS."""
+        """The peer's, verified, as ``getpeercert`` has it and as DER (``"der"``); None without
+        TLS."""
         transport = self._transport
         ssl_object = None if transport is None else transport.get_extra_info("ssl_object")
-        return None if ssl_object is None else ssl_object.getpeercert()
+        if ssl_object is None:
+            return None
+        return {**ssl_object.getpeercert(), "der": ssl_object.getpeercert(binary_form=True)}
 
     @property
     def byte_seconds(self) -> float:
@@ -163,7 +171,7 @@ class Link(asyncio.BufferedProtocol):
         if not self._take_frames(self._options.taking_seconds):
             assert self._transport is not None
             self._transport.pause_reading()
-            self._loop.call_soon(self._take_more)
+            self._take_later()
 
     def eof_received(self) -> bool:
         return False
@@ -292,11 +300,22 @@ class Link(asyncio.BufferedProtocol):
         """The first reason counts. It may be a peer's text, and goes into logs."""
         self._reason = self._reason or printable(reason)
 
+    def hold_reading(self, hold: bool) -> None:
+        """Take no frames until further notice, or go on. Meanwhile the peer, whose heartbeats are
+        not read either, does not count as silent."""
+        if hold == self.holds_reading or self._over:
+            return
+        self.holds_reading = hold
+        if not hold:
+            self._take_later()
+        elif self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     def watch_closely(self, closely: bool) -> None:
         """Whether the peer's loss is to be noticed as soon as can be; a client sets the pace."""
         faster, self._closely = closely and not self._closely, closely
         if faster and self._silence is not None and self._beat is not None:
-            self._silence.faster()
+            self._silence.restart()
             self._beat.cancel()
             self._tick()
 
@@ -311,6 +330,9 @@ class Link(asyncio.BufferedProtocol):
         assert self._silence is not None
         self._silence.load = _load()
         now, interval = self._loop.time(), self._beat_seconds
+        if self.holds_reading:
+            self._received_at = now
+            self._silence.restart()
         path = None if self._silence.has_received else tcp.path_state(self._transport)
         if reason := self._silence.check(path, interval, now):
             self.abort(reason)
@@ -328,20 +350,30 @@ class Link(asyncio.BufferedProtocol):
         self._echo, self._beat_at = 0.0, self._written_at
 
     def _take_frames(self, seconds: float) -> bool:
-        """Handle complete frames for so long; whether none is left."""
+        """Handle complete frames for so long; whether more may be read."""
         until = time.monotonic() + seconds
         try:
-            while not self._reason and (frame := self._reader.next_frame()) is not None:
+            while not self._reason and not self.holds_reading:
+                if (frame := self._reader.next_frame()) is None:
+                    return True
                 self._take(frame)
                 if time.monotonic() >= until:
-                    return bool(self._reason)
+                    break
         except RemoteProtocolError as error:
             self.refuse(Fault(code="protocol", text=error.text))
-        return True
+        except Exception as error:
+            context = {"message": f"a message of rank {self.rank} ends its link"}
+            self._loop.call_exception_handler({**context, "exception": error, "protocol": self})
+            self.refuse(Fault(code="internal", text=OWN_ERROR))
+        return bool(self._reason)
+
+    def _take_later(self) -> None:
+        if not self.holds_reading:
+            self._loop.call_soon(self._take_more)
 
     def _take_more(self) -> None:
         if not self._take_frames(self._options.taking_seconds):
-            self._loop.call_soon(self._take_more)
+            self._take_later()
         elif self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 

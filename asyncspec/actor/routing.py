@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from asyncspec.actor.link import Link
@@ -17,7 +18,7 @@ from asyncspec.core.machine import Emit, Finish, Input, LinkDown, LinkUp, Receiv
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Close, Fault, Message
+from asyncspec_protocol.messages import Close, Fault, Hello, Message, Welcome
 
 NODES = ("draft", "verify", "source")
 
@@ -59,10 +60,13 @@ class Host(LinkService):
 class Incoming:
     """Feeds the machine with the mesh's events; services handle messages of other types."""
 
-    def __init__(self, feed: Callable[[Input], None], tensors: Tensors | None, host: Host) -> None:
+    def __init__(
+        self, feed: Callable[[Input], None], tensors: Tensors | None, host: Host, me: Hello
+    ) -> None:
         self.refused = host.refused
         self._feed = feed
         self._tensors = tensors
+        self._me = me
         self._services: list[LinkService] = []
         self._handlers: dict[type[Any], LinkService] = {}
         self.add(host)
@@ -74,17 +78,20 @@ class Incoming:
 
     def joined(self, link: Link) -> None:
         """A handshake is done, with a node or a client."""
-        for service in self._services:
-            service.joined(link)
-        if link.rank >= 0:
-            self._feed(LinkUp(link.rank))
+        self._tell(link, LinkUp(link.rank), lambda service: service.joined(link))
 
     def lost(self, link: Link, reason: str) -> None:
         """A link that had joined is gone."""
-        for service in self._services:
-            service.lost(link, reason)
-        if link.rank >= 0:
-            self._feed(LinkDown(link.rank, reason, link.silent_seconds))
+        event = LinkDown(link.rank, reason, link.silent_seconds)
+        self._tell(link, event, lambda service: service.lost(link, reason))
+
+    def _tell(self, link: Link, event: Input, tell: Callable[[LinkService], None]) -> None:
+        """Tell all services, then the machine, also where one of them raises."""
+        with ExitStack() as calls:  # the last one is the first to be made
+            if link.rank >= 0:
+                calls.callback(self._feed, event)
+            for service in reversed(self._services):
+                calls.callback(tell, service)
 
     def frame(self, link: Link, frame: Frame) -> None:
         """A message of a link that has joined. Raises ``RemoteProtocolError``."""
@@ -100,18 +107,33 @@ class Incoming:
             service.received(link, message, frame.data)
             return
         seconds = 0.0 if frame.data is None else link.byte_seconds * frame.data.nbytes
-        self._feed(Received(link.rank, message, self._unpack(frame), seconds))
+        self._feed(Received(link.rank, message, self._unpack(frame, peer), seconds))
 
-    def _unpack(self, frame: Frame) -> object | None:
+    def _unpack(self, frame: Frame, peer: Hello | Welcome) -> object | None:
         if frame.tensor is None or frame.data is None:
             return None
-        if self._tensors is None:
-            raise RemoteProtocolError("this node takes no tensors")
+        # First of all, as it may take seconds to unpack one.
+        if self._tensors is None or not _bears_tensors(peer, self._me):
+            raise RemoteProtocolError(
+                f"rank {peer.rank} may not send tensors to rank {self._me.rank}"
+            )
         wire = WireTensor(frame.tensor.dtype, frame.tensor.shape, frame.data)
         try:
             return self._tensors.unpack(row_compression.unpack(wire))
         except ValueError as error:
             raise RemoteProtocolError(str(error)) from error
+
+
+def _bears_tensors(peer: Hello | Welcome, me: Hello) -> bool:
+    """Whether a peer's messages have tensors: hidden states of the stage before this one, features
+    of the last stage, or of a draft node for a token source."""
+    match me.role:
+        case "verify":
+            return peer.role == "verify" and peer.rank == me.rank - 1
+        case "source":
+            return peer.role == "draft"
+        case _:
+            return peer.role == "verify" and peer.rank == me.stages
 
 
 class Outgoing:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, assert_never
 
-from asyncspec.actor.device import DeviceThread
+from asyncspec.actor.device import ControlJobs, DeviceThread
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.mesh import PLAIN, Address, Mesh, Security
 from asyncspec.actor.routing import Host, Incoming, LinkService, Outgoing
@@ -140,7 +140,7 @@ class Runtime:
         self._on_processor = on_processor
         self._host = host
         self._tasks = tasks
-        self._incoming = Incoming(self.feed, tensors, host)
+        self._incoming = Incoming(self.feed, tensors, host, me)
         self._mesh = Mesh(me, peers, self._incoming, options or LinkOptions(), security)
         # The links to nodes that are up, and why handshakes with dialled nodes have failed.
         self.links: Mapping[Rank, Link] = self._mesh.links
@@ -154,6 +154,7 @@ class Runtime:
         self._busy = False
         self._device: DeviceThread | None = None
         self._watchdog = DeviceWatchdog(device_seconds)
+        self._control_jobs = ControlJobs(self._hold)
         # Forward passes of the device so far, and their rows.
         self.passes = 0
         self.rows = 0
@@ -280,6 +281,7 @@ class Runtime:
                 return outgoing.send(to, message, rows)
             case machine.Compute(job):
                 device.submit(job)
+                self._control_jobs.submitted(job)
             case machine.Abandon(job):
                 self._abandon_job(job)
             case machine.RunNext(after, job):
@@ -319,11 +321,16 @@ class Runtime:
 
     def _ran(self, job: Job, at: float, until: float) -> None:
         self._watchdog.observe(job, until - at)
+        self._control_jobs.finished(job)
         if isinstance(job, Batch | Forward):
             self.passes += 1
             self.rows += job.row_count
         if self._hook is not None:
             self._hook.ran(job, at, until)
+
+    def _hold(self, draft: Rank, hold: bool) -> None:
+        if (link := self.links.get(draft)) is not None:
+            link.hold_reading(hold)
 
     def _computed(self, job: Job, result: object, seconds: float, waited: float) -> None:
         self._results.append(Computed(job, result, seconds, waited))

@@ -136,8 +136,8 @@ class SilenceWatch:
         """A heartbeat has come."""
         self._beats = True
 
-    def faster(self) -> None:
-        """Heartbeats are to come more often from now on."""
+    def restart(self) -> None:
+        """Count silence from now on: heartbeats are to come more often, or were not read."""
         self._silent = 0.0
 
     def limit(self, path: PathState | None, interval: float) -> float:

@@ -20,7 +20,7 @@ FACTOR = 50.0
 """Limit as a multiple of what jobs of a kind have taken."""
 
 MIN_SAMPLES = 8
-"""Jobs of a type before its times count: the first read weights, or compile kernels."""
+"""Jobs of a kind before their times count: the first read weights, or compile kernels."""
 
 COLD_FACTOR = 10.0
 """Limit before that, as a multiple of the floor."""
@@ -39,16 +39,20 @@ CHECK_SECONDS = 1.0
 """Between two checks of a device; a quarter of the floor where that is less."""
 
 
+Kind = tuple[type[Job], bool]
+"""A type of jobs, and whether they read a grammar, which takes seconds where it is a new one."""
+
+
 class DeviceWatchdog:
     """Limits the running job by the times of earlier ones."""
 
     def __init__(self, floor_seconds: float = FLOOR_SECONDS) -> None:
         self._floor = floor_seconds
-        # By type: how many jobs there were, and by magnitude of their size (bits) the slowest time.
-        self._count: dict[type[Job], int] = {}
-        self._slowest: dict[type[Job], dict[int, float]] = {}
+        # By kind: how many jobs there were, and by magnitude of their size (bits) the slowest time.
+        self._count: dict[Kind, int] = {}
+        self._slowest: dict[Kind, dict[int, float]] = {}
         # The share of short ones.
-        self._short: dict[tuple[type[Job], int], float] = {}
+        self._short: dict[tuple[Kind, int], float] = {}
         # The running job with its start, and the seconds for which it was seen running.
         self._running: tuple[Job, float] | None = None
         self._waited = 0.0
@@ -70,8 +74,10 @@ class DeviceWatchdog:
         self._short[kind, size] = share
 
     def expects_short(self, job: Job) -> bool:
-        """Whether jobs of its kind have lately been short."""
-        return self._short.get(job_kind(job), 0.0) >= SHORT_SHARE
+        """Whether jobs of its kind have lately been short; no grammar is like another one."""
+        kind, size = job_kind(job)
+        _, reads_grammar = kind
+        return not reads_grammar and self._short.get((kind, size), 0.0) >= SHORT_SHARE
 
     def limit(self, job: Job) -> float:
         """Seconds that a job may take."""
@@ -105,21 +111,26 @@ class DeviceWatchdog:
         )
 
 
-def job_kind(job: Job) -> tuple[type[Job], int]:
-    """Type, and bit length of the size: jobs of one kind differ by less than a factor of two."""
+def job_kind(job: Job) -> tuple[Kind, int]:
+    """The kind, and bit length of the size: such jobs differ by less than a factor of two."""
+    reads_grammar = False
     match job:
         case jobs.Forward() | jobs.Batch():
             size = job.row_count
         case jobs.Compact(keep=keep):
             size = len(keep)
-        case jobs.Admit(common_prefix=size) | jobs.Trim(slots=size):
+        case jobs.Admit(common_prefix=size, sampling=sampling):
+            reads_grammar = bool(sampling.constraint.grammar)
+        case jobs.Trim(slots=size):
             pass
         case Expand() | jobs.DraftBatch():
-            size = sum([one.count + len(one.committed) for one in jobs.draft_jobs(job)])
+            drafts = jobs.draft_jobs(job)
+            size = sum([one.count + len(one.committed) for one in drafts])
+            reads_grammar = any(one.grammar for one in drafts)
         case jobs.Feed(rows=rows):
             size = sum([len(some.rows) for some in rows])
         case jobs.Release():
             size = 0
         case _:
             assert_never(job)
-    return type(job), size.bit_length()
+    return (type(job), reads_grammar), size.bit_length()

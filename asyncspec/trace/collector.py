@@ -1,15 +1,16 @@
 """Delivers the trace lines of all nodes to clients, over the cluster's own links.
 
 A client sends ``Collect`` to the draft node, which sends one to each stage and passes on what they
-answer. Serving comes first: lines travel in small frames at intervals, and a reader that is too
-slow loses lines, which are counted.
+answer. Serving comes first: lines travel in small frames at intervals, for a few milliseconds at a
+time, and a reader that is too slow loses lines, which are counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -27,11 +28,23 @@ from asyncspec_protocol.messages import Collect, Events
 FLUSH_SECONDS = 0.2
 """Between frames to a reader: a page that follows a run looks live."""
 
+SLICE_SECONDS = 5e-3
+"""Of delivering at a time, and until the next time where readers are behind."""
+
 LINES_PER_FRAME = 256
 """Encoding them takes about a millisecond of the event loop."""
 
+BYTES_PER_FRAME = 64 * 1024
+"""Of their MessagePack form: long lines take more time, above all to hide tokens."""
+
 MAX_UNSENT = 4 * 1024 * 1024
 """Bytes waiting on a reader's link above which it gets no more for the time being."""
+
+END_SECONDS = 5.0
+"""For a reader that is too slow to get the lines before the end."""
+
+MAX_COLLECTIONS, MAX_OWN = 16, 4
+"""Collections of one draft node at a stage, and of all clients of a draft node; of one client."""
 
 MASK_BYTES = 16
 """Of a key that hides token ids."""
@@ -51,6 +64,12 @@ NOTHING_KEPT = (
 )
 """Answer to a request for the past where nothing was recorded."""
 
+TOO_MANY = "there are too many recordings of this cluster already; end one of them"
+"""Answer to a request beyond ``MAX_COLLECTIONS``."""
+
+BROKEN = "this node has made a mistake, which its log describes"
+"""End of a collection that cannot be delivered."""
+
 
 @dataclass(eq=False)
 class _Collection:
@@ -68,6 +87,9 @@ class _Collection:
     waiting: set[Rank]
     # Until the reader stops it.
     following: bool = True
+    # Then: the line behind its last one, and when a slow reader gets no more.
+    end: int | None = None
+    deadline: float = 0.0
     # The line that describes this node was sent.
     announced: bool = False
     # Lines of stages that this reader was too slow for.
@@ -99,7 +121,8 @@ class NodeTraceCollector(LinkService):
         self._runtime = runtime
         self._make = make
         self._always = always
-        self._collections: list[_Collection] = []
+        # The one that was served last is the last.
+        self._collections: deque[_Collection] = deque()
         self._inner = 0
         self._flushing: asyncio.TimerHandle | None = None
         self._probing: asyncio.TimerHandle | None = None
@@ -185,6 +208,9 @@ class NodeTraceCollector(LinkService):
         if message.last > 0 and self.recorder is None and is_draft(self._runtime.rank):
             link.send(Events(message.collection, self._runtime.rank, True, NOTHING_KEPT))
             return
+        if self._is_full(link):
+            link.send(Events(message.collection, self._runtime.rank, True, TOO_MANY))
+            return
         start = self._attach().since(message.last)
         stages = set(self._stages)
         key = "" if message.tokens else message.mask or secrets.token_hex(MASK_BYTES)
@@ -194,9 +220,16 @@ class NodeTraceCollector(LinkService):
         self._collections.append(collection)
         for stage in self._stages.values():
             stage.send(collection.request(message.last))
-        self._flush()
+        self._flush_after(0.0)
         if not message.follow:
             self._stop(collection)
+
+    def _is_full(self, link: Link) -> bool:
+        """Whether the peer, or all clients together, have as many collections as they may."""
+        links = [collection.link for collection in self._collections]
+        if is_draft(link.rank):
+            return links.count(link) >= MAX_COLLECTIONS
+        return len(links) >= MAX_COLLECTIONS or links.count(link) >= MAX_OWN
 
     def _events(self, link: Link, message: Events, data: memoryview | None) -> None:
         for collection in [c for c in self._collections if c.inner == message.collection]:
@@ -225,35 +258,69 @@ class NodeTraceCollector(LinkService):
             self._finish(collection)
 
     def _finish(self, collection: _Collection) -> None:
-        """End a collection once all lines are delivered."""
-        if collection.following or collection.waiting or collection not in self._collections:
-            return
-        self._deliver(collection, last=True)
-        self._collections.remove(collection)
-        collection.link.send(Events(collection.number, self._runtime.rank, done=True))
-        self._detach()
+        """Let a collection end once the lines up to now are delivered, of the stages too."""
+        if not collection.following and not collection.waiting and collection.end is None:
+            assert self.recorder is not None
+            collection.end = self.recorder.end
+            collection.deadline = time.monotonic() + END_SECONDS
+            self._flush_after(0.0)
 
-    def _flush(self) -> None:
+    def _flush_after(self, seconds: float) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
-        for collection in self._collections:
-            self._deliver(collection)
-        if self._collections:
-            loop = asyncio.get_running_loop()
-            self._flushing = loop.call_later(FLUSH_SECONDS, self._flush)
+        self._flushing = asyncio.get_running_loop().call_later(seconds, self._flush)
 
-    def _deliver(self, collection: _Collection, *, last: bool = False) -> None:
-        recorder = self.recorder
+    def _flush(self) -> None:
+        """Deliver lines, to one reader after the other, until none are left or the time is up."""
+        until, idle = time.monotonic() + SLICE_SECONDS, 0
+        while idle < len(self._collections):
+            collection = self._collections[0]
+            self._collections.rotate(-1)
+            idle = 0 if self._deliver(collection) else idle + 1
+            if time.monotonic() >= until:
+                break
+        if self._collections:
+            done = idle == len(self._collections)
+            self._flush_after(FLUSH_SECONDS if done else SLICE_SECONDS)
+
+    def _deliver(self, collection: _Collection) -> bool:
+        """Send a frame, if there is one to send. A mistake of ours costs this collection alone."""
+        try:
+            return self._send_next(collection)
+        except Exception as error:
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "a trace cannot be delivered", "exception": error}
+            )
+            self._stop_stages(collection)
+            self._end(collection, BROKEN)
+            return True
+
+    def _send_next(self, collection: _Collection) -> bool:
+        """Send some lines of this node, or the end; False where there is nothing to send yet."""
+        recorder, start = self.recorder, collection.next_line
         assert recorder is not None
         if not collection.announced:
             collection.announced = True
             self._send(collection, [recorder.node])
-        while collection.next_line < recorder.end and (last or not collection.full):
-            lines, collection.next_line = recorder.read(collection.next_line, LINES_PER_FRAME)
+        end = recorder.end if collection.end is None else collection.end
+        if start < end and not collection.full:
+            most = min(LINES_PER_FRAME, end - start)
+            lines, collection.next_line = recorder.read(start, most, BYTES_PER_FRAME)
             self._send(collection, lines)
-        if last:
-            lost = [records.Dropped(rank, lines) for rank, lines in collection.lost.items()]
-            self._send(collection, [*lost, recorder.ended()])
+            return True
+        if collection.end is None or (start < end and time.monotonic() < collection.deadline):
+            return False
+        if start < end:
+            collection.lost[self._runtime.rank] += end - start
+        lost = [records.Dropped(rank, lines) for rank, lines in collection.lost.items()]
+        self._send(collection, [*lost, recorder.ended()])
+        self._end(collection)
+        return True
+
+    def _end(self, collection: _Collection, reason: str = "") -> None:
+        self._collections.remove(collection)
+        collection.link.send(Events(collection.number, self._runtime.rank, True, reason))
+        self._detach()
 
     def _send(self, collection: _Collection, lines: list[records.Record]) -> None:
         if collection.mask is not None:

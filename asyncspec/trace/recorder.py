@@ -1,6 +1,7 @@
 """A node's recorder: inputs, effects and jobs as trace lines, the latest of them in memory.
 
-It never blocks and is bounded: the oldest lines make room for the newest, and are counted.
+It never blocks and is bounded, in lines and in bytes: the oldest lines make room for the newest,
+and are counted.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from asyncspec.core import machine
 from asyncspec.core.jobs import Batch, DraftBatch, Feed, Forward, Job, SamplerOutput
 from asyncspec.core.machine import TraceHook
 from asyncspec.trace import records
-from asyncspec.trace.records import checksum
+from asyncspec.trace.records import checksum, packed_bytes
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Expand, Expanded, Message, PruneIndices, Segment, Verdict
 
 MOST = 200_000
-"""Lines kept by default: some 50 MB."""
+"""Lines kept by default."""
+
+LINE_BYTES = 512
+"""Mean length of lines, as ``packed_bytes``, up to which all of them are kept. Most have 150 to
+350. In memory they take five times as much, and lists of numbers twelve times."""
 
 
 class Recorder(TraceHook):
@@ -39,7 +44,11 @@ class Recorder(TraceHook):
         self.node = node
         self._clock = clock
         # Of structs that the garbage collector does not track, as there are so many.
-        self._lines: deque[records.Record] = deque(maxlen=most)
+        self._lines: deque[records.Record] = deque()
+        self._sizes: deque[int] = deque()
+        self._most = most
+        # Bytes that may still be added before the oldest lines go.
+        self._room = most * LINE_BYTES
         # Number of the line that comes next.
         self.end = 0
         # Jobs issued so far; at the first line, those whose results are still to come.
@@ -82,8 +91,15 @@ class Recorder(TraceHook):
         self._add(records.Text(self.node.rank, request, tokens, text))
 
     def _add(self, line: records.Record) -> None:
+        """Keep a line; the oldest go where there are too many, or a peer's are too long."""
+        size = packed_bytes(line)
         self._lines.append(line)
+        self._sizes.append(size)
+        self._room -= size
         self.end += 1
+        while len(self._lines) > self._most or (self._room < 0 and len(self._lines) > 1):
+            self._lines.popleft()
+            self._room += self._sizes.popleft()
 
     def ended(self) -> records.End:
         return records.End(self.node.rank, self._clock())
@@ -99,13 +115,21 @@ class Recorder(TraceHook):
             number -= 1
         return number
 
-    def read(self, number: int, most: int) -> tuple[list[records.Record], int]:
-        """Up to ``most`` lines from ``number`` on, and the number of the line after them. Lines
-        that are gone are a ``Dropped`` in their place."""
+    def read(
+        self, number: int, most: int, most_bytes: float = math.inf
+    ) -> tuple[list[records.Record], int]:
+        """Up to ``most`` lines from ``number`` on, and the number of the line after them: one, or
+        as many as ``most_bytes`` allow. Lines that are gone are a ``Dropped`` in their place."""
         oldest = self.end - len(self._lines)
         lost = [records.Dropped(self.node.rank, oldest - number)] if number < oldest else []
         start = max(0, number - oldest)
-        found = list(islice(self._lines, start, start + most))
+        count = 0
+        for size in islice(self._sizes, start, start + most):
+            most_bytes -= size
+            if count and most_bytes < 0:
+                break
+            count += 1
+        found = list(islice(self._lines, start, start + count))
         return [*lost, *found], oldest + start + len(found)
 
 

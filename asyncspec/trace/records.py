@@ -275,3 +275,8 @@ DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 def checksum(value: object) -> int:
     """CRC-32 of the MessagePack form of a message or struct."""
     return zlib.crc32(_PACK(value))
+
+
+def packed_bytes(value: object) -> int:
+    """Length of the MessagePack form, which is quicker than to count what a line takes."""
+    return len(_PACK(value))

@@ -116,6 +116,10 @@ class Cancel(WireMessage, array_like=True, frozen=True, tag="cancel"):
     request: Count
 
 
+MAX_MASK_BYTES = 64
+"""The longest key of BLAKE2b."""
+
+
 class Collect(WireMessage, array_like=True, frozen=True, tag="collect"):
     """Requests a node's trace: a client from the draft node, which requests those of the stages."""
 
@@ -130,7 +134,10 @@ class Collect(WireMessage, array_like=True, frozen=True, tag="collect"):
     # With token ids and texts of what all users ask and are told.
     tokens: bool = False
     # Of a draft node: the key by which all nodes hide them, so that equal ones stay equal.
-    mask: Annotated[str, Meta(max_length=64)] = ""
+    mask: Annotated[str, Meta(max_length=MAX_MASK_BYTES)] = ""
+
+    def check(self) -> None:
+        require(len(self.mask.encode()) <= MAX_MASK_BYTES, "a mask has at most 64 bytes")
 
 
 class Events(WireMessage, array_like=True, frozen=True, tag="events"):

@@ -24,8 +24,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def draft_node(options: LinkOptions) -> AsyncIterator[int]:
     """A draft node without peers: its port."""
     sock = bound()
-    incoming = Incoming(lambda event: None, None, Host())
-    mesh = Mesh(hello(0, 1), {}, incoming, options, PLAIN)
+    me = hello(0, 1)
+    mesh = Mesh(me, {}, Incoming(lambda event: None, None, Host(), me), options, PLAIN)
     await mesh.start(sock)
     try:
         yield sock.getsockname()[1]

@@ -18,12 +18,13 @@ import uvloop
 from msgspec.structs import replace
 
 from actor.local_cluster import bound, hello
-from asyncspec.actor.link import CLOSED, Link, LinkOptions
+from asyncspec.actor.link import CLOSED, OWN_ERROR, Link, LinkOptions
 from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec_protocol.base import TensorSpec
-from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
+from asyncspec_protocol.limits import MAX_HEADER_BYTES
 from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import (
     Close,
@@ -34,6 +35,7 @@ from asyncspec_protocol.messages import (
     Message,
     Output,
     Segment,
+    Submit,
 )
 from tools.bench.limits.codec import feed
 
@@ -232,6 +234,44 @@ def test_frames_of_one_read_do_not_hold_the_loop(run: Runner, tmp_path: Path, tl
     run(main())
 
 
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("taking_seconds", [5e-3, 0.0])
+def test_a_link_that_is_held_takes_no_frame_and_loses_none(
+    run: Runner, tmp_path: Path, tls: bool, taking_seconds: float
+) -> None:
+    """Those that came before it was held are taken later, too, and the end of the stream."""
+
+    class Holding(End):
+        def _received(self, link: Link, frame: Frame) -> None:
+            assert not link.holds_reading
+            super()._received(link, frame)
+            if self.frames.qsize() % 3 == 0:
+                link.hold_reading(True)
+                held.set()
+
+    held = asyncio.Event()
+    sent = [Credit(i) for i in range(100)]
+    server, client = certified(tmp_path) if tls else (None, None)
+
+    async def main() -> None:
+        end = Holding(replace(CALM, taking_seconds=taking_seconds))
+        async with listening(lambda: end, tls=server) as address:
+            _, writer = await asyncio.open_connection(*address, ssl=client)
+            writer.write(b"".join(part for one in sent for part in write_frame(one)))
+            for count in range(3, len(sent), 3):
+                await held.wait()
+                held.clear()
+                assert end.frames.qsize() == count
+                for hold in (False, True, True, False):
+                    end.link.hold_reading(hold)
+            writer.close()
+            assert await end.closed == CLOSED
+            await writer.wait_closed()
+        assert [end.frames.get_nowait().message for _ in sent] == sent
+
+    run(main())
+
+
 def test_big_tensors_arrive_whole_each_in_memory_of_its_own(run: Runner) -> None:
     async def main() -> None:
         async with linked() as (near, far):
@@ -294,6 +334,43 @@ def test_a_mistake_costs_this_link_and_no_other(run: Runner, data: bytes, senten
     run(main())
 
 
+@pytest.mark.parametrize("taking_seconds", [5e-3, 0.0])
+def test_our_own_mistake_costs_this_link_and_is_reported_with_its_traceback(
+    run: Runner, taking_seconds: float
+) -> None:
+    """As where the answer to a message is too large to be sent: the link ends once, as any other,
+    and what comes behind the message is not looked at."""
+
+    class Answering(End):
+        def _received(self, link: Link, frame: Frame) -> None:
+            super()._received(link, frame)
+            if isinstance(frame.message, Submit):
+                link.send(Output(1, (), "x" * MAX_HEADER_BYTES))
+
+    async def main() -> None:
+        reported: list[BaseException] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: reported.append(context["exception"])
+        )
+        end = Answering(replace(CALM, taking_seconds=taking_seconds))
+        async with linked() as (near, far), listening(lambda: end) as address:
+            with socket.create_connection(address) as sock:
+                sock.setblocking(False)
+                bare, submit = Bare(sock), Submit(1, "Once", 9, 3, 0.0, 0, 1.0)
+                await bare.write(submit, submit, Credit(3))
+                assert await end.closed == OWN_ERROR
+                assert await end.message() == submit
+                assert end.frames.empty()
+                assert await bare.read() == Fault("internal", OWN_ERROR)
+                assert await bare.read() is None
+            assert [type(error) for error in reported] == [LocalProtocolError]
+            assert reported[0].__traceback__ is not None
+            near.link.send(Credit(4))
+            assert await far.message() == Credit(4)
+
+    run(main())
+
+
 def test_both_sides_know_why_a_link_was_refused(run: Runner) -> None:
     async def main() -> None:
         async with facing_bare() as (end, bare):
@@ -349,6 +426,23 @@ def test_a_silent_peer_is_lost(run: Runner) -> None:
     async def main() -> None:
         async with facing_bare(replace(BRISK, timeout_seconds=0.1)) as (end, _):
             end.link.accepted(hello(1, 1))
+            assert await end.closed == "silent for 0.1 s"
+
+    run(main())
+
+
+def test_a_peer_that_is_not_read_is_not_silent(run: Runner) -> None:
+    """Whatever it says; and it is told that this node lives."""
+
+    async def main() -> None:
+        async with facing_bare(replace(BRISK, timeout_seconds=0.1)) as (end, bare):
+            end.link.accepted(hello(1, 1))
+            end.link.hold_reading(True)
+            for _ in range(10):  # one every 0.02 s
+                assert isinstance(await bare.read(), Heartbeat)
+            assert not end.closed.done()
+            assert end.link.silent_seconds < 0.1
+            end.link.hold_reading(False)
             assert await end.closed == "silent for 0.1 s"
 
     run(main())

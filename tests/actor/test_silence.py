@@ -320,7 +320,7 @@ def test_a_slow_pace_is_no_silence_of_a_faster_one() -> None:
         hear(watch, 1.0, now)
         assert watch.check(None, 1.0, now) == ""
     assert watch.check(None, 1.0, 60.0) == ""
-    watch.faster()
+    watch.restart()
     assert watch.check(None, 0.2, 60.0) == ""
     assert watch.check(None, 0.2, 60.2) == ""
 

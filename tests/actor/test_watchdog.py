@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from actor.local_cluster import LocalCluster
 from asyncspec.actor.watchdog import COLD_FACTOR, FACTOR, MIN_SAMPLES, SHORT_SECONDS, DeviceWatchdog
 from asyncspec.core.errors import ClusterError
-from asyncspec.core.jobs import Compact, Job, Release
-from asyncspec_protocol.ids import SessionId
+from asyncspec.core.jobs import Admit, Compact, DraftBatch, Job, Release
+from asyncspec.core.sampling import Sampling
+from asyncspec_protocol.ids import SessionId, Version
+from asyncspec_protocol.messages import Expand
+from asyncspec_protocol.sampling import Constraint
 from cluster import ask
 
 FLOOR = 60.0
 SESSION = SessionId(0)
+EXPAND = Expand(SESSION, Version(0), 0, (1, 2), 1, 1, 1)
 
 
 def sized(size: int) -> Job:
@@ -59,6 +65,31 @@ def test_jobs_are_short_where_such_jobs_have_lately_been(jobs: list[tuple[int, f
     assert not watchdog.expects_short(sized(5))
     assert not watchdog.expects_short(sized(300))
     assert not watchdog.expects_short(Release(SESSION))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda grammar: Admit(SESSION, 100, Sampling(constraint=Constraint(grammar))),
+        lambda grammar: replace(EXPAND, grammar=grammar),
+        lambda grammar: DraftBatch((EXPAND, replace(EXPAND, grammar=grammar))),
+    ],
+)
+def test_a_job_that_reads_a_grammar_is_never_expected_to_be_short(
+    make: Callable[[str], Job],
+) -> None:
+    """It may take seconds, in which an event loop that runs it loses all links."""
+    plain, constrained = make(""), make("start: /a/")
+    watchdog = DeviceWatchdog(FLOOR)
+    for _ in range(20):
+        watchdog.observe(plain, SHORT_SECONDS / 2)
+    assert watchdog.expects_short(plain)
+    assert not watchdog.expects_short(constrained)
+    for _ in range(20):  # of a grammar that is compiled already
+        watchdog.observe(constrained, SHORT_SECONDS / 2)
+    assert not watchdog.expects_short(constrained)
+    watchdog.observe(constrained, 100.0)
+    assert watchdog.limit(plain) == FLOOR
 
 
 def test_larger_jobs_than_any_before_have_time_for_their_rows() -> None:

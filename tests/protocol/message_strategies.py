@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.messages import (
     FINAL,
+    Collect,
     Expand,
     Expanded,
     Features,
@@ -239,6 +240,9 @@ SPECIAL: dict[type[Any], st.SearchStrategy[Any]] = {
     # As all features, without its tensor.
     Features: of_kind(Features, count=st.just(0)),
     Open: openings(),
+    Collect: of_kind(
+        Collect, mask=st.text(max_size=64).filter(lambda mask: len(mask.encode()) <= 64)
+    ),
     Ready: of_kind(Ready, features=depths),
     Output: outputs(),
     Status: statuses(),

@@ -17,6 +17,7 @@ from asyncspec_protocol.messages import (
     Clock,
     Close,
     Closed,
+    Collect,
     Credit,
     Expand,
     Expanded,
@@ -174,6 +175,8 @@ def test_fields_of_a_later_version_are_skipped() -> None:
             "Expected float >= -2.0 - at $[0][11]",
         ),
         (Open(0, 3, 8, 0, 1.0, 0, 1.0, resumed_tokens=3), "after the user's prompt"),
+        (Collect(0, -1.0, True, mask="é" * 33), "a mask has at most 64 bytes"),
+        (Collect(0, -1.0, True, mask="a" * 65), "length <= 64"),
         (Open(0, 3, 8, 0, 1.0, 0, 1.0, resumed_tokens=-1), "Expected int >= 0 - at $[0][12]"),
         (
             Submit(0, "a", 1, 0, float("nan"), 0, 1.0),

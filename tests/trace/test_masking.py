@@ -6,13 +6,15 @@ import itertools
 import typing
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncspec.trace.masking import Mask
-from asyncspec_protocol.clients import ClientMessage
+from asyncspec_protocol.clients import MAX_MASK_BYTES, ClientMessage
+from asyncspec_protocol.errors import RemoteProtocolError
+from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import Message, Segment, Verdict
+from asyncspec_protocol.messages import Collect, Message, Segment, Verdict
 from asyncspec_protocol.sampling import UNCONSTRAINED
 from protocol.message_strategies import KINDS, of_kind
 
@@ -39,6 +41,20 @@ def test_no_message_keeps_a_token(message: Message, key: bytes) -> None:
             assert not hidden
         else:
             assert hidden == value
+
+
+@given(st.text(max_size=70))
+@example("é" * 64)
+def test_every_mask_that_may_be_sent_hides_tokens(mask: str) -> None:
+    """Whatever letters a draft node writes it in."""
+    try:
+        message = decode(encode(Collect(0, -1.0, True, mask=mask))).message
+    except RemoteProtocolError:
+        assert len(mask.encode()) > MAX_MASK_BYTES
+        return
+    assert isinstance(message, Collect)
+    segment = Segment(SessionId(0), SegmentId(0), Version(0), NODES, (-1, 0), (7, 7))
+    assert Mask(message.mask.encode()).message(segment) != segment
 
 
 def test_equal_tokens_of_other_sessions_and_recordings_are_not_equal() -> None:

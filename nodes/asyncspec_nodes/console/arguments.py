@@ -14,8 +14,10 @@ from typing import Any, NoReturn
 
 from asyncspec.core.errors import UserError, did_you_mean
 from asyncspec_nodes.console.hosts import is_host
+from asyncspec_protocol.errors import printable
 
 PREFIX = "ASYNCSPEC_"
+_MAX_LINE = 4_000
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -169,6 +171,7 @@ def state_file(name: str) -> Path:
 
 
 def print_notice(line: str) -> None:
-    """A line on stderr; ignored where the terminal has closed."""
+    """A line on stderr, part of which may come from another machine; ignored where the terminal has
+    closed."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"asyncspec: {line}\n")
+        sys.stderr.write(f"asyncspec: {printable(' '.join(line.split()), _MAX_LINE)}\n")
