@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -86,6 +86,81 @@ def test_a_node_reads_the_state_of_its_path(seed: int, kept: int) -> None:
             if stay is not None:
                 cache.compact(old, stay)
     monkeypatch.undo()
+
+
+class Tree:
+    """Passes of a session that commits nothing, and the steps that they take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps = 0
+        self.slots: list[tuple[int, ...]] = []
+        self._nodes: list[Node] = []
+        self._cache = StateCache(SHAPE)
+        monkeypatch.setattr(recurrent, "step", self._step)
+
+    def run(self, parents: Sequence[int]) -> None:
+        """Give new nodes their slots, in order, below their parents, and check what they read."""
+        rows = []
+        for parent in parents:
+            slot = len(self.slots)
+            self.slots.append((*(self.slots[parent] if parent >= 0 else ()), slot))
+            self._nodes.append(Node(slot, self._nodes[parent] if parent >= 0 else None))
+            rows.append(Row(slot, len(self.slots[slot]) - 1, self.slots[slot]))
+        fresh = self._nodes[len(self._nodes) - len(rows) :]
+        windows = self._cache.windows(0, rows, torch.stack([n.channels for n in fresh]))
+        assert torch.equal(windows, torch.stack([n.window for n in fresh]))
+        queries = torch.stack([n.query for n in fresh])
+        read = self._cache.read(0, rows, queries, [n.inputs for n in fresh])
+        assert torch.equal(read, torch.stack([n.read() for n in fresh]))
+        self._cache.check(0)
+
+    def _step(self, state: torch.Tensor, given: Inputs) -> torch.Tensor:
+        self.steps += 1
+        return step(state, given)
+
+
+def combs(spine: int, tooth: int) -> tuple[list[int], list[int]]:
+    """A chain, and a pass with a chain below each of its nodes."""
+    teeth = []
+    for node in range(spine):
+        first = spine + node * tooth
+        teeth += [node, *range(first, first + tooth - 1)]
+    return [*range(-1, spine - 1)], teeth
+
+
+@pytest.mark.parametrize(("spine", "tooth"), [(200, 1), (100, 3), (20, 20)])
+def test_a_comb_takes_no_more_steps_than_it_has_nodes(
+    spine: int, tooth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each tooth took the spine's steps again they were a quarter of their square."""
+    chain, teeth = combs(spine, tooth)
+    tree = Tree(monkeypatch)
+    tree.run(chain)
+    assert tree.steps == spine
+    tree.run(teeth)
+    # No state but those of the chain's end was kept.
+    assert tree.steps <= 2 * spine + len(teeth)
+    tree.run([len(tree.slots) - 1])
+    assert tree.steps <= 2 * spine + len(teeth) + 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 10**6), size=st.integers(2, 250), chains=st.floats(0, 1))
+def test_a_pass_takes_each_step_once(seed: int, size: int, chains: float) -> None:
+    """Of any tree as large as memory is counted for; twice at most where the states that were kept
+    of the pass before leave too little room."""
+    random = Random(seed)
+    parents = [
+        i - 1 if random.random() < chains else random.randint(-1, i - 1) for i in range(size)
+    ]
+    before = random.randint(1, size - 1)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        tree = Tree(monkeypatch)
+        tree.run(parents[:before])
+        assert tree.steps == before
+        tree.run(parents[before:])
+    needed = {slot for path in tree.slots[before:] for slot in path}
+    assert tree.steps - before <= 2 * len(needed)
 
 
 def test_a_state_that_is_gone_is_no_prefix() -> None:

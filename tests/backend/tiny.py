@@ -226,6 +226,12 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("olmo", {"clip_qkv": 2.0}),
     "olmo3": ("olmo3", {"sliding_window": 16, "layer_types": ALTERNATING}),
     "qwen2-moe": ("qwen2_moe", SHARED_EXPERTS),
+    # Its masks alone have the window.
+    "qwen2-moe-window": (
+        "qwen2_moe",
+        SHARED_EXPERTS
+        | {"use_sliding_window": True, "sliding_window": 16, "layer_types": ALTERNATING},
+    ),
     "seed-oss": ("seed_oss", {"head_dim": 32}),
     "solar-open": ("solar_open", DEEPSEEK | {"head_dim": 32}),
     "starcoder2": ("starcoder2", {"sliding_window": 16}),

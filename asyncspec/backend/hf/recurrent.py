@@ -9,7 +9,8 @@ computed again from the nearest of those, in the same steps, so its bits are the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import torch
 from msgspec import Struct
@@ -23,6 +24,9 @@ KEPT_STATES = 8
 
 UNCOMMITTED = 256
 """Nodes of a session's tree, or of a chunk of its prompt, that memory is counted for."""
+
+NO_USE: Mapping[int, int] = {}
+"""Where no state is needed again."""
 
 _FLOAT = 4  # bytes: states and their inputs are float32
 
@@ -108,9 +112,9 @@ class StateCache:
             self._inputs[row.slot] = own
         paths = [self._path(committed, row) for row in rows]
         out = queries.new_empty(len(rows), self.shape.heads, self.shape.value_width)
-        # Depth first, so that the last states are those that come next.
-        for i in sorted(range(len(rows)), key=paths.__getitem__):
-            state = self._after(paths[i])
+        order, last_use = visits(paths)
+        for visit, i in enumerate(order):
+            state = self._after(paths[i], visit, last_use)
             out[i] = torch.bmm(queries[i][:, None], state)[:, 0]
         return out
 
@@ -166,8 +170,11 @@ class StateCache:
             for slot in [slot for slot in stored if slot < base]:
                 del stored[slot]
 
-    def _after(self, path: Sequence[int]) -> Tensor:
-        """The state after the slots of a path from ``base`` on."""
+    def _after(
+        self, path: Sequence[int], visit: int = 0, last_use: Mapping[int, int] = NO_USE
+    ) -> Tensor:
+        """The state after the slots of a path from ``base`` on. ``last_use``: as ``visits`` says,
+        ``visit`` being the number of this one."""
         known = len(path)
         while known and path[known - 1] not in self._states:
             known -= 1
@@ -176,5 +183,53 @@ class StateCache:
             state = step(state, self._inputs[slot])
             self._states[slot] = state
             while len(self._states) > KEPT_STATES:
-                del self._states[next(iter(self._states))]
+                used = (slot for slot in self._states if last_use.get(slot, 0) <= visit)
+                if (gone := next(used, None)) is None:
+                    gone = max(self._states, key=last_use.__getitem__)
+                del self._states[gone]
         return state
+
+
+def visits(paths: Sequence[Sequence[int]]) -> tuple[list[int], dict[int, int]]:
+    """The order in which to visit nodes, given by their paths, so that few states are needed at a
+    time, and by slot the number of the visit that needs its state last.
+
+    Depth first, and from a node into its largest subtree last, when its own state may go: the
+    states that are needed are those above smaller subtrees, each less than half as large as the one
+    before, so they are no more than the logarithm of the number of nodes.
+    """
+    root = -1
+    below: dict[int, list[int]] = {root: []}
+    for path in paths:
+        child = None
+        for slot in chain(reversed(path), (root,)):
+            new = slot not in below
+            children = below.setdefault(slot, [])
+            if child is not None:
+                children.append(child)
+            if not new:
+                break
+            child = slot
+    size: dict[int, int] = {}
+    for slot in reversed(_preorder(below, root)):
+        below[slot].sort(key=size.__getitem__)
+        size[slot] = 1 + sum([size[child] for child in below[slot]])
+    parents = {children[-1]: slot for slot, children in below.items() if children}
+    own = {path[-1]: i for i, path in enumerate(paths)}
+    order: list[int] = []
+    last_use: dict[int, int] = {}
+    for slot in _preorder(below, root):
+        if slot in parents:
+            last_use[parents[slot]] = len(order)
+        if slot in own:
+            order.append(own[slot])
+    return order, last_use
+
+
+def _preorder(below: Mapping[int, Sequence[int]], root: int) -> list[int]:
+    """All nodes of a tree, every one before those below it."""
+    found, waiting = [], [root]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += reversed(below[found[-1]])
+    return found
