@@ -1,5 +1,5 @@
-"""Run in a process of its own: loads a stage of a GGUF model as a node does, fills a cache, and
-prints the highest memory it took and what was predicted, in bytes."""
+"""Run in a process of its own: loads a stage of a GGUF model as a node does, fills a cache, prunes
+rows again and again, and prints the highest memory it took and what was predicted, in bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ import asyncspec_nodes.node.process  # noqa: F401
 from asyncspec.backend.base import EngineOptions, StageOptions, StageSpec
 from asyncspec.backend.llama.backend import BACKEND
 from asyncspec.backend.reference import SESSION, chain
-from asyncspec.core.jobs import Admit
+from asyncspec.core.jobs import Admit, Compact
 from asyncspec.core.sampling import Sampling
 
-SLOTS = 512
+SLOTS, WIDE = 540, 60
+PRUNED = 20
+"""Times."""
+
 ON_CPU = StageOptions(engine=EngineOptions(device="cpu"))
 
 
@@ -23,10 +26,13 @@ def main(name: str, first: int, last: int) -> dict[str, float]:
     model, span = BACKEND.open(name), (first, last)
     stage = BACKEND.load(StageSpec(model, span, ON_CPU))
     stage.run(Admit(SESSION, SLOTS, Sampling()))
-    for start in range(0, SLOTS, 64):
-        hidden = stage.noise(64) if first else None  # type: ignore[attr-defined]
-        sampled = (63,) if last == model.info.layers else ()
-        stage.run(chain(SESSION, start, [1] * 64, hidden, sampled))
+    end = SLOTS - WIDE
+    for start in (*range(0, end, WIDE), *[end] * PRUNED):
+        hidden = stage.noise(WIDE) if first else None  # type: ignore[attr-defined]
+        sampled = (WIDE - 1,) if last == model.info.layers else ()
+        stage.run(chain(SESSION, start, [1] * WIDE, hidden, sampled))
+        if start == end:
+            stage.run(Compact(SESSION, end, ()))
     (own,) = BACKEND.footprints(name, [span], ON_CPU)
     predicted = BACKEND.runtime_bytes + own.weights + own.results + SLOTS * (own.slot + own.scores)
     # Not ``backend.memory_child``, which imports torch.

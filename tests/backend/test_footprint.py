@@ -18,6 +18,7 @@ from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.model_config import inspect_checkpoint
 from asyncspec.backend.hf.stage import load_stage
+from asyncspec.source import ngram
 from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli import main as cli
 from backend.eagle_heads import TARGET, Sizes, State, eagle, eagle3, save
@@ -146,11 +147,14 @@ def test_sizes_of_merged_sources_add_up(
         return draft
 
     assert drafts("none")["total_bytes"] == 0
-    assert drafts(f"{path}+ngram") == drafts(path)
+    assert drafts("ngram")["bytes_per_token"] == ngram.TOKEN_BYTES
+    assert drafts(f"{path}+ngram")["total_bytes"] == sum(
+        drafts(name)["total_bytes"] for name in (path, "ngram")
+    )
     assert drafts("auto") == drafts("twin")
     suffix = drafts("suffix+ngram")
     assert suffix["weights_bytes"] == MAX_TOKENS * TOKEN_BYTES
-    assert suffix["bytes_per_token"] == TOKEN_BYTES
+    assert suffix["bytes_per_token"] == TOKEN_BYTES + ngram.TOKEN_BYTES
     assert drafts(f"{path}+suffix")["total_bytes"] == sum(
         drafts(name)["total_bytes"] for name in (path, "suffix")
     )

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from asyncspec.backend.base import (
     CPU,
     EAGLE,
@@ -23,7 +25,8 @@ from asyncspec.backend.base import (
     Tensors,
     twin_quantize,
 )
-from asyncspec.backend.llama.footprint import footprint, stage_files
+from asyncspec.backend.llama.cut import refused
+from asyncspec.backend.llama.footprint import footprint, slot_bytes, stage_files
 from asyncspec.backend.llama.model_file import PREFIX, locate, short_name
 from asyncspec.backend.llama.target import OpenTarget, check_vocab, open_target
 from asyncspec.backend.llama.trial import check_loads
@@ -88,14 +91,20 @@ class LlamaBackend(Backend):
     ) -> list[Footprint]:
         target = self.open(name)
         _check(target, options)
-        return [footprint(target, span, options.engine.kv_type) for span in spans]
+        kv_type, mode = options.engine.kv_type, options.mode
+        return [footprint(target, span, kv_type, mode) for span in spans]
+
+    def refused_spans(
+        self, name: str, spans: Sequence[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], str]:
+        return refused(self.open(name).model, spans)
 
     def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
         if name.startswith(EAGLE):
             return backend(DEFAULT).source_footprint(name, target, dtype)
         _check_source(name)
         draft = self.open(name)
-        return footprint(draft, (0, draft.info.layers))
+        return footprint(draft, (0, draft.info.layers), mode="fast")
 
     def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
         return stage_files(self.open(name), span)
@@ -123,7 +132,9 @@ class LlamaBackend(Backend):
         from asyncspec.backend.llama.devices import find
 
         device = find(wanted)
-        return (CPU if device is None else f"{device.name} ({device.description})"), None
+        if device is None:
+            return CPU, None
+        return f"{device.name} ({device.description})", device.memory()
 
     def open(self, name: str, *, tokenizer: bool = True) -> OpenTarget:
         return open_target(locate(name))
@@ -137,6 +148,7 @@ class LlamaBackend(Backend):
         return load_stage(spec.model, *spec.layers, mode=options.mode, options=options.engine)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
+        from asyncspec.backend.llama.devices import find
         from asyncspec.backend.llama.draft_model import load_draft
 
         if spec.name.startswith(EAGLE):
@@ -149,8 +161,15 @@ class LlamaBackend(Backend):
         check_vocab(spec.target, draft)
         check_loads(draft.path, 0, draft.info.layers)
         loaded = load_draft(draft, spec.target.info.vocab_size, spec.options)
-        device = loaded.engine.settings.device or CPU
-        return LoadedSource(loaded, loaded.token_bytes, device=device)
+        source = LoadedSource(loaded, loaded.token_bytes)
+        if (gpu := find(spec.options.device)) is None:
+            return source
+        cell = slot_bytes(draft, (0, draft.info.layers), "f16")
+
+        def memory() -> DeviceMemory | None:
+            return gpu.memory(loaded.engine.held_bytes(cell))
+
+        return replace(source, device=gpu.name, device_memory=memory)
 
     def feature_tensors(self, model: OpenTarget, dtype: DType) -> Tensors:
         raise CheckpointError("no EAGLE head drafts for GGUF targets; use another source")

@@ -6,7 +6,8 @@ cache. When a pass lacks some, leaves that it does not need are evicted from the
 what it was computed from, and is computed again when a row below it comes.
 
 Every sequence of a session holds its trunk, the committed path as far as it is in the cache, so a
-new branch copies no more than what is below that.
+new branch copies no more than what is below that. A session without a sequence is parked: its trunk
+is kept outside the cache, and comes back with the next pass.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ class Memory(Protocol):
 
     def remove(self, sequence: int, start: int) -> None:
         """From ``start`` on a sequence is empty; what is in no other is free."""
+
+    def save(self, sequence: int) -> Any:
+        """A copy of what is in a sequence."""
+
+    def restore(self, sequence: int, saved: Any) -> None:
+        """Fill an empty sequence."""
 
 
 class Node:
@@ -59,11 +66,20 @@ class Branches:
         self.trunk = 0
         # By sequence, the last node of the path it holds; None: nothing but the trunk.
         self._leaves: dict[int, Node | None] = {}
+        # The trunk of a parked session.
+        self._saved: Any = None
 
     @property
     def size(self) -> int:
         """Cells that hold the session, each counted once; shared ones count for every session."""
+        if self.is_parked:
+            return 0
         return self.trunk + len({n for leaf in self._leaves.values() for n in self.path(leaf)})
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the trunk is outside the cache."""
+        return self._saved is not None
 
     def path(self, node: Node | None) -> Iterator[Node]:
         """A node and those above it, up to the trunk."""
@@ -205,6 +221,23 @@ class Branches:
             needed -= 1
         self._hold()
 
+    def park(self) -> None:
+        """Move the trunk out of the cache, give all sequences back, and evict all nodes."""
+        for sequence, leaf in self._leaves.items():
+            for node in self.path(leaf):
+                node.cached = False
+            self._memory.remove(sequence, self.trunk)
+        if self.trunk and self._leaves:
+            self._saved = self._memory.save(next(iter(self._leaves)))
+        self._give_back()
+
+    def unpark(self) -> None:
+        """Move the trunk back. Needs a sequence."""
+        own = self._pool.free.pop()
+        self._memory.restore(own, self._saved)
+        self._memory.remove(own, self.trunk)  # it was longer
+        self._leaves[own] = self._saved = None
+
     def rewind(self, length: int) -> None:
         """Forget all nodes, and the trunk from ``length`` on."""
         for sequence in self._leaves:
@@ -219,6 +252,10 @@ class Branches:
 
     def close(self) -> None:
         """Give everything back."""
+        self._saved = None
+        self._give_back()
+
+    def _give_back(self) -> None:
         for sequence in self._leaves:
             self._memory.remove(sequence, 0)
         self._pool.free += self._leaves

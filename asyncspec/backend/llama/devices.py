@@ -6,6 +6,7 @@ import ctypes
 
 from msgspec import Struct
 
+from asyncspec.backend.base import DeviceMemory
 from asyncspec.backend.llama.library import bindings
 from asyncspec.core.errors import UserError
 
@@ -30,6 +31,21 @@ class Device(Struct, frozen=True):
         """Whether ``device`` of the options means it."""
         name = wanted.casefold().replace(":", "")
         return _KINDS.get(name, name) in (self.kind, self.name.casefold())
+
+    def memory(self, held: int = 0) -> DeviceMemory | None:
+        """What of its memory no process has; None where ggml cannot tell. ``held``: what this one
+        has, which is not asked."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        ask = bindings()._lib.ggml_backend_dev_memory
+        ask.restype = None
+        ask(ctypes.c_void_p(self.handle), ctypes.byref(free), ctypes.byref(total))
+        return DeviceMemory(free.value, held) if total.value else None
+
+
+def layers_on_gpu(layers: int, wanted: int) -> int:
+    """How many of the last of ``layers`` are on a GPU where ``EngineOptions.gpu_layers`` are
+    ``wanted``: llama.cpp counts what comes after them as one more."""
+    return layers if wanted < 0 else min(layers, max(0, wanted - 1))
 
 
 def gpus() -> list[Device]:

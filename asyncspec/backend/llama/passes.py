@@ -5,6 +5,8 @@ In exact mode a row has the same bits whatever shares its pass, where the kernel
 ancestors there: cells are taken in ascending order only, those of dead rows are kept by a sequence
 of their own, and where there is no room left the cache is packed. Passes have at least ``min_rows``
 rows and fewer than llama.cpp's tiles of attention.
+
+Where there are more sessions than sequences, some are parked, those in the cache for longest first.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from msgspec import Struct
 
 from asyncspec.backend.llama.batch import PADDING, Batch
 from asyncspec.backend.llama.branches import Branches, Node, Pool
+from asyncspec.backend.llama.footprint import FIRST_CELLS, cells_for
 from asyncspec.backend.llama.library import Model, last_error, threads
 from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.errors import ClusterError
@@ -32,9 +35,6 @@ _DEAD = 254
 
 EXACT_ROWS, FAST_ROWS = 62, 512
 """Most rows of a pass. llama.cpp computes attention in another way from 64 rows on."""
-
-FIRST_CELLS = 1024
-"""Of a cache that grows when it must."""
 
 
 class Settings(Struct, frozen=True):
@@ -63,16 +63,20 @@ class Result(Struct, frozen=True):
 
 class Engine:
     """A model and its cache. ``last``: the tensor that is the result, nothing after which is
-    computed; "": logits are."""
+    computed; "": logits are. ``first``: the tensor that is the given hidden states, whatever
+    llama.cpp makes of them; "": there is none."""
 
-    def __init__(self, model: Model, settings: Settings, last: str = "") -> None:
-        self.model, self.settings, self.last = model, settings, last
+    def __init__(
+        self, model: Model, settings: Settings, last: str = "", *, first: str = ""
+    ) -> None:
+        self.model, self.settings, self.last, self.first = model, settings, last, first
         self.branches: list[Branches] = []
         self.pool = Pool(_SEQUENCES // self._twins)
         self.most_rows = EXACT_ROWS if settings.exact else FAST_ROWS
         self._wanted: dict[bytes, str] = {}
         self._captured: dict[str, Floats] = {}
-        self._listens = bool(last)
+        self._replaced = first.encode() or None
+        self._listens = bool(last or first)
         bound = self._bound = model.bound
         # Computed of the rows that are outputs only.
         end = bound.llama_model_n_layer(model.handle) - 1
@@ -87,7 +91,9 @@ class Engine:
         self._bytes = bound._lib.ggml_nbytes
         self._bytes.argtypes, self._bytes.restype = [ctypes.c_void_p], ctypes.c_size_t
         self._get = bound._lib.ggml_backend_tensor_get
-        self._get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
+        self._set = bound._lib.ggml_backend_tensor_set
+        for copied in (self._get, self._set):
+            copied.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
         self._on_tensor = bound.ggml_backend_sched_eval_callback(self._tensor)
         # ``strlen`` of this text says, without Python, whether to stop.
         self._stop = ctypes.create_string_buffer(2)
@@ -108,20 +114,33 @@ class Engine:
         sequence holds and has left behind, which a prune may need again."""
         return 2 if self.model.window else 1
 
+    def held_bytes(self, cell_bytes: int) -> int:
+        """Memory of weights, and of a cache with so many bytes a cell."""
+        weights: int = self._bound.llama_model_size(self.model.handle)
+        return weights + self.cells * cell_bytes
+
     def session(self) -> Branches:
-        """Of a new session. Raises ``ClusterError`` where there are too many."""
-        if len(self.branches) >= _SEQUENCES // self._twins - 1:
-            raise ClusterError(
-                f"llama.cpp's cache holds {len(self.branches)} sessions at most; lower [limits] "
-                "sessions"
-            )
+        """Of a new session."""
         branches = Branches(self, self.pool)
         self.branches.append(branches)
         return branches
 
-    def reserve(self) -> None:
-        """Have a sequence free."""
-        self._free_sequences({}, 1)
+    def reserve(self, parent: Branches) -> None:
+        """Have a sequence free for a session that begins like ``parent``, and that in the cache."""
+        self.unpark(parent)
+        self._free_sequences({parent: []}, 1)
+
+    def unpark(self, branches: Branches) -> None:
+        """Have a session in the cache, its trunk at least."""
+        if branches.is_parked:
+            self._free_sequences({branches: []}, 1)
+            branches.unpark()
+            self.branches.remove(branches)
+            self.branches.append(branches)
+
+    def pack(self) -> None:
+        """Free the cells of dead rows."""
+        self._make_room(0)
 
     def close(self, branches: Branches) -> None:
         """A session is over."""
@@ -154,6 +173,27 @@ class Engine:
         for twin in range(self._twins):
             self._bound.llama_memory_seq_rm(self._memory, first + twin, start, -1)
 
+    def save(self, sequence: int) -> tuple[int, Any]:
+        bound, first = self._bound, sequence * self._twins
+        state = np.empty(bound.llama_state_seq_get_size(self._context, first), np.uint8)
+        bound.llama_state_seq_get_data(self._context, _pointer(state), state.size, first)
+        return bound.llama_memory_seq_pos_max(self._memory, first) + 1, state
+
+    def restore(self, sequence: int, saved: tuple[int, Any]) -> None:
+        (cells, state), first = saved, sequence * self._twins
+        if cells > self.cells - (self._used if self.settings.exact else self._live()):
+            self._make_room(cells)
+        bound = self._bound
+        if not bound.llama_state_seq_set_data(self._context, _pointer(state), state.size, first):
+            raise _failure("fill its cache again")
+        if self._twins > 1:
+            bound.llama_memory_seq_cp(self._memory, first, first + 1, -1, -1)
+        if self.settings.exact:
+            self._used += cells
+
+    def _live(self) -> int:
+        return sum(branches.size for branches in self.branches)
+
     def _open(self, cells: int) -> None:
         bound, settings = self._bound, self.settings
         parameters = bound.llama_context_default_params()
@@ -176,26 +216,25 @@ class Engine:
         self._memory = bound.llama_get_memory(self._context)
         self.cells = bound.llama_n_ctx(self._context)
 
-    def _make_room(self, rows: int) -> None:
-        """Drop dead cells and pack the others in their order; grow where that is not enough."""
+    def _make_room(self, cells: int, attached: int = 0) -> None:
+        """Drop dead cells and pack the others in their order; grow where that is not enough for
+        ``cells`` more. ``attached``: rows that have sequences and no cells yet."""
         self._bound.llama_memory_seq_rm(self._memory, _DEAD, -1, -1)
-        live = sum(branches.size for branches in self.branches)
-        needed = 2 * (live + rows)
-        packs = self.settings.exact and needed <= self.cells
-        self._move(0 if packs else max(2 * self.cells, needed))
+        live = self._live() - attached
+        wanted = cells_for(live + cells, self.cells)
+        self._move(wanted if wanted > self.cells else 0)
         self._used = live
 
     def _move(self, cells: int) -> None:
         """Write the cache anew, without gaps, in another context with so many cells; 0: in this."""
         bound = self._bound
         state = np.empty(bound.llama_state_get_size(self._context), np.uint8)
-        data = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        size = bound.llama_state_get_data(self._context, data, state.size)
+        size = bound.llama_state_get_data(self._context, _pointer(state), state.size)
         if cells:
             bound.llama_free(self._context)
             self._context = None
             self._open(cells)
-        if not bound.llama_state_set_data(self._context, data, size):
+        if not bound.llama_state_set_data(self._context, _pointer(state), size):
             raise _failure("pack its cache")
 
     # --- Passes.
@@ -249,6 +288,8 @@ class Engine:
             self._some(whole[: len(whole) // 2], [False] * (len(whole) // 2), {}, [])
             self._some(rows, wanted, captured, logits)
             return
+        for branches in by_session:
+            self.unpark(branches)
         members: dict[Node, list[int]] = {}
         for branches, nodes in by_session.items():
             members |= dict(zip(nodes, branches.attach(nodes), strict=True))
@@ -265,7 +306,7 @@ class Engine:
 
     def _free_sequences(self, users: dict[Branches, list[Node]], more: int = 0) -> bool:
         """Whether there are enough for the rows of ``users`` and ``more``, after others have given
-        theirs."""
+        theirs. Sessions that have no more than one left are parked."""
 
         def lacking() -> int:
             missing = sum(branches.missing(nodes) for branches, nodes in users.items())
@@ -280,6 +321,9 @@ class Engine:
             if lacking() > 0:
                 above = {n for node in nodes for n in branches.path(node) if n.cached}
                 branches.evict(lacking(), above, spares=False)
+        for branches in self.branches:
+            if lacking() > 0 and branches not in users:
+                branches.park()
         return lacking() <= 0
 
     def _pass(
@@ -288,12 +332,12 @@ class Engine:
         padding = max(0, self.settings.min_rows - len(rows))
         total = len(rows) + padding
         if self._used + total > self.cells:
-            self._make_room(total)
+            self._make_room(total, len(rows))
         outputs = self._outputs(wanted + [False] * padding)
         self._batch.fill(rows, members, self._twins, padding, outputs)
         code = self._decode()
         if code == 1:
-            self._make_room(total)
+            self._make_room(total, len(rows))
             code = self._decode()
         if padding:
             self._bound.llama_memory_seq_rm(self._memory, PADDING, -1, -1)
@@ -330,15 +374,22 @@ class Engine:
         return found
 
     def _tensor(self, tensor: int, ask: bool, data: object) -> bool:
-        """Whether a tensor is captured; then, once it is computed, whether to go on."""
+        """Whether a tensor is captured or replaced; then, once it is computed, whether to go on."""
         name: bytes = self._name(tensor)
         if ask:
-            return name in self._wanted
+            return name == self._replaced or name in self._wanted
         size = self._bytes(tensor)
+        if name == self._replaced:
+            self._set(tensor, ctypes.cast(self._batch.batch.embd, ctypes.c_void_p), 0, size)
+            return True
         self._get(tensor, self._tensor_address, 0, size)
         own = self._wanted[name]
         self._captured[own] = self._tensor_rows[: size // (4 * self.model.width)].copy()
         return own != self.last
+
+
+def _pointer(state: npt.NDArray[np.uint8]) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _failure(what: str) -> ClusterError:

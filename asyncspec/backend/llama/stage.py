@@ -10,6 +10,7 @@ import numpy as np
 from asyncspec.backend.base import (
     CPU,
     DEFAULT_OPTIONS,
+    DeviceMemory,
     EngineOptions,
     Guarantee,
     Mode,
@@ -17,10 +18,10 @@ from asyncspec.backend.base import (
     WireTensor,
 )
 from asyncspec.backend.llama.cut import SCALED_INPUT, VirtualFile, cut
-from asyncspec.backend.llama.devices import find
-from asyncspec.backend.llama.footprint import footprint
+from asyncspec.backend.llama.devices import Device, find, layers_on_gpu
+from asyncspec.backend.llama.footprint import first_cells, footprint, slot_bytes
 from asyncspec.backend.llama.library import load_model
-from asyncspec.backend.llama.passes import FIRST_CELLS, Engine, Floats, Settings
+from asyncspec.backend.llama.passes import Engine, Floats, Settings
 from asyncspec.backend.llama.self_test import confirm, prefer_faster
 from asyncspec.backend.llama.target import DTYPE, OpenTarget
 from asyncspec.backend.llama.tree import TreeCache
@@ -33,6 +34,10 @@ _KV_TYPES = {"f16": 1, "q8_0": 8}
 """As in ``enum ggml_type``."""
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
+
+_SCALED = "inp_scaled"
+"""llama.cpp's name of what families of ``SCALED_INPUT`` make of their input. Scaled down before, it
+would be rounded twice."""
 
 TILES = "GGML_CPU_TILED_MM"
 """llama.cpp's variable of the environment for products in tiles, which it reads before its first
@@ -52,14 +57,17 @@ class LlamaStage(TreeStage[TreeCache]):
         weights: str = "",
         slot_bytes: int = 0,
         guarantee: Guarantee = "tolerance",
-        input_scale: float = 1.0,
+        gpu: Device | None = None,
+        gpu_layers: int = -1,
+        cell_bytes: int = 0,
     ) -> None:
         super().__init__(info, layers, guarantee)
         self.engine = engine
         self.device = engine.settings.device or CPU
         self.weights = weights
         self._slot_bytes = slot_bytes
-        self._input_scale = np.float32(input_scale)
+        self._gpu, self._on_gpu = gpu, layers_on_gpu(layers[1] - layers[0], gpu_layers)
+        self._cell_bytes = cell_bytes
         self._running: StageJob | None = None
 
     def abandon(self, job: StageJob) -> None:
@@ -78,6 +86,13 @@ class LlamaStage(TreeStage[TreeCache]):
         if not np.isfinite(values).all():
             raise ValueError("hidden states with numbers that are not finite")
         return values
+
+    def device_memory(self) -> DeviceMemory | None:
+        if self._gpu is None or not self._on_gpu:
+            return None
+        # Keys and values are where their layer is.
+        (first, end), held = self.layers, self.engine.held_bytes(self._cell_bytes)
+        return self._gpu.memory(held * self._on_gpu // (end - first))
 
     def cache_bytes(self, slots: int) -> int:
         return slots * self._slot_bytes
@@ -139,7 +154,7 @@ class LlamaStage(TreeStage[TreeCache]):
         states, earlier = _chosen(job.hidden), []
         if states.ndim == 3:
             states, earlier = states[:, 0].copy(), [states[:, 1:]]
-        return states if self._input_scale == 1 else states * self._input_scale, earlier
+        return states, earlier
 
 
 def _chosen(rows: TensorRows) -> Floats:
@@ -173,7 +188,9 @@ def load_stage(
         weights=f"{target.weights}{layout}, llama.cpp on {engine.settings.device or 'the CPU'}",
         slot_bytes=slot,
         guarantee=guarantee,
-        input_scale=info.hidden_size**-0.5 if first and info.architecture in SCALED_INPUT else 1.0,
+        gpu=find(options.device),
+        gpu_layers=options.gpu_layers,
+        cell_bytes=slot_bytes(target, (first, last), options.kv_type),
     )
 
 
@@ -196,19 +213,16 @@ def load_engine(
         kv_type=_KV_TYPES[options.kv_type],
         flash=_FLASH[options.flash_attention],
         device=device.name if device else "",
-        least_cells=_least_cells(target),
+        least_cells=first_cells(target),
     )
     info = target.info
-    engine = Engine(model, settings, "" if last == info.layers else f"l_out-{last - first - 1}")
+    engine = Engine(
+        model,
+        settings,
+        "" if last == info.layers else f"l_out-{last - first - 1}",
+        first=_SCALED if first and info.architecture in SCALED_INPUT else "",
+    )
     if mode == "fast":
         prefer_faster(engine, embeds=first == 0)
         return engine, "tolerance"
     return engine, confirm(engine, info.vocab_size, embeds=first == 0)
-
-
-def _least_cells(target: OpenTarget) -> int:
-    """llama.cpp takes the factors of long contexts where the cache is longer than the context the
-    model was first trained with: they are to be the same however much the cache has grown."""
-    original = target.model.number("{arch}.rope.scaling.original_context_length", 0)
-    long = any(name.startswith("rope_factors_long") for name in target.model.tensors)
-    return original + FIRST_CELLS if long and original < target.info.context_length else FIRST_CELLS

@@ -21,7 +21,7 @@ class TreeCache:
 
     def copy_prefix(self, other: TreeCache, length: int) -> None:
         """Begin with the first slots of another session, which are its committed path."""
-        self._engine.reserve()
+        self._engine.reserve(other.branches)
         nodes = other.nodes(other.branches.trunk, length)
         cached = [node for node in nodes if node.cached]
         shared = min(length, other.branches.trunk) + len(cached)
@@ -76,6 +76,7 @@ class TreeCache:
         self.branches.prune({node for node in self._nodes if node is not None and node.cached})
 
     def trim(self, slots: int) -> None:
+        self._engine.unpark(self.branches)
         self.commit(max(slots, self.branches.trunk))
         self._nodes = self._nodes[: max(0, slots - self.branches.trunk)]
         self.branches.trim(min(slots, self.branches.trunk))
