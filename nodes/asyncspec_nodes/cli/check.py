@@ -136,7 +136,10 @@ def _stages(config: Config) -> Iterator[str]:
         if node.rank:
             target = config.target_of(node.rank)
             backend = backend_of(target)
-            device, memory = backend.device_of(config.engine_of(node.rank).device)
+            engine = config.engine_of(node.rank)
+            device, memory = backend.device_of(engine.device)
+            if engine.gpu_layers >= 0:  # some are here
+                memory = None
             where = "this machine" if memory is None else device
             there[where] = host if memory is None else memory.free
             runtime = backend.runtime_bytes if memory is None else 0
