@@ -89,6 +89,32 @@ def test_end_of_answer(mine: Path) -> None:
         inspect_checkpoint(mine)
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "outside", "inside", "ends"),
+    [
+        ("qwen3.5", "Qwen3_5ForConditionalGeneration", 7, None, (7,)),
+        ("gemma3", "Gemma3ForConditionalGeneration", [1, 106], 1, (1, 106)),
+        ("gemma3", "Gemma3ForConditionalGeneration", None, 1, (1,)),
+    ],
+)
+def test_what_ends_an_answer_stands_outside_the_language_models_settings(
+    family: str,
+    name: str,
+    outside: Any,
+    inside: int | None,
+    ends: tuple[int, ...],
+    tiny: MakeTiny,
+    tmp_path: Path,
+) -> None:
+    text = json.loads((tiny(family) / "config.json").read_text())
+    text |= {"eos_token_id": inside, "dtype": None}
+    outer = {"architectures": [name], "eos_token_id": outside, "dtype": "float16"}
+    edit(tmp_path / "config.json", **outer, text_config=text)
+    info = inspect_checkpoint(tmp_path)
+    assert info.eos_token_ids == ends
+    assert info.dtype == "float16"
+
+
 def test_sharded_is_the_same_model(sharded: Path, tiny: MakeTiny) -> None:
     assert len(list(sharded.glob("*.safetensors"))) > 2
     want = decode(cut(open_checkpoint(tiny("llama")), 2), PROMPT, 8)

@@ -21,7 +21,7 @@ from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError
 from backend.probe import cut, same_bits
-from backend.tiny import FAMILIES, LATENT, LAYERS, PLAIN, VOCAB, generated
+from backend.tiny import ALTERNATING, FAMILIES, LATENT, LAYERS, PLAIN, VOCAB, YARN_ROPE, generated
 from effort import NIGHTLY
 
 pytestmark = pytest.mark.torch
@@ -85,6 +85,34 @@ def test_same_tokens_as_generate_cut_and_as_a_tree(family: str, tiny: Callable[.
     stages = cut(open_checkpoint(path), 2)
     assert decode(stages, prompt, NEW // 2) == generated(path, prompt, NEW // 2)
     same_bits(stages, family)
+
+
+def test_queries_that_grow_beyond_the_original_length(tiny: Callable[..., Path]) -> None:
+    """Ministral 3 multiplies them by a number that depends on the position."""
+    path = tiny("ministral3", rope_parameters=YARN_ROPE | {"llama_4_scaling_beta": 0.5})
+    random = Random("ministral3")
+    prompt = [random.randrange(3, 150) for _ in range(150)]
+    stages = cut(open_checkpoint(path), 2)
+    assert decode(stages, prompt, NEW // 2) == generated(path, prompt, NEW // 2)
+    same_bits(stages, "ministral3")
+
+
+def test_a_window_that_no_mask_has_is_none(tiny: Callable[..., Path]) -> None:
+    """OLMoE hands one on to attention functions of other kinds."""
+    random = Random("olmoe")
+    prompt = [random.randrange(3, 150) for _ in range(40)]
+    with_key, without = (
+        decode(cut(open_checkpoint(path), 2), prompt, NEW // 2)
+        for path in (tiny("olmoe", sliding_window=16), tiny("olmoe"))
+    )
+    assert with_key == without
+
+
+def test_a_window_of_no_tokens_is_refused(tiny: Callable[..., Path]) -> None:
+    """Layers with a window, although the model is told to use none."""
+    path = tiny("qwen2-moe", layer_types=ALTERNATING)
+    with pytest.raises(CheckpointError, match="a sliding window of 0 tokens"):
+        cut(open_checkpoint(path), 1)
 
 
 def test_layers_that_need_tokens_or_each_other_run_in_one_stage(tiny: Callable[..., Path]) -> None:

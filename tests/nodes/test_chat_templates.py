@@ -11,10 +11,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
+from tokenizers import decoders, models
 
 from asyncspec.backend.hf.tokenizer import HFTokenizer, load_tokenizer
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN, read_template
+from asyncspec_nodes.serving.text import Detokenizer
 from nodes.toy_tokenizers import CODECS
 
 pytestmark = pytest.mark.torch
@@ -155,6 +157,25 @@ def test_kinds_of_tokenizers(name: str, data: st.DataObject) -> None:
     check_spelling(name, tokenizer, data.draw(st.lists(plain, max_size=12)))
     for i in special:
         assert tokenizer.spell(i).decode() == backend.id_to_token(i)
+
+
+FORCED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_spaces_that_a_decoder_cleans_up(forced: bool) -> None:
+    """Later tokens change the text of earlier ones."""
+    vocab = {name: i for i, name in enumerate(("Ġ", "a", ".", "b"))}
+    backend = Fast(models.BPE(vocab, []))
+    backend.decoder = decoders.ByteLevel()
+    settings = {"clean_up_tokenization_spaces": True, FORCED: forced}
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+    tokenizer, ids = HFTokenizer(theirs), [1, 0, 2, 0, 3]
+    want = "a. b" if forced else "a . b"
+    assert tokenizer.decode(ids) == want
+    assert tokenizer.decodes_as_whole == forced
+    answer = Detokenizer(tokenizer)
+    assert "".join(answer.push([token]) for token in ids) + answer.finish() == want
 
 
 @pytest.mark.parametrize("name", ["byte fallback", "byte fallback, strip"])

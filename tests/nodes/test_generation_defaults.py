@@ -79,6 +79,12 @@ def test_without_sampling_it_is_greedy(tmp_path: Path) -> None:
     assert read_defaults(folder, "auto") == Defaults(temperature=0.0, repetition_penalty=1.1)
 
 
+def test_a_top_k_of_minus_one_is_no_limit(tmp_path: Path) -> None:
+    """As vLLM spells it."""
+    found = read_defaults(target(tmp_path, '{"top_k": -1, "top_p": 0.9}'), "auto")
+    assert found == Defaults(top_k=0, top_p=0.9)
+
+
 @pytest.mark.parametrize("text", [None, "{}", '{"temperature": null, "top_k": null}'])
 def test_an_empty_file(tmp_path: Path, text: str | None) -> None:
     found = read_defaults(target(tmp_path, text), "auto")
@@ -93,7 +99,7 @@ def test_an_empty_file(tmp_path: Path, text: str | None) -> None:
         ({"temperature": True}, "temperature"),
         ({"temperature": -1}, "temperature is -1; it must be 0 (greedy) or more"),
         ({"top_p": 0}, "top-p is 0; it must be above 0 and at most 1"),
-        ({"top_k": -1}, "top-k is -1"),
+        ({"top_k": -2}, "top-k is -2"),
         ({"top_k": 2**70}, "top_k"),
         ({"top_k": 2.5}, "top_k"),
         ({"min_p": 1}, "min-p is 1"),

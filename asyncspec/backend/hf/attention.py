@@ -7,7 +7,8 @@ used). Masks are common to all layers and made once per pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -28,6 +29,9 @@ from asyncspec.core.kv_slots import whole_blocks
 
 IMPLEMENTATION = "asyncspec"
 """Name of our attention function in transformers."""
+
+_READS_MASKS = f"{IMPLEMENTATION}-masks"
+"""The same function, for which families make masks."""
 
 
 Array = npt.NDArray[np.float32]
@@ -282,12 +286,35 @@ _IGNORED = frozenset({"dropout", "is_causal", "position_embeddings", "position_i
 """Arguments of transformers' attention functions that change nothing here."""
 
 
+class _Mask(Struct, frozen=True):
+    """In place of a family's mask."""
+
+    # As in ``AttentionParams``.
+    window: int | None
+
+
+def _make_mask(*_: Any, local_size: int | None = None, **_others: Any) -> _Mask:
+    """transformers' mask interface."""
+    return _Mask(local_size)
+
+
+@contextmanager
+def mask_windows(config: Any) -> Iterator[None]:
+    """Inside, layers of a transformers model note the windows of its masks, which decide from then
+    on: Qwen2-MoE tells its attention function of no window, OLMoE of one that no mask has."""
+    config._attn_implementation = _READS_MASKS
+    try:
+        yield
+    finally:
+        config._attn_implementation = IMPLEMENTATION
+
+
 def _attention_function(
     module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | _Mask | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -298,6 +325,10 @@ def _attention_function(
     """transformers' attention interface: query [1, H, n, K] -> [1, n, H, V]."""
     if tree is None:
         raise TypeError("this model runs only inside a stage")
+    if isinstance(attention_mask, _Mask):
+        if attention_mask.window is not None and attention_mask.window < 1:
+            raise ValueError(f"a sliding window of {attention_mask.window} tokens")
+        module.mask_window, attention_mask = attention_mask.window, None
     unknown = [name for name, value in others.items() if value is not None and value is not False]
     unknown = [name for name in unknown if name not in _IGNORED]
     if attention_mask is not None:
@@ -305,13 +336,16 @@ def _attention_function(
     if unknown:
         raise TypeError(f"attention with {', '.join(sorted(unknown))} is not known")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    params = AttentionParams(module.layer_idx, scale, sliding_window, softcap, s_aux)
+    window = getattr(module, "mask_window", sliding_window)
+    params = AttentionParams(module.layer_idx, scale, window, softcap, s_aux)
     out = tree.attend(params, query[0], key[0], value[0])
     return out.unsqueeze(0), None
 
 
 def register() -> None:
     """Make our attention function known to transformers. May be called any number of times."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(IMPLEMENTATION, _attention_function)
+    for name in (IMPLEMENTATION, _READS_MASKS):
+        AttentionInterface.register(name, _attention_function)
+    AttentionMaskInterface.register(_READS_MASKS, _make_mask)

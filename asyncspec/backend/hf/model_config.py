@@ -62,7 +62,8 @@ FIXED_ROPE = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
 """RoPE types whose frequencies do not depend on the length of the sequence: with the others, the
 longest branch would rotate the keys of a whole tree."""
 
-_COMMON = ("dtype", "eos_token_id", "quantization_config", "torch_dtype")
+_EOS = "eos_token_id"
+_COMMON = ("dtype", _EOS, "quantization_config", "torch_dtype")
 """Settings that may stand beside those of the language model."""
 
 _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")
@@ -80,9 +81,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def read_generation_config(directory: Path) -> dict[str, Any]:
-    """Its content, {} where there is no file. Raises ``CheckpointError`` for a broken one."""
+    """Its content, {} where there is no file; a ``top_k`` of -1 means none, as 0 does. Raises
+    ``CheckpointError`` for a broken one."""
     file = directory / GENERATION_CONFIG
-    return _read_json(file) if file.is_file() else {}
+    content = _read_json(file) if file.is_file() else {}
+    return content | {"top_k": 0} if content.get("top_k") == -1 else content
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -121,7 +124,13 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     if name is None or not isinstance(own, dict):
         return config
     common = {key: config[key] for key in _COMMON if config.get(key) is not None}
-    return {**common, **own, "architectures": [name]}
+    kept = {
+        key: value
+        for key, value in own.items()
+        # As in transformers: inside, it may be the default of the language model's class.
+        if key not in common or (value is not None and key != _EOS)
+    }
+    return {**common, **kept, "architectures": [name]}
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -159,15 +168,15 @@ def _number(config: Mapping[str, Any], name: str, where: Path) -> int:
 
 def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
     """Tokens that end an answer: ``generation_config.json`` decides, then ``config.json``."""
-    value = read_generation_config(directory).get("eos_token_id")
-    value = config.get("eos_token_id") if value is None else value
+    value = read_generation_config(directory).get(_EOS)
+    value = config.get(_EOS) if value is None else value
     if value is None:
         return ()
     try:
         return msgspec.convert(value if isinstance(value, list) else [value], tuple[int, ...])
     except msgspec.ValidationError as error:
         raise CheckpointError(
-            f"eos_token_id of {directory} is neither a number nor a list of them"
+            f"{_EOS} of {directory} is neither a number nor a list of them"
         ) from error
 
 

@@ -130,10 +130,11 @@ class Shard:
             return self.device.put(tokens)
         return self.device.put(noise(count, self.info.hidden_size).to(self.dtype))
 
-    def probe(self, tree: TreeMask) -> Tensor:
-        """A pass of random rows through all of the model but the head's matrix, to save time."""
+    def probe(self, tree: TreeMask, start: int = 0) -> Tensor:
+        """A pass of random rows, at positions from ``start`` on, through all of the model but the
+        head's matrix, to save time."""
         inputs, count = self.probe_inputs(len(_PROBE_POSITIONS)), len(_PROBE_POSITIONS)
-        positions = self.device.integers(_PROBE_POSITIONS)
+        positions = self.device.integers([start + place for place in _PROBE_POSITIONS])
         if not self.has_head:
             return self.hidden(inputs, positions, tree)
         head, self.model.lm_head = self.model.lm_head, nn.Identity()
@@ -141,6 +142,13 @@ class Shard:
             return self.logits(inputs, positions, tree, self.device.integers(range(count)))
         finally:
             self.model.lm_head = head
+
+    def probe_end(self, tree: TreeMask) -> Tensor:
+        """As ``probe``, at the context's end, where Ministral 3 multiplies queries by more than 1.
+        First layers show that as well as all."""
+        start = self.info.context_length - 1 - _PROBE_POSITIONS[-1]
+        with self.truncated():
+            return self.probe(tree, max(0, start))
 
     def try_plain_head(self) -> None:
         """Set ``has_plain_head`` where that changes no bit of a pass of noise."""
@@ -248,7 +256,7 @@ def load_shard(
         _check_input(checkpoint, shard)
     shard.probe_layers = max(_MIN_PROBE_LAYERS, layers_with_all_kinds(model.model.layers))
     shard.unoptimized_reason = optimize_model(
-        model, shard.probe, len(_PROBE_POSITIONS), shard.layer_shapes
+        model, (shard.probe, shard.probe_end), len(_PROBE_POSITIONS), shard.layer_shapes
     )
     if device.is_accelerator and not shard.unoptimized_reason:
         shard.graphs = capture_layers(model.model, device)

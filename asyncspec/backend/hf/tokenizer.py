@@ -27,6 +27,8 @@ _OF_USERS = {"add_generation_prompt", "continue_final_message", "documents"}
 """Arguments of ``apply_chat_template`` that a request may set; others would decide what comes of
 the text: padding to any length, tokens, tensors."""
 
+_CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+
 _REMEMBER = 1 << 14
 """Tokens looked up again and again; grammars look once at the whole vocabulary."""
 
@@ -44,10 +46,10 @@ class HFTokenizer:
         self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._byte_level = backend is not None and "ByteLevel" in str(backend.decoder)
-        # Only WordPiece vocabularies clean up the spaces before punctuation.
-        self.decodes_as_whole = (
-            bool(tokenizer.clean_up_tokenization_spaces)
-            and type(getattr(backend, "model", None)).__name__ != "BPE"
+        # BPE vocabularies clean up the spaces before punctuation only where they are forced to.
+        self.decodes_as_whole = bool(tokenizer.clean_up_tokenization_spaces) and (
+            type(getattr(backend, "model", None)).__name__ != "BPE"
+            or bool(getattr(tokenizer, _CLEANS_BPE, False))
         )
         # A detokenizer looks up the same few tokens again and again.
         remembered = lru_cache(_REMEMBER)

@@ -1,7 +1,7 @@
 """A model's layers from embedding to last norm in place of transformers' own loop.
 
-Both run once over a few rows of noise, with ``RecordingAttention`` in place of attention. Where a
-bit differs, as with an unknown release of transformers, the model keeps its own code, which is
+Both run over a few rows of noise, with ``RecordingAttention`` in place of attention. Where a bit
+differs, as with an unknown release of transformers, the model keeps its own code, which is
 slower. A model whose own code does not take our arguments, or attends without the tree mask, is
 refused.
 """
@@ -15,9 +15,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from msgspec import Struct
 from torch import Tensor, nn
 
-from asyncspec.backend.hf.attention import AttentionParams, RecurrentLayer, TreeMask
+from asyncspec.backend.hf.attention import (
+    AttentionParams,
+    RecurrentLayer,
+    TreeMask,
+    mask_windows,
+)
 from asyncspec.backend.hf.cache import LayerShape
 from asyncspec.backend.hf.optimized.layers import (
     CachedRotary,
@@ -134,22 +140,40 @@ class RecordingAttention(TreeMask):
         return inputs[0][:, : heads * width].float().view(-1, heads, width)
 
 
+class _Trace(Struct, frozen=True):
+    """Of a pass its attention, all its tensors, and what the model's body returns."""
+
+    tree: RecordingAttention
+    tensors: list[Tensor]
+    body: Any
+
+    def equals(self, other: _Trace) -> bool:
+        """Bit by bit."""
+        return (
+            self.tree.params == other.tree.params
+            and len(self.tensors) == len(other.tensors)
+            and all(map(torch.equal, self.tensors, other.tensors))
+        )
+
+
+Run = Callable[[TreeMask], Tensor]
+
+
 def optimize_model(
-    model: Any,
-    run: Callable[[TreeMask], Tensor],
-    count: int,
-    shapes: Sequence[LayerShape | StateShape],
+    model: Any, runs: Sequence[Run], count: int, shapes: Sequence[LayerShape | StateShape]
 ) -> str:
-    """Replace the body of a transformers causal LM where that changes no bit of ``run``, a pass of
-    ``count`` rows of noise with a mask. Returns why it was not replaced, "" where it was. Raises
-    ``CheckpointError`` where transformers' own code cannot run such a pass, or where its keys and
-    values are not those that ``shapes`` says."""
+    """Replace the body of a transformers causal LM where that changes no bit of ``runs``, passes of
+    ``count`` rows of noise with a mask, the first one through all layers. Returns why it was not
+    replaced, "" where it was. Raises ``CheckpointError`` where transformers' own code cannot run
+    such a pass, or where its keys and values are not those that ``shapes`` says."""
     original = model.model
     try:
-        tree, want, result = _trace(model, run, count, shapes)
-        params, attending = tree.params, tree.layers
+        with mask_windows(model.config):
+            want = [_trace(model, run, count, shapes) for run in runs]
     except Exception as error:  # another release's code may fail in any way
         raise _unsupported(model, first_line(error)) from error
+    whole = want[0]
+    params, attending = whole.tree.params, whole.tree.layers
     if attending != list(range(len(original.layers))):
         raise _unsupported(
             model, "its layers do not attend through transformers' AttentionInterface"
@@ -157,9 +181,9 @@ def optimize_model(
     if len(params) < len(attending):
         return "layers with a state"
     try:
-        model.model = OptimizedModel(original, params, result)
-        got_tree, got, _ = _trace(model, run, count, shapes)
-        if got_tree.params == params and len(got) == len(want) and all(map(torch.equal, got, want)):
+        model.model = OptimizedModel(original, params, whole.body)
+        got = (_trace(model, run, count, shapes) for run in runs)
+        if all(map(_Trace.equals, got, want)):
             return ""
         why = "results differ"
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
@@ -168,13 +192,7 @@ def optimize_model(
     return why
 
 
-def _trace(
-    model: Any,
-    run: Callable[[TreeMask], Tensor],
-    count: int,
-    shapes: Sequence[LayerShape | StateShape],
-) -> tuple[RecordingAttention, list[Tensor], Any]:
-    """Of a pass its attention, all its tensors, and what the model's body returns."""
+def _trace(model: Any, run: Run, count: int, shapes: Sequence[LayerShape | StateShape]) -> _Trace:
     tree, results = RecordingAttention(count, shapes), []
     hook = model.model.register_forward_hook(lambda _body, _inputs, out: results.append(out))
     try:
@@ -183,7 +201,7 @@ def _trace(
         hook.remove()
     (body,) = results
     # Capped scores may hide a difference of hidden states.
-    return tree, [*tree.inputs, body.last_hidden_state, out], body
+    return _Trace(tree, [*tree.inputs, body.last_hidden_state, out], body)
 
 
 def _unsupported(model: Any, why: str) -> CheckpointError:
