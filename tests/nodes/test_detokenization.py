@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tokenizers import pre_tokenizers
 
-from asyncspec_nodes.serving.text import CONTEXT, UNFINISHED, AnswerText, Detokenizer, Piece
+from asyncspec_nodes.serving.text import (
+    CONTEXT,
+    UNFINISHED,
+    AnswerText,
+    Detokenizer,
+    Piece,
+    answer_text,
+)
+from nodes.test_service import ASK
 from nodes.toy_tokenizers import CODECS, Raw
 
 
@@ -43,24 +53,59 @@ def test_an_answer_is_what_it_adds_to_the_text_it_goes_on(name: str, data: st.Da
     ids = data.draw(st.lists(tokens, max_size=20))
     cuts = data.draw(st.lists(st.integers(0, 1000), max_size=20))
     text = "".join(stream(codec, ids, cuts, prompt))
-    shown = [token for token in prompt if not codec.is_special(token)]
-    before = codec.decode(shown)
-    if not shown or codec.is_byte(shown[-1]) or before.endswith(UNFINISHED):
-        # The answer may change the prompt's last character, so it counts as a text of its own.
+    # The answer may change the text of what ends the prompt.
+    settled = [token for token in prompt if not codec.is_special(token)]
+    while settled and codec.is_byte(settled[-1]):
+        settled.pop()
+    context = settled[-CONTEXT:]
+    while context and (codec.is_byte(context[-1]) or codec.decode(context).endswith(UNFINISHED)):
+        context.pop()
+        settled.pop()
+    if not context:
         assert text == codec.decode(ids)
-    elif before.strip() and codec.decode(shown[-CONTEXT:]).strip():
-        assert before + text == codec.decode([*prompt, *ids])
+    elif codec.decode(context).strip() and codec.decode(settled).strip():
+        assert codec.decode(settled) + text == codec.decode([*settled, *ids])
+        before, shown = codec.decode(prompt), [one for one in ids if not codec.is_special(one)]
+        if not before.endswith(UNFINISHED) and not any(map(codec.is_byte, shown[:1])):
+            assert before + text == codec.decode([*prompt, *ids])
+
+
+LINE_ENDS = ["<0x0D>", "<0x0A>"] * CONTEXT
 
 
 @pytest.mark.parametrize(
     ("prompt", "text"),
-    [([], "d"), (["<s>"], "d"), (["a"], " d"), (["a", "<s>"], " d"), (["▁"], " d")],
+    [
+        *(([], "d"), (["<s>"], "d"), (["a"], " d"), (["a", "<s>"], " d"), (["▁"], " d")),
+        *((["a", "<0x0A>"], " d"), (["a", *LINE_ENDS, "<s>"], " d"), (["a", "<0xE4>"], " d")),
+        (["a", "<0x0A>", UNFINISHED], " d"),
+    ],
 )
 def test_an_answer_keeps_the_space_between_it_and_the_prompt(prompt: list[str], text: str) -> None:
     """Llama 2's decoder takes the space off the first word of a text."""
     codec = CODECS["byte fallback, strip"]
     prompt_ids, ids = ([named(codec, name) for name in names] for names in (prompt, ["▁d"]))
     assert stream(codec, ids, [0, 1], prompt_ids) == ["", text, "", ""]
+
+
+class Templated(Raw):
+    """With a chat template."""
+
+    template = "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({}, "d"), ({"continue_final_message": True}, " d"), ({"continue_final_message": False}, "d")],
+)
+def test_an_answer_keeps_the_space_behind_the_message_that_it_continues(
+    options: dict[str, bool], text: str
+) -> None:
+    codec = Templated(CODECS["byte fallback, strip"].tokenizer)
+    messages = [{"role": "assistant", "content": "a"}]
+    chat = json.dumps({"messages": messages, "tools": None, "options": options})
+    answer = answer_text(codec, replace(ASK, chat=chat), [named(codec, "a")])  # type: ignore[arg-type]
+    assert answer.push([named(codec, "▁d")]) == Piece(text, 1)
 
 
 def test_a_stop_string_does_not_begin_in_the_prompt() -> None:

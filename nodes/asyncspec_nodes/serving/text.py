@@ -8,11 +8,11 @@ behind its last tokens: SentencePiece's decoders strip the space before the firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import dropwhile, islice
 
 from msgspec import Struct
 
-from asyncspec.backend.tokenizer import Tokenizer
+from asyncspec.backend.tokenizer import Tokenizer, conversation
 from asyncspec_nodes.serving.templates import answer_markers
 from asyncspec_protocol.clients import Submit
 
@@ -23,9 +23,12 @@ CONTEXT = 8
 """Prompt tokens that are decoded with an answer. One with text suffices for all known decoders; a
 token may be a lone space, which some strip."""
 
+CONTINUES = "continue_final_message"
+"""Argument of ``apply_chat_template``: the prompt ends within the last message."""
+
 
 class Detokenizer:
-    """The text of one answer. ``after``: the tokens that it continues; none in a chat."""
+    """The text of one answer. ``after``: the tokens that it continues; none of a new message."""
 
     def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -109,15 +112,17 @@ class MarkedDetokenizer:
 
 
 def _context(tokenizer: Tokenizer, after: Sequence[int]) -> list[int]:
-    """The last tokens of ``after``; none where their text depends on what follows."""
+    """The last tokens of ``after`` whose text does not depend on what follows: the answer may go on
+    with a run of byte tokens, or with a character."""
     if tokenizer.decodes_as_whole:
         return []
     visible = (token for token in reversed(after) if not tokenizer.is_special(token))
-    context = list(islice(visible, CONTEXT))[::-1]
-    incomplete = context and (
+    context = list(islice(dropwhile(tokenizer.is_byte, visible), CONTEXT))[::-1]
+    while context and (
         tokenizer.is_byte(context[-1]) or tokenizer.decode(context).endswith(UNFINISHED)
-    )
-    return [] if incomplete else context
+    ):
+        context.pop()
+    return context
 
 
 class StopMatch(Struct, frozen=True):
@@ -206,7 +211,18 @@ class AnswerText:
 def answer_text(tokenizer: Tokenizer, submit: Submit, prompt: Sequence[int]) -> AnswerText:
     """The text of an answer to ``submit``, whose prompt is the tokens ``prompt``."""
     markers = answer_markers(tokenizer.template) if submit.chat else frozenset()
-    after = () if submit.chat else prompt
+    after = prompt if _continues(submit) else ()
     return AnswerText(
         tokenizer, submit.stop, include=submit.include_stop, after=after, markers=markers
     )
+
+
+def _continues(submit: Submit) -> bool:
+    """Whether the answer goes on with a text, or with the last message of a chat."""
+    if not submit.chat:
+        return True
+    # Long conversations are not read once more for nothing.
+    if CONTINUES not in submit.chat:
+        return False
+    _, _, options = conversation(submit.chat)
+    return bool(options.get(CONTINUES))
