@@ -6,12 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend.hf.device import EMULATED
+from asyncspec.backend.hf.stage import HFStage
+from asyncspec.core.jobs import TensorRows
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_node
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.roles.draft.session import DraftState
+from asyncspec_nodes.roles.verify.session import max_sessions
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank
 
 pytestmark = pytest.mark.torch
@@ -53,3 +56,14 @@ def test_nodes_of_one_machine_take_turns_on_its_gpu(source: str, at_once: int) -
     """A draft node without a model has none of it."""
     state = draft_state(DRAFT, named=True, source=source, device=EMULATED)
     assert state.config.processors == at_once
+
+
+def test_a_stage_knows_what_its_rows_take_and_how_many_sessions_may_come() -> None:
+    limited = replace(CONFIG, limits=replace(CONFIG.limits, sessions=5))
+    loaded = load_node(limited, Rank(1), Reporter(Rank(1), None))
+    stage = loaded.tensors
+    assert isinstance(stage, HFStage)
+    row = stage.pack(TensorRows(stage.noise(1), (0,)))
+    config = loaded.machine.initial().config
+    assert config.row_bytes == row.data.nbytes
+    assert config.sessions == max_sessions(5) > 16 * 5

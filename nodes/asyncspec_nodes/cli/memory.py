@@ -16,11 +16,20 @@ from asyncspec.backend.registry import backend_of, backend_of_source, with_backe
 from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
+from asyncspec.source import ngram
 from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
 from asyncspec_nodes.cluster.automatic import choose
-from asyncspec_nodes.cluster.checkpoints import AUTO, SUFFIX, WITHOUT_MODEL, parts, spelled_out
+from asyncspec_nodes.cluster.checkpoints import (
+    AUTO,
+    NGRAM,
+    SUFFIX,
+    WITHOUT_MODEL,
+    parts,
+    spelled_out,
+)
 from asyncspec_nodes.cluster.config import DEFAULT_STAGES, TargetTable, check_stages, even_split
+from asyncspec_nodes.cluster.placement import check_spans
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.bounds import COUNT, GIB, NODES, POSITIONS
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
@@ -68,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         tree = arguments.sessions * most
     with exit_on_interrupt():
         spans = even_split(model_info.layers, arguments.stages)
+        check_spans(target, spans)
         found = backend.footprints(target, spans, table.stage_options(options))
     process = backend.runtime_bytes
     stages = [
@@ -85,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         if SUFFIX in parts(source):
             models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, TOKEN_BYTES, 0))
+        if NGRAM in parts(spelled_out(source, target)):
+            models.append(Footprint((0, 0), 0, ngram.TOKEN_BYTES, 0))
         draft = _node_memory(0, (0, 0), models, slots, tree, process, arguments.sessions)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})

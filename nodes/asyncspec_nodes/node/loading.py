@@ -35,10 +35,11 @@ from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import DraftCost, StageCost
+from asyncspec.source import ngram, suffix
 from asyncspec.source.base import TokenSource
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
-from asyncspec.source.suffix import TOKEN_BYTES, SuffixSource
+from asyncspec.source.suffix import SuffixSource
 from asyncspec_nodes.cluster.automatic import described, resolved, source_name
 from asyncspec_nodes.cluster.checkpoints import (
     NGRAM,
@@ -63,15 +64,19 @@ from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import MIN_COMMON_PREFIX, NO_PREFIX, DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig, max_sessions
 from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, first_session
+from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.links import MIXED, role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
 
 LOOKUPS: Mapping[str, Callable[[], TokenSource]] = {NGRAM: NGramSource, SUFFIX: SuffixSource}
 """Token sources without a model, by name."""
+
+_LOOKUP_BYTES = {NGRAM: ngram.TOKEN_BYTES, SUFFIX: suffix.TOKEN_BYTES}
+"""What they hold of a session's token."""
 
 _IDLE = LoadedSource(NGramSource())
 """Of a node whose machine sends no draft requests to its device."""
@@ -104,7 +109,8 @@ def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedS
         source = HybridSource(bases, lookups, reader.source if reader else None)
     return LoadedSource(
         source,
-        sum(loaded.token_bytes for loaded in models) + (TOKEN_BYTES if SUFFIX in names else 0),
+        sum(loaded.token_bytes for loaded in models)
+        + sum(_LOOKUP_BYTES.get(name, 0) for name in names),
         reader.features if reader else (),
         reader.tensors if reader else None,
         sum(loaded.session_bytes for loaded in models),
@@ -211,8 +217,9 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         pass_seconds = {
             rows: max(cost.seconds(rows), measured) for rows, measured in pass_seconds.items()
         }
+    me = _hello(config, rank, model, span)
     return Loaded(
-        me=_hello(config, rank, model, span),
+        me=me,
         machine=VerifyMachine(
             VerifyConfig(
                 rank=rank,
@@ -227,6 +234,8 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 tried_rows=tuple(pass_seconds),
                 tried_microseconds=tuple(round(1e6 * took) for took in pass_seconds.values()),
                 shares_prefixes=model.info.shares_prefixes,
+                row_bytes=model.info.hidden_size * ITEM_BYTES[me.dtype],
+                sessions=max_sessions(config.limits.sessions),
             )
         ),
         run_job=stage.run,
