@@ -229,7 +229,7 @@ class Branches:
             self._memory.remove(sequence, self.trunk)
         if self.trunk and self._leaves:
             self._saved = self._memory.save(next(iter(self._leaves)))
-        self._give_back()
+        self._release()
 
     def unpark(self) -> None:
         """Move the trunk back. Needs a sequence."""
@@ -253,9 +253,9 @@ class Branches:
     def close(self) -> None:
         """Give everything back."""
         self._saved = None
-        self._give_back()
+        self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         for sequence in self._leaves:
             self._memory.remove(sequence, 0)
         self._pool.free += self._leaves
