@@ -25,7 +25,7 @@ from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
+from asyncspec_nodes.roles.verify.session import VerifyConfig, max_sessions
 from asyncspec_nodes.simulation.cluster import connect, recorder
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session, is_draft
 from languages import GRAMMARS, allowed
@@ -163,6 +163,7 @@ class Cluster:
             layers,
             batch_rows=self.batch_rows,
             slots=self.slots,
+            sessions=max_sessions(self.config.max_sessions),
         )
         machine = VerifyMachine(config)
         return Actor(machine, machine.initial(), backend.run, backend)

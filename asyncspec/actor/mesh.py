@@ -1,9 +1,9 @@
 """The links of a node: listening, dialling, handshakes, and dialling again.
 
 Draft nodes dial every stage (and the token source, where that is a node of its own), stage k dials
-stage k+1; clients dial draft nodes. Each node listens on one port. Stages and the source take any
-draft node that shakes hands, listed or not. A second link of a rank replaces the first only when
-that one is dead.
+stage k+1; clients dial draft nodes; all others are refused. Each node listens on one port. Stages
+and the source take any draft node that shakes hands, listed or not. A second link of a rank
+replaces the first only when that one is dead.
 """
 
 from __future__ import annotations
@@ -93,6 +93,13 @@ def dialled(me: Hello, peers: Collection[Rank]) -> tuple[Rank, ...]:
     if me.role == "draft":
         return tuple(sorted(rank for rank in peers if not is_draft(rank)))
     return (Rank(me.rank + 1),) if me.role == "verify" and me.rank < me.stages else ()
+
+
+def is_dialled_by(me: Hello, rank: Rank) -> bool:
+    """Whether the node of another rank dials this one, listed or not."""
+    if is_draft(rank):
+        return not is_draft(me.rank)
+    return rank + 1 == me.rank <= me.stages
 
 
 class Mesh:
@@ -211,7 +218,7 @@ class Mesh:
         self._callbacks.refused(rank, reason)
 
     def _place_for(self, rank: Rank) -> Fault | None:
-        """Why a rank that dials here is refused: it is linked already, or this node dials it."""
+        """Why a rank that dials here is refused: it is linked already, or should not dial."""
         if rank in self.links and is_draft(rank):
             return Fault(
                 HANDSHAKE,
@@ -222,6 +229,10 @@ class Mesh:
             return Fault(HANDSHAKE, f"rank {rank} is connected already: give each rank once")
         if rank in dialled(self._me, self._peers):
             return Fault(HANDSHAKE, f"rank {self._me.rank} dials rank {rank} itself")
+        if not is_dialled_by(self._me, rank):
+            # Nothing would be sent on such a link, and its end would look like a lost neighbour's.
+            text = f"rank {rank} does not dial rank {self._me.rank}: correct the address"
+            return Fault(HANDSHAKE, text)
         return None
 
     async def _dial(self, rank: Rank) -> None:

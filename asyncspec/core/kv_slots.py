@@ -109,6 +109,16 @@ def reclaim(
     return _commit(SlotTable(slots.committed, slots.tip, kept), committed), stay
 
 
+def orphan(slots: SlotTable) -> NodeId | None:
+    """A speculative node whose parent is neither the tip nor speculative; None: every node has
+    one."""
+    parents = {entry.parent for entry in slots.speculative.values()}.difference(slots.speculative)
+    if not parents or parents == {slots.tip}:
+        return None
+    parents.discard(slots.tip)
+    return next(node for node, entry in slots.speculative.items() if entry.parent in parents)
+
+
 def _recomputed(
     slots: SlotTable, node: NodeId, speculative: dict[NodeId, CacheSlot], slot_of: dict[NodeId, int]
 ) -> AncestorSlots:

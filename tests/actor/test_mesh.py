@@ -23,7 +23,7 @@ from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.links import client_hello
+from asyncspec_protocol.links import HANDSHAKE, client_hello
 from asyncspec_protocol.messages import Fault, Hello
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
@@ -223,6 +223,27 @@ def test_a_refused_peer_is_reported_once_for_each_reason(run: Runner) -> None:
         assert "rank 0" in (await dial(sock.getsockname(), client_hello("toy"))).text
         assert len(owner.reported) == 2
         await mesh.close("over")
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("rank", "peer"), [(1, 3), (1, 4), (3, 1), (3, 4), (4, 1), (4, 3), (0, 2), (0, 4)]
+)
+def test_nodes_that_do_not_dial_this_one_are_refused(run: Runner, rank: int, peer: int) -> None:
+    """Rank 4 is the token source. Only draft nodes dial all others, and a stage the next one."""
+
+    async def main() -> None:
+        owner, sock, silent = Owner(), bound(), bound()
+        peers = {Rank(rank + 1): silent.getsockname()}
+        mesh = Mesh(hello(rank, 3), peers, owner, QUICK, Security())
+        await mesh.start(sock)
+        fault = await dial(sock.getsockname(), hello(peer, 3))
+        assert fault.code == HANDSHAKE
+        assert owner.reported == [(peer, fault.text)]
+        assert f"rank {peer} does not dial rank {rank}" in fault.text
+        await mesh.close("over")
+        silent.close()
 
     run(main())
 

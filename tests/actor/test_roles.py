@@ -20,7 +20,7 @@ from asyncspec.core.errors import UserError
 from asyncspec.trace.collector import OPERATORS_ONLY
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
-from asyncspec_nodes.cluster.security import Keys, role_problem
+from asyncspec_nodes.cluster.security import OTHER_AUTHORITY, Keys, role_problem
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import client_hello
@@ -200,6 +200,76 @@ def test_lists_of_another_authority_revoke_nothing(folder: Path, tmp_path: Path)
         Keys(replace(theirs, crl=str(folder / "ca.pem")))
     with pytest.raises(UserError, match="there is no file"):
         Keys(replace(theirs, crl=str(folder / "none.pem")))
+
+
+def roll(folder: Path, source: Path, name: str) -> None:
+    """The certificate and key of ``name`` from another authority's folder."""
+    for kind in ("pem", "key"):
+        shutil.copy(source / f"{name}.{kind}", folder)
+
+
+def test_an_authority_that_is_replaced_is_trusted_no_more(folder: Path, tmp_path: Path) -> None:
+    """Both are meanwhile, while ``ca`` has both."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(folder, old)
+    make(new, "draft=node:0", "one=node:1")
+    earlier, authority = (old / "ca.pem").read_bytes(), (new / "ca.pem").read_bytes()
+    bundle = tmp_path / "both.pem"
+    bundle.write_bytes(authority + earlier)
+    stage = keys(old, "one")
+    draft = Keys(replace(table(folder, "draft"), ca=str(bundle)))
+
+    async def main() -> None:
+        async with pair(stage, draft) as both:
+            assert await both.news() == ("joined", "0 False")
+            shutil.copy(bundle, old / "ca.pem")
+            stage.reload()
+            both.stage.check_certificates()
+            assert both.stage.links
+            roll(old, new, "one")
+            (old / "ca.pem").write_bytes(authority)
+            stage.reload()
+            both.stage.check_certificates()
+            assert await both.news() == ("lost", OTHER_AUTHORITY)
+            assert await both.news() == ("refused", OTHER_AUTHORITY)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("of", ["old", "new"])
+def test_a_bundle_of_authorities_accepts_members_of_each(
+    folder: Path, tmp_path: Path, of: str
+) -> None:
+    new = tmp_path / "new"
+    make(new, "draft=node:0", "one=node:1")
+    make(new, "--revoke", "one")
+    bundle = tmp_path / "both.pem"
+    bundle.write_bytes(b"".join((one / "ca.pem").read_bytes() for one in (folder, new)))
+    # A list of either authority revokes.
+    ours = replace(table(folder, "one"), ca=str(bundle), crl=str(new / "crl.pem"))
+    theirs = replace(table(folder if of == "old" else new, "draft"), ca=str(bundle))
+
+    async def main() -> None:
+        async with pair(Keys(ours), Keys(theirs)) as both:
+            assert await both.news() == ("joined", "0 False")
+
+    asyncio.run(main())
+
+
+def test_a_node_dials_none_of_an_authority_that_is_replaced(folder: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(folder, old)
+    make(new, "draft=node:0", "one=node:1")
+    shown = keys(old, "draft")
+    (old / "ca.pem").write_bytes((new / "ca.pem").read_bytes())
+    shown.reload()
+
+    async def main() -> None:
+        async with pair(keys(folder, "one"), shown) as both:
+            reported = await asyncio.wait_for(both.reported[1].news.get(), 60)
+            assert reported == ("refused", OTHER_AUTHORITY)
+
+    asyncio.run(main())
 
 
 class Guests(Security):

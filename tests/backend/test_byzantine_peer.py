@@ -21,8 +21,10 @@ from asyncspec.backend.llama.stage import LlamaStage, load_stage
 from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.tree_stage import TreeStage
 from asyncspec.core.jobs import Release
+from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Segment
 from nodes.byzantine_peer import connected_stage, send_arbitrary_messages
+from nodes.machine_driver import opening, prune, segment
 
 pytestmark = pytest.mark.torch
 
@@ -71,6 +73,24 @@ def rows(draw: Any, message: Segment) -> WireTensor:
     if kind == "bfloat16":
         data = data[: data.nbytes // 2]
     return WireTensor(kind, shape, data)
+
+
+@pytest.mark.parametrize(("horizon", "keep"), [(4, (3,)), (3, ())])
+def test_a_node_whose_parent_is_dead_is_computed_no_further(
+    make: MakeStage, horizon: int, keep: tuple[int, ...]
+) -> None:
+    """Of the chain 0-1-2-3. Its place in the cache would be another one than its position."""
+    device = make(0, 2)
+    node = connected_stage(1, 1, VOCAB, device, 2)
+    node.receive(0, opening(1))
+    for number, some in enumerate(({0: -1}, {1: 0, 2: 1, 3: 2})):
+        node.receive(0, segment(number, some))
+        node.rest()
+    node.receive(0, prune(1, horizon, (), keep).message)
+    node.receive(0, segment(2, {4: 3}))
+    node.rest()
+    assert [error.peer for error in node.refused] == [0]
+    device.run(Release(SessionId(0)))
 
 
 @settings(max_examples=100)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
+from asyncspec.core.kv_slots import SlotTable, allocate, orphan, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Version
 from asyncspec_protocol.messages import PruneIndices
@@ -66,6 +66,23 @@ def test_a_row_sees_its_ancestors_and_itself(data: st.DataObject) -> None:
         assert [cache[s] for s in range(slots.committed)] == path
         assert set(cache.values()) == set(path) | set(keep)
         assert slots.used == len(cache)
+
+
+@given(st.data())
+def test_a_node_without_its_parent_is_found(data: st.DataObject) -> None:
+    """Whatever is committed and freed."""
+    count = data.draw(st.integers(1, 9))
+    ids = [NodeId(PROMPT + i) for i in range(count)]
+    parents = [NodeId(data.draw(st.integers(PROMPT - 1, n - 1))) for n in ids]
+    nodes = st.frozensets(st.sampled_from(ids))
+    committed, alive = data.draw(nodes), data.draw(nodes)
+    nobody: frozenset[NodeId] = frozenset()
+    slots, _ = allocate(SlotTable(PROMPT, NodeId(PROMPT - 1)), ids, parents, nobody.__contains__)
+    slots, _ = reclaim(slots, committed.__contains__, (alive | committed).__contains__)
+    held = slots.speculative
+    lost = {n for n, one in held.items() if one.parent != slots.tip and one.parent not in held}
+    node = orphan(slots)
+    assert node in lost if lost else node is None
 
 
 @pytest.mark.parametrize(("node", "parent"), [(9, 7), (9, 1), (3, 2), (4, 2)])

@@ -20,7 +20,7 @@ from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
-from asyncspec_protocol.framing import decode, encode
+from asyncspec_protocol.framing import decode, encode, write_frame
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import (
     FINAL,
@@ -36,9 +36,13 @@ from asyncspec_protocol.messages import (
     Rates,
     Segment,
 )
+from asyncspec_protocol.sampling import UNCONSTRAINED, Constraint
 from nodes.machine_driver import Driven
 
 M = TypeVar("M", bound=Struct)
+
+PREFIX_BYTES = 8
+"""Of a frame, before its header."""
 
 
 class Node:
@@ -97,7 +101,9 @@ class Node:
             if isinstance(effect.message, Fault):
                 self.faults.append((effect.to, effect.message))
             wire = None if effect.tensor is None else self.device.pack(effect.tensor)
-            decode(encode(effect.message, wire and TensorSpec(wire.dtype, wire.shape)))
+            spec = None if wire is None else TensorSpec(wire.dtype, wire.shape)
+            header, *_ = write_frame(effect.message, spec, None if wire is None else wire.data)
+            decode(header[PREFIX_BYTES:])
 
     def work(self) -> None:
         """The device does its next job, if there is one."""
@@ -149,11 +155,21 @@ ids = st.integers(0, 12)
 several = st.lists(ids, max_size=5).map(tuple)
 shares = st.floats(0, 1)
 wanted = st.sampled_from([(), (), (), (FINAL,), (0,), (1,), (0, 1), (1, 2), (2,)])
+# Some of tokens that no vocabulary has.
+constraints = st.sampled_from(
+    [
+        *[UNCONSTRAINED] * 4,
+        Constraint(logit_bias=((1, 2.0), (15, -100.0))),
+        Constraint(logit_bias=((16, 1.0),)),
+        Constraint(logit_bias=((1, 1.0), (2**31 - 1, 1.0))),
+        Constraint(min_tokens=3, stop_tokens=(1, 2**31 - 1)),
+    ]
+)
 # The edges of what types can say, and of what makes sense.
 EXTREMES: dict[type, list[Any]] = {
     bool: [False, True],
     int: [0, 1, -1, 256, 4096, 2**31 - 1, 2**31, 2**53, 2**63, 2**64 - 1, -(2**63)],
-    float: [0.0, -0.0, -1.0, -2.0, 5e-324, 1e-5, 1e6, 1e308, -1e308, math.inf, math.nan],
+    float: [0.0, -0.0, -1.0, -2.0, 5e-324, 1e-5, 1e6, 1e12, 1e308, -1e308, math.inf, math.nan],
     tuple: [(), (0,), (1, 0), (2**64 - 1,), (-1,), (5, 9), (math.nan,), (1e308, 1e309)],
 }
 
@@ -195,6 +211,7 @@ def openings(draw: st.DrawFn, session: int) -> Open:
         common_prefix=shared,
         coalesce=draw(st.booleans()),
         max_tree_nodes=draw(st.sampled_from([-1, -1, 3, 8])),
+        constraint=draw(constraints),
     )
 
 

@@ -309,25 +309,36 @@ def test_a_prompt_that_is_kept_and_closed_is_released() -> None:
 
 def test_a_session_has_room_for_what_it_was_opened_for() -> None:
     """Not one node more; and what it has room for is not refused."""
-    few = replace(opening(1, session=1), capacity=3, max_tree_nodes=1)
+    few = replace(opening(1, session=1), capacity=2, max_tree_nodes=3)
+    only = stage()
+    only.feed(Received(DRAFT, few))
+    only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1}, session=1)))
+    only.feed(Received(DRAFT, PruneIndices(SessionId(1), 1, 3, (1, 2), ())))  # type: ignore[arg-type]
+    only.feed(Received(DRAFT, segment(1, {3: 2, 4: 2}, session=1)))
+    with pytest.raises(RemoteProtocolError, match="1 has 6 live nodes, and was opened for 5"):
+        only.feed(Received(DRAFT, segment(2, {5: 2}, session=1)))
+
+
+def test_a_tree_has_room_for_what_it_was_opened_for() -> None:
+    few = replace(opening(1, session=1), max_tree_nodes=3)
     only = stage()
     only.feed(Received(DRAFT, few))
     only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0, 3: 0}, session=1)))
-    with pytest.raises(RemoteProtocolError, match="1 has 5 live nodes, and was opened for 4"):
+    with pytest.raises(RemoteProtocolError, match=r"1 has a tree of 4 nodes, and .* for 3"):
         only.feed(Received(DRAFT, segment(1, {4: 1}, session=1)))
 
 
-@pytest.mark.parametrize("slots", [66, 67])
+@pytest.mark.parametrize("slots", [127, 128])
 def test_prompts_that_a_stage_keeps_take_room(slots: int) -> None:
-    """A session of 64 slots fits beside one of three tokens in 67 slots, and in no fewer."""
+    """A session of 64 slots fits beside one of three tokens in two blocks, and in no less."""
     only = Driven(VerifyMachine(VerifyConfig(Rank(1), 1, slots=slots)))
     first, second = (replace(opening(3, session=n), max_tree_nodes=0) for n in range(2))
     only.feed(LinkUp(DRAFT), Received(DRAFT, first))
     (job,) = passes(only.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 1}))))
     only.feed(done(job, (9,)), Received(DRAFT, Close(SessionId(0), keep=True)))
     assert only.state.cached_prompts == {0: 3}
-    if slots == 66:
-        with pytest.raises(RemoteProtocolError, match="of 66 there are 63 left"):
+    if slots == 127:
+        with pytest.raises(RemoteProtocolError, match="of 127 there are 63 left"):
             only.feed(Received(DRAFT, second))
     else:
         only.feed(Received(DRAFT, second))

@@ -12,14 +12,20 @@ from asyncspec.core.machine import (
     Cancelled,
     Compute,
     Emit,
+    Finish,
+    Input,
     LinkDown,
     LinkUp,
     Received,
+    SetTimer,
     Submitted,
     TimerFired,
 )
-from asyncspec_nodes.roles.draft.lifecycle import REJOIN
+from asyncspec_nodes.roles.draft.lifecycle import REJOIN, break_timer
+from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
+from asyncspec_nodes.roles.verify.lifecycle import SPARE_SESSIONS
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import (
     DRAFT,
@@ -33,6 +39,7 @@ from asyncspec_protocol.ids import (
 )
 from asyncspec_protocol.messages import (
     Close,
+    Closed,
     Credit,
     Expand,
     Floor,
@@ -98,6 +105,28 @@ def test_a_floor_ends_the_sessions_below_it_and_no_other() -> None:
     assert set(only.state.sessions) == {7}
 
 
+@pytest.mark.parametrize("number", [0, 1, 1023])
+@pytest.mark.parametrize("kind", [Close, Floor, lambda name: opening(1, name)])
+def test_the_last_session_ids_of_a_draft_node_are_never_used(
+    number: int, kind: Callable[[SessionId], Message]
+) -> None:
+    """Ids only grow, also over restarts: the next node of that number would take no stage."""
+    only, rank = stage(), draft_rank(number)
+    only.feed(LinkUp(rank))
+    end = first_session(rank) + 2**42
+    before = only.state
+    for name in (end - SPARE_SESSIONS, end - 1):
+        with pytest.raises(RemoteProtocolError, match=r"one of the last ids") as caught:
+            only.feed(Received(rank, kind(SessionId(name))))
+        assert caught.value.peer == rank
+        assert only.state is before
+    only.feed(Received(rank, kind(SessionId(end - SPARE_SESSIONS - 1))), LinkDown(rank))
+    (ready, *_) = sent(only.feed(LinkUp(rank)), Ready, to=rank)
+    node = Driven(DraftMachine(DraftConfig(stages=1, first_session=first_session(rank))))
+    node.feed(LinkUp(V1), Received(V1, ready))
+    assert node.state.up
+
+
 def test_a_floor_ends_kept_prompts_below_it_and_no_other() -> None:
     only = stage()
     only.feed(Received(DRAFT, opening(1, session=1)))
@@ -156,6 +185,44 @@ def test_what_a_lost_draft_node_has_closed_unopened_is_forgotten() -> None:
     assert last.state.watermarks[DRAFT].closed_early == {5}
     last.feed(LinkDown(DRAFT))
     assert last.state.watermarks[DRAFT].closed_early == frozenset()
+
+
+def closed(rank: Rank, session: int) -> Received:
+    return Received(rank, Closed(SessionId(session), rank, 0, 0, 0, 0.0, 0))
+
+
+@pytest.mark.parametrize("rank", [V1, V2, V3])
+def test_a_session_that_a_node_has_ended_goes_on_elsewhere(rank: Rank) -> None:
+    """A stage, or the token source. No report of a break follows."""
+    driven = draft(stages=2, source=V3, rejoin_seconds=30.0)
+    driven.feed(LinkUp(V3), Submitted(ask(0)))
+    effects = driven.feed(closed(rank, 0))
+    timer = SetTimer(break_timer(SessionId(0)), driven.now + 30.0)
+    assert effects == [timer]
+    assert driven.feed(closed(V1, 0)) == []
+    effects = driven.feed(TimerFired(timer.timer))
+    assert [one.session for one in sent(effects, Close, to=rank)] == [0]
+    assert [one.session for one in sent(effects, Open, to=V1)] == [1]
+    assert [one.counters.breaks for one in driven.state.sessions.values()] == [1]
+    assert driven.feed(closed(V1, 0), closed(V2, 0), TimerFired(timer.timer)) == []
+
+
+def test_a_request_whose_sessions_a_stage_ends_is_not_tried_for_ever() -> None:
+    driven = draft(stages=1, max_breaks=3)
+    driven.feed(Submitted(ask(0)))
+    for session in range(3):
+        driven.feed(closed(V1, session))
+        effects = driven.feed(TimerFired(break_timer(SessionId(session))))
+    assert [e.reason for e in effects if isinstance(e, Finish)] == ["error"]
+    assert not driven.state.sessions
+
+
+@pytest.mark.parametrize("end", [Cancelled(0), Received(V1, Ready(V1, False))])
+def test_a_session_that_ends_otherwise_waits_for_no_break(end: Input) -> None:
+    driven = draft(stages=2)
+    driven.feed(Submitted(ask(0)), closed(V2, 0))
+    assert SetTimer(break_timer(SessionId(0)), None) in driven.feed(end)
+    assert not driven.state.sessions
 
 
 def test_a_deadline_that_passes_when_the_pipeline_is_back_fails_no_request() -> None:

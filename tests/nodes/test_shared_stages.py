@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Admit, Batch, Release
+from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Compute, Effect, Input, LinkDown, LinkUp, Received, Send
+from asyncspec_nodes.roles.verify.lifecycle import EARLIER_SHARE_SECONDS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -18,6 +22,7 @@ from asyncspec_protocol.ids import (
     Version,
     draft_rank,
     first_session,
+    owner,
 )
 from asyncspec_protocol.messages import (
     Close,
@@ -232,6 +237,73 @@ def test_each_may_count_on_its_share_of_the_cache() -> None:
         )
     ]
     assert shares == [[(DRAFT, 900)], [(DRAFT, 450), (OTHER, 450)], [(OTHER, 900)]]
+
+
+def opened(driven: Driven, rank: Rank, blocks: int) -> list[int]:
+    """How many blocks each draft node has, after a session of so many."""
+    name = SessionId(max(first_session(rank), driven.state.marks(rank).opened + 1))
+    message = replace(opening(1, name), capacity=blocks * BLOCK, max_tree_nodes=0)
+    driven.feed(Received(rank, message))
+    held = Counter[Rank]()
+    for session, one in driven.state.sessions.items():
+        held[owner(session)] += one.max_slots // BLOCK
+    return [held[DRAFT], held[OTHER]]
+
+
+def two_on(slots: int) -> Driven:
+    """A stage with so many slots for two draft nodes, which have had time to hear of it."""
+    only = Driven(VerifyMachine(VerifyConfig(Rank(1), 1, slots=slots)))
+    only.feed(LinkUp(DRAFT), LinkUp(OTHER))
+    only.now += EARLIER_SHARE_SECONDS
+    return only
+
+
+@pytest.mark.parametrize("first", [DRAFT, OTHER])
+def test_none_takes_more_than_its_share_of_the_cache(first: Rank) -> None:
+    only = two_on(900)
+    second = OTHER if first == DRAFT else DRAFT
+    opened(only, first, 6)
+    with pytest.raises(RemoteProtocolError, match="of 450 there are 66 left") as caught:
+        opened(only, first, 2)
+    assert caught.value.peer == first
+    opened(only, first, 1)
+    assert opened(only, second, 7) == [7, 7]
+    for rank in (DRAFT, OTHER):
+        with pytest.raises(RemoteProtocolError, match="of 450 there are 2 left"):
+            opened(only, rank, 1)
+
+
+def test_what_was_sent_by_an_earlier_share_is_taken() -> None:
+    """An ``Open`` and the ``Ready`` of a smaller share may meet; what was opened stays."""
+    only = Driven(VerifyMachine(VerifyConfig(Rank(1), 1, slots=900)))
+    only.feed(LinkUp(DRAFT))
+    assert opened(only, DRAFT, 5) == [5, 0]
+    only.feed(LinkUp(OTHER))
+    # Which was never told of more.
+    with pytest.raises(RemoteProtocolError, match="of 450 there are 450 left"):
+        opened(only, OTHER, 8)
+    assert opened(only, DRAFT, 7) == [12, 0]
+    assert opened(only, OTHER, 7) == [12, 7]
+    only.now += EARLIER_SHARE_SECONDS
+    with pytest.raises(RemoteProtocolError, match="of 450 there are 0 left"):
+        opened(only, DRAFT, 1)
+    only.feed(LinkDown(OTHER))
+    assert opened(only, DRAFT, 2) == [14, 0]
+
+
+def test_a_share_that_shrinks_again_and_again_was_no_larger_before() -> None:
+    """Nor does a draft node that comes back count on more than it was told."""
+    only = two_on(900)
+    third = draft_rank(2)
+    for _ in range(3):
+        only.feed(LinkUp(third))
+        with pytest.raises(RemoteProtocolError, match="of 450 there are 450 left"):
+            opened(only, DRAFT, 8)
+        only.feed(LinkDown(OTHER), LinkUp(OTHER), LinkDown(third))
+    only.feed(LinkUp(third))
+    only.now += EARLIER_SHARE_SECONDS
+    with pytest.raises(RemoteProtocolError, match="of 300 there are 300 left"):
+        opened(only, DRAFT, 5)
 
 
 def is_ready(message: Message) -> bool:

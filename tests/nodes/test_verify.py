@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -19,7 +21,9 @@ from asyncspec.core.machine import (
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
+from asyncspec_protocol.framing import decode, encode, write_frame
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
+from asyncspec_protocol.limits import MAX_NODES, MAX_SECONDS, MAX_TENSOR_BYTES, MAX_TOKEN
 from asyncspec_protocol.messages import (
     FINAL,
     Close,
@@ -34,6 +38,7 @@ from asyncspec_protocol.messages import (
 from nodes.machine_driver import (
     Driven,
     abandoned,
+    announced,
     done,
     opening,
     passes,
@@ -94,9 +99,9 @@ def test_tokens_go_all_the_way_where_draws_depend_on_them() -> None:
 
 
 def test_a_session_with_more_live_nodes_than_it_was_opened_for() -> None:
-    """Three tokens and a tree of two: what waits counts, what is dead does not."""
+    """One token and a tree of four: what waits counts, what is dead does not."""
     first = stage()
-    few = replace(opening(1, session=1), capacity=3, max_tree_nodes=2)
+    few = replace(opening(1, session=1), capacity=1, max_tree_nodes=4)
     first.feed(Received(DRAFT, few))
     first.feed(Received(DRAFT, segment(0, {0: -1, 1: 0, 2: 0}, session=1)))
     first.feed(Received(DRAFT, segment(1, {3: 1, 4: 1}, session=1)))
@@ -104,6 +109,75 @@ def test_a_session_with_more_live_nodes_than_it_was_opened_for() -> None:
     first.feed(Received(DRAFT, segment(2, {5: 3, 6: 3}, session=1)))
     with pytest.raises(RemoteProtocolError, match="1 has 6 live nodes, and was opened for 5"):
         first.feed(Received(DRAFT, segment(3, {7: 3}, session=1)))
+
+
+def test_a_tree_with_more_nodes_than_it_was_opened_for() -> None:
+    """Whatever its session has room for: each node of a path sees all before it."""
+    first = stage()
+    first.feed(Received(DRAFT, replace(opening(1, session=1), capacity=65536, max_tree_nodes=0)))
+    first.feed(Received(DRAFT, segment(0, {0: -1}, session=1)))
+    chain = {number: number - 1 for number in range(1, MAX_NODES + 1)}
+    with pytest.raises(RemoteProtocolError, match=r"1 has a tree of 4096 nodes, and .* for 0"):
+        first.feed(Received(DRAFT, segment(1, chain, session=1)))
+
+
+def test_what_is_committed_is_no_node_of_a_tree() -> None:
+    """A prompt and a new root under way, and what a prune has committed of the cache."""
+    first = stage()
+    first.feed(Received(DRAFT, replace(opening(3, session=1), max_tree_nodes=2)))
+    for number, some in enumerate(({0: -1, 1: 0}, {2: 1, 3: 2, 4: 3})):
+        first.feed(Received(DRAFT, segment(number, some, session=1)))
+    with pytest.raises(RemoteProtocolError, match="1 has a tree of 3 nodes"):
+        first.feed(Received(DRAFT, segment(2, {5: 2}, session=1)))
+    first.feed(Received(DRAFT, PruneIndices(SessionId(1), 1, 6, (3, 5), ())))  # type: ignore[arg-type]
+    first.feed(Received(DRAFT, segment(2, {5: 3}, session=1)))
+    (job,) = passes(first.feed(done(first.state.running.job, ())))
+    first.feed(Received(DRAFT, segment(3, {6: 5, 7: 6}, session=1)))
+    with pytest.raises(RemoteProtocolError, match="1 has a tree of 3 nodes"):
+        first.feed(Received(DRAFT, segment(4, {8: 7}, session=1)))
+    first.feed(done(job, tuple(9 for _ in job.sampled_rows)))
+    with pytest.raises(RemoteProtocolError, match="1 has a tree of 3 nodes"):
+        first.feed(Received(DRAFT, segment(4, {8: 7}, session=1)))
+
+
+def wide(**changes: Any) -> Driven:
+    """The only stage, of rows of 64 KiB, with session 0, whose root has been computed."""
+    config = VerifyConfig(Rank(1), 1, row_bytes=65536)
+    driven = Driven(VerifyMachine(config))
+    opened = replace(opening(1), capacity=1, max_tree_nodes=MAX_NODES, **changes)
+    driven.feed(LinkUp(DRAFT), Received(DRAFT, opened))
+    (job,) = passes(driven.feed(Received(DRAFT, segment(0, {0: -1}))))
+    driven.feed(done(job, sampled_output(1, opened.top_logprobs, bool(opened.features))))
+    return driven
+
+
+def sampled_output(rows: int, top: int, featured: bool) -> SamplerOutput:
+    """What takes most bytes on the wire."""
+    tokens, log_probs = (MAX_TOKEN,) * top, (-0.1,) * top
+    each = ((tokens, log_probs),) * rows if top else ()
+    return SamplerOutput(
+        (MAX_TOKEN,) * rows, "features" if featured else None, each, (-0.1,) * rows
+    )
+
+
+@pytest.mark.parametrize("top", [0, 20, 256])
+@pytest.mark.parametrize("depths", [0, 3, 64])
+def test_what_is_sent_of_the_largest_segment_fits_a_frame(top: int, depths: int) -> None:
+    """And a larger one is refused: this node would end with the frame that it could not send."""
+    features = tuple(range(depths))
+    driven = wide(top_logprobs=top, features=features, log_probs=True)
+    most = driven.state.sessions[0].max_rows
+    assert 0 < most <= MAX_NODES
+    assert most == MAX_NODES or top == 256 or depths
+    rows = dict.fromkeys(range(1, most + 1), 0)
+    if most < MAX_NODES:
+        with pytest.raises(RemoteProtocolError, match=f"a segment of {most + 1} rows") as caught:
+            driven.feed(Received(DRAFT, segment(1, {**rows, most + 1: 0})))
+        assert caught.value.peer == DRAFT
+    (job,) = passes(driven.feed(Received(DRAFT, segment(1, rows))))
+    (verdict,) = sent(driven.feed(done(job, sampled_output(most, top, bool(features)))), Verdict)
+    write_frame(verdict)
+    assert most * (1 + depths) * 65536 <= MAX_TENSOR_BYTES
 
 
 def test_trap_one_row_segment_with_siblings_in_the_cache() -> None:
@@ -190,12 +264,57 @@ def test_the_stamp_is_the_smallest_version_on_the_way() -> None:
     assert onward.applied == 0
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_times_of_stages_stay_within_what_may_travel(rank: int) -> None:
+    """And a draft node's segments were at no stage before."""
+    driven = stage(rank, rank + 1)
+    timed = replace(segment(0, {0: -1}, tokens=rank == 1), stage_seconds=MAX_SECONDS)
+    tensor = None if rank == 1 else object()
+    (job,) = passes(driven.feed(Received(Rank(rank - 1), timed, tensor)))
+    (onward,) = sent(driven.feed(done(job, object())), Segment)
+    decode(encode(onward))
+    assert onward.stage_seconds == (0.0 if rank == 1 else MAX_SECONDS)
+
+
 def test_an_old_prune_changes_nothing() -> None:
     last = stage()
     last.feed(prune(5, 9, (), (8,)))
     before = last.state
     assert last.feed(prune(4, 9, (), ())) == []
     assert last.state == before
+
+
+def tried() -> Driven:
+    """The only stage, which knows what passes take, with a session whose root is computed."""
+    config = VerifyConfig(Rank(1), 1, tried_rows=(1, 16), tried_microseconds=(1000, 2000))
+    only = Driven(VerifyMachine(config))
+    only.feed(LinkUp(DRAFT), Received(DRAFT, replace(opening(1), max_tree_nodes=MAX_NODES)))
+    only.feed(Received(DRAFT, segment(0, {0: -1})))
+    return only
+
+
+def test_a_pass_that_takes_long_to_plan_is_planned_once() -> None:
+    """When it starts: not after every message that comes before."""
+    only = tried()
+    running = only.state.running.job
+    chain = {number: number - 1 for number in range(1, 2001)}
+    for version in range(1, 3):
+        effects = only.feed(prune(version, 0, (), ()), Received(DRAFT, segment(1, chain)))
+        assert not announced(effects)
+        chain = {2001: 2000}
+    effects = only.feed(done(running, (9,)))
+    assert [len(job.rows) for job in passes(effects)] == [2000]
+    # What follows is planned soon.
+    assert announced(effects)
+
+
+def test_an_old_prune_plans_nothing_anew() -> None:
+    """There may be any number of them."""
+    only = tried()
+    assert announced(only.feed(Received(DRAFT, segment(1, {1: 0}))))
+    before = only.state
+    assert only.feed(prune(0, 0, (), ())) == []
+    assert only.state is before
 
 
 def test_without_credit_a_result_is_parked_and_nothing_is_started() -> None:
@@ -251,6 +370,18 @@ def test_a_session_opened_without_a_next_stage_ends_at_once() -> None:
     effects = first.feed(LinkUp(Rank(2)), Received(Rank(2), Credit(2)))
     assert sent(effects, Segment) == []
     assert not first.state.sessions
+
+
+@pytest.mark.parametrize("peer", [3, 4, 7])
+def test_losing_a_node_that_is_no_neighbour_ends_no_session(peer: int) -> None:
+    """No stage would report a break, and requests would wait for ever."""
+    first = stage(1, 3)
+    assert not any(is_over(e) for e in first.feed(LinkUp(Rank(peer)), LinkDown(Rank(peer))))
+    assert set(first.state.sessions) == {0}
+
+
+def is_over(effect: Effect) -> bool:
+    return isinstance(effect, SendClosed) or effect == Compute(Release(SessionId(0)))
 
 
 def test_losing_the_next_stage_is_reported_to_the_draft_node() -> None:

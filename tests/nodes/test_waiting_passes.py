@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.cost_model.measured import ReturnTime
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.jobs import Batch, Forward
 from asyncspec.core.machine import Compute, Effect, LinkDown, Received, SetTimer, TimerFired
 from asyncspec_nodes.roles.verify.pass_sharing import SHARE_DEADLINE, best_deadline
@@ -95,3 +100,71 @@ def test_a_wait_ends_with_a_return_within_a_pass(
     until = best_deadline(rows, away, lambda count: 1.0, stages, 0.0)
     assert until is None or (until < 1.0 and until in {one.latest for one in away})
     assert best_deadline(rows, away, float, stages, -9.0) is None
+
+
+whole_returns = st.builds(
+    ReturnTime,
+    left=st.integers(0, 5).map(float),
+    rows=st.integers(1, 9),
+    seconds=st.integers(0, 20).map(float),
+)
+
+
+def by_definition(
+    rows: int, away: Sequence[ReturnTime], seconds: PassSeconds, stages: int, since: float
+) -> float | None:
+    """As the module has it: a round with each number of sessions that come back first."""
+
+    def round_of(ready: int, left: Sequence[ReturnTime], later: float = 0.0) -> float:
+        groups = Counter[float | None]()
+        for one in left:
+            groups[one.left] += one.rows
+        passes = [seconds(ready), *(seconds(group) for group in groups.values() if group)]
+        return max(longest + later + max(passes), sum(passes))
+
+    longest, alone = max(one.seconds for one in away), seconds(rows)
+    apart, order = round_of(rows, away), sorted(away, key=lambda one: one.latest)
+    best, until = 0.0, None
+    for count, one in enumerate(order, 1):
+        joined = sum(other.rows for other in order[:count])
+        later = (stages - 1) * (seconds(rows + joined) - max(alone, seconds(joined)))
+        gain = apart - round_of(rows + joined, order[count:], later)
+        worth = PARAMETERS.sharing_rounds * gain - (one.latest - since)
+        if worth > best and one.latest - since < alone:
+            best, until = worth, one.latest
+    return until
+
+
+@given(
+    st.integers(1, 9),
+    st.lists(whole_returns, min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_a_pass_waits_for_those_that_shorten_a_round_most(
+    rows: int, away: list[ReturnTime], stages: int, row: int
+) -> None:
+    """Sums of whole seconds are exact."""
+
+    def seconds(count: float) -> float:
+        return 20.0 + row * count
+
+    found = best_deadline(rows, away, seconds, stages, 0.0)
+    assert found == by_definition(rows, away, seconds, stages, 0.0)
+
+
+def test_the_time_of_a_wait_grows_with_the_sessions() -> None:
+    """Each group's pass is looked up once for each of its sessions, not once for every session."""
+
+    def looks(sessions: int) -> int:
+        asked: list[float] = []
+
+        def seconds(rows: float) -> float:
+            asked.append(rows)
+            return 1.0
+
+        away = [ReturnTime(float(i), 1, 1e4, 0.0) for i in range(sessions)]
+        best_deadline(1, away, seconds, 3, 0.0)
+        return len(asked)
+
+    assert looks(200) < 12 * looks(20)

@@ -121,14 +121,20 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-one-node-too-many",
-        "if first and slots > session.max_slots:",
-        "if first and slots > session.max_slots + 1:",
+        "if slots > session.max_slots:",
+        "if slots > session.max_slots + 1:",
         "test_a_session_has_room_for_what_it_was_opened_for",
     ),
     Mutant(
+        "tree-one-node-too-many",
+        "if tree > most:",
+        "if tree > most + 1:",
+        "test_a_tree_has_room_for_what_it_was_opened_for",
+    ),
+    Mutant(
         "room-queue-not-counted",
-        "sum([len(waiting.ids) for waiting in (*before, live)])",
-        "len(live.ids)",
+        "sum([len(waiting.ids) for waiting in queue]), liveness",
+        "len(queue[-1].ids), liveness",
         "test_a_session_with_more_live_nodes_than_it_was_opened_for",
     ),
     Mutant(
@@ -175,8 +181,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-not-shared",
-        "slots = max(1, config.slots // len(state.drafts)) if config.slots else 0",
-        "slots = config.slots",
+        "return max(1, slots // max(1, len(self.drafts))) if slots else 0",
+        "return slots",
         "test_each_may_count_on_its_share_of_the_cache",
     ),
     Mutant(
@@ -187,9 +193,27 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "stage-room-without-prompts",
-        "taken += sum(length for name, length in state.cached_prompts.items()",
-        "taken += sum(0 for name, length in state.cached_prompts.items()",
+        "held = [*sessions, *prompts]",
+        "held = sessions",
         "test_prompts_that_a_stage_keeps_take_room",
+    ),
+    Mutant(
+        "stage-room-not-in-blocks",
+        "needed = share.most(now), whole_blocks(slots_of(message))",
+        "needed = share.most(now), slots_of(message)",
+        "test_the_shortest_session_takes_a_block",
+    ),
+    Mutant(
+        "stage-room-of-an-earlier-share-for-ever",
+        "return max(self.slots, self.earlier) if now < self.until else self.slots",
+        "return max(self.slots, self.earlier)",
+        "test_what_was_sent_by_an_earlier_share_is_taken",
+    ),
+    Mutant(
+        "stage-room-by-the-present-share-alone",
+        "return SlotShare(slots, self.most(now), now + seconds)",
+        "return SlotShare(slots)",
+        "test_what_was_sent_by_an_earlier_share_is_taken",
     ),
     Mutant(
         "share-too-many-features",

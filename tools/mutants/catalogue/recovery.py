@@ -61,7 +61,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "lost-draft-node-takes-all",
-        "frozenset(name for name in everything if not is_draft(peer) or owner(name) == peer)",
+        "frozenset(name for name in everything if every or owner(name) == peer)",
         "frozenset(everything)",
         "test_losing_one_ends_its_sessions_alone",
     ),

@@ -96,9 +96,15 @@ VERSIONS: tuple[Mutant, ...] = (
         "test_a_pass_whose_rows_have_all_died_is_abandoned_once",
     ),
     Mutant(
+        "version-prune-leaves-cached-orphans",
+        "if slots is not session.slots and (node := orphan(slots)) is not None:",
+        "if slots is session.slots and (node := orphan(slots)) is not None:",
+        "test_a_prune_that_leaves_a_node_without_its_parent_is_refused",
+    ),
+    Mutant(
         "version-prune-leaves-orphans",
-        "if left and (error := orphan_error(session, (), left)):",
-        "if not left and (error := orphan_error(session, (), left)):",
+        "if left and (error := orphan_error(pruned, (), left)):",
+        "if not left and (error := orphan_error(pruned, (), left)):",
         "test_a_prune_must_not_leave_what_waits_without_its_parent",
     ),
     Mutant(

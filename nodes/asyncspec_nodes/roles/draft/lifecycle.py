@@ -65,7 +65,8 @@ def close_session(
     closes = tuple(Send(rank, message) for rank in sorted(state.peers))
     release = PendingRelease(session.session, session.slots, state.floor_aware)
     state = _with_releases(state.without_session(session.session), release)
-    return state, (*closes, *release_source(state, session))
+    unset = (SetTimer(break_timer(session.session), None),) if session.break_expected else ()
+    return state, (*closes, *release_source(state, session), *unset)
 
 
 def drop_prompts(state: DraftState, prompts: Sequence[CachedPrompt]) -> tuple[DraftState, Effects]:
@@ -89,7 +90,14 @@ def stats_timer(session: SessionId) -> str:
     return f"stats:{session}"
 
 
-def record_stage_stats(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
+def break_timer(session: SessionId) -> str:
+    """The name of the timer that bounds the wait for the report of a break."""
+    return f"break:{session}"
+
+
+def record_stage_stats(
+    state: DraftState, message: Closed, now: float
+) -> tuple[DraftState, Effects]:
     """A node reports what a session cost it, and that its cache is free of it."""
     name, kept = message.session, message.kept
     state = _released(
@@ -97,7 +105,7 @@ def record_stage_stats(state: DraftState, message: Closed) -> tuple[DraftState, 
     )
     finishing = state.finishing.get(name)
     if finishing is None:
-        return _record_late_stats(state, message), ()
+        return _expect_break(_record_late_stats(state, message), name, now)
     if message.rank not in finishing.missing and message.rank != state.config.source:
         return state, ()
     counters = finishing.session.counters.with_stage_stats(message)
@@ -107,6 +115,16 @@ def record_stage_stats(state: DraftState, message: Closed) -> tuple[DraftState, 
         missing=finishing.missing - {message.rank},
     )
     return finish_if_complete(_with_finishing(state, finishing), name)
+
+
+def _expect_break(state: DraftState, name: SessionId, now: float) -> tuple[DraftState, Effects]:
+    """A node has ended a session, which is open here. That it has lost a neighbour is about to be
+    reported; if nothing comes, the pipeline counts as broken all the same."""
+    session = state.sessions.get(name)
+    if session is None or session.break_expected:
+        return state, ()
+    state = state.with_session(replace(session, break_expected=True))
+    return state, (SetTimer(break_timer(name), now + state.config.rejoin_seconds),)
 
 
 def _record_late_stats(state: DraftState, message: Closed) -> DraftState:
@@ -128,8 +146,12 @@ def _record_late_stats(state: DraftState, message: Closed) -> DraftState:
     )
 
 
-def stats_overdue(state: DraftState, timer: str) -> tuple[DraftState, Effects]:
-    """A request that has ended stops waiting for statistics."""
+def session_timer_fired(state: DraftState, timer: str, now: float) -> tuple[DraftState, Effects]:
+    """A request that has ended stops waiting for statistics, or one whose session a node has ended
+    for the report of a break: all sessions go on anew."""
+    expected = (name for name, session in state.sessions.items() if session.break_expected)
+    if timer in map(break_timer, expected):
+        return _broken(state, now, was_up=False, last_seen=now)
     key = next((key for key in state.finishing if stats_timer(key) == timer), None)
     return (state, ()) if key is None else finish_if_complete(state, key, force=True)
 

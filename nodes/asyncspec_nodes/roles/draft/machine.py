@@ -86,7 +86,7 @@ class DraftMachine:
             case TimerFired(lifecycle.REJOIN):
                 state, effects = lifecycle.rejoin_failed(state, now)
             case TimerFired(timer):
-                state, effects = lifecycle.stats_overdue(state, timer)
+                state, effects = lifecycle.session_timer_fired(state, timer, now)
             case LinkUp(peer):
                 state, effects = lifecycle.link_up(state, peer)
             case LinkDown(peer, _, silent):
@@ -125,7 +125,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
                 state = state.with_session(replace(session, planned_length=message.length))
             return state, ()
         case Closed() if peer == message.rank:
-            return lifecycle.record_stage_stats(state, message)
+            return lifecycle.record_stage_stats(state, message, now)
         case Expanded() if peer == state.config.source:
             return drafting.expanded_received(state, message, peer), ()
         case _:

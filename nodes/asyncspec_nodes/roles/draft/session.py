@@ -60,7 +60,8 @@ class DraftConfig(Struct, frozen=True):
     slots: int = 0
     # Sessions at a time, where there is room for them; further requests wait.
     max_sessions: int = 16
-    # How long requests wait for a pipeline that is down before they fail.
+    # How long requests wait for a pipeline that is down before they fail, and those whose session a
+    # node has ended for the report of a break.
     rejoin_seconds: float = 30.0
     # Breaks of the pipeline in a row without a token after which a request counts as their cause.
     max_breaks: int = MAX_BREAKS
@@ -169,6 +170,8 @@ class DraftSession(Struct, frozen=True):
     planned_length: int = 0
     reported: Rates | None = None
     sent_at: float = 0.0
+    # A node has ended it, as after the loss of a neighbour: the report of a break follows.
+    break_expected: bool = False
     counters: Counters = Counters()
 
     @property

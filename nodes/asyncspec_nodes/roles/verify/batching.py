@@ -44,6 +44,10 @@ from asyncspec_protocol.messages import Segment
 
 Queue = tuple[QueuedSegment, ...]
 
+MAX_AHEAD = 2**21
+"""Slots that the rows of a segment may see at most, beside the committed path, in a plan that is
+made anew after every message: some ten milliseconds. No segment of a usual tree has so many."""
+
 
 class FairShare(Struct, frozen=True):
     """Rows of a pass that sessions should share."""
@@ -300,7 +304,7 @@ def _look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     basis = _basis(state)
     if state.planned_from and all(map(is_, basis, state.planned_from)):
         return state, ()
-    before, next_pass = state.next_pass, plan_next(state)
+    before, next_pass = state.next_pass, None if _is_large(state) else plan_next(state)
     if next_pass is not None:
         end = running.started + interpolate(*state.cost.averages())(running.job.row_count)
         if share_deadline(state, next_pass, max(now, end)) is not None:
@@ -309,6 +313,16 @@ def _look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if next_pass is None:
         return state, () if before is None else (RunNext(running.job, None),)
     return state, (RunNext(running.job, next_pass.planned.job),)
+
+
+def _is_large(state: VerifyState) -> bool:
+    """Whether a segment that waits has more slots to see than are planned ahead. What several share
+    has few rows."""
+    for segment in state.queue:
+        rows, cached = len(segment.ids), state.sessions[segment.session].slots.speculative
+        if rows * (rows + len(cached)) > MAX_AHEAD:
+            return True
+    return False
 
 
 def _basis(state: VerifyState) -> tuple[object, ...]:

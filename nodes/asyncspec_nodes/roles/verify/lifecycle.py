@@ -7,16 +7,19 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Admit, Release, Trim
-from asyncspec.core.kv_slots import SlotTable
+from asyncspec.core.kv_slots import SlotTable, whole_blocks
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Effects, LinkDown, Send, SendClosed
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
 from asyncspec_nodes.roles.verify.session import (
     LinkCredit,
+    SlotShare,
     StageSession,
+    VerifyConfig,
     VerifyState,
     fault,
+    max_rows,
     slots_of,
 )
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -24,15 +27,32 @@ from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
 from asyncspec_protocol.limits import MAX_SECONDS
 from asyncspec_protocol.messages import Close, Open, Ready
 
+EARLIER_SHARE_SECONDS = 300.0
+"""An ``Open`` that was sent before its draft node heard of a smaller share has come by then: a link
+that is silent for some seconds is lost."""
+
+SPARE_SESSIONS = 2**33
+"""Ids at the end of a draft node's range that no session has. Ids only grow, so a node that used
+all of them up would leave none to the next one of its number, which needs half as many."""
+
 MAX_CLOSED_EARLY = 4096
 """Sessions that one draft node may close unopened: what a faulty one can make a stage remember."""
 
 
-def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyState, Effects]:
+def check_id(session: SessionId, peer: Rank) -> None:
+    """Raise ``RemoteProtocolError`` for one of the last ids of a draft node."""
+    if owner(SessionId(session + SPARE_SESSIONS)) != owner(session):
+        raise RemoteProtocolError(f"session {session} has one of the last ids", peer=peer)
+
+
+def open_session(
+    state: VerifyState, peer: Rank, message: Open, now: float
+) -> tuple[VerifyState, Effects]:
     """Open a session, here and at the next stage. Raises ``RemoteProtocolError``."""
     if peer not in state.inbound:
         raise RemoteProtocolError("session opened by a peer that is not linked", peer=peer)
     config, name, draft = state.config, message.session, owner(message.session)
+    check_id(name, peer)
     marks = state.marks(draft)
     early = name in marks.closed_early
     if name <= marks.opened and not early:
@@ -48,26 +68,19 @@ def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyS
         cached = _cached_tokens(state, message)
         if cached is None:
             return state, ()  # lost with a peer, as the draft node is about to learn
-        if error := _admission_error(state, message, cached):
+        if error := _admission_error(state, message, cached, now):
             return state, (fault(peer, name, error),)
-    if max(message.features, default=0) > config.layers:
-        raise RemoteProtocolError(
-            f"features of depth {max(message.features)} of {config.layers} layers", peer=peer
-        )
-    if message.common_prefix and not config.shares_prefixes:
-        text = f"session {name} shares tokens, which this target's layers cannot"
-        raise RemoteProtocolError(text, peer=peer)
     sampling = Sampling.of(message)
     prompt = message.prompt_length - message.resumed_tokens
-    if message.common_prefix > sampling.shareable(prompt, message.prompt_length):
-        # Draws depend on tokens that never come here.
-        raise RemoteProtocolError(f"session {name} shares tokens that its draws need", peer=peer)
+    if error := _opening_error(config, message, sampling.shareable(prompt, message.prompt_length)):
+        raise RemoteProtocolError(error, peer=peer)
     onward: Effects = () if config.last else (Send(config.next_rank, message),)
     session = StageSession(
         message,
         Liveness(prompt_length=message.prompt_length),
         SlotTable(message.common_prefix, NodeId(message.common_prefix - 1)),
         tokens_travel=sampling.reads_path,
+        max_rows=max_rows(message, config.row_bytes),
     )
     if early:
         return state, (*onward, report(session))
@@ -86,6 +99,22 @@ def open_session(state: VerifyState, peer: Rank, message: Open) -> tuple[VerifyS
     return state, (Compute(admit), *onward, *granted)
 
 
+def _opening_error(config: VerifyConfig, message: Open, shareable: int) -> str:
+    """Why a device could not compute a session; empty where it can. ``shareable``: the most tokens
+    that its draws need not read."""
+    depth, name = max(message.features, default=0), message.session
+    if depth > config.layers:
+        return f"features of depth {depth} of {config.layers} layers"
+    if message.common_prefix and not config.shares_prefixes:
+        return f"session {name} shares tokens, which this target's layers cannot"
+    if message.common_prefix > shareable:
+        return f"session {name} shares tokens that its draws need"
+    token = max((token for token, _ in message.constraint.logit_bias), default=0)
+    if token >= config.vocab:
+        return f"token {token} is biased, and the vocabulary has {config.vocab}"
+    return ""
+
+
 def _cached_tokens(state: VerifyState, message: Open) -> int | None:
     """Cached tokens of the parent's prompt, 0 if none are shared; None without the parent."""
     if not message.common_prefix:
@@ -96,7 +125,7 @@ def _cached_tokens(state: VerifyState, message: Open) -> int | None:
     return parent.slots.committed
 
 
-def _admission_error(state: VerifyState, message: Open, cached: int) -> str:
+def _admission_error(state: VerifyState, message: Open, cached: int, now: float) -> str:
     """Why a session does not fit: it shares more tokens than there are, or its draft node, which
     decides on admission, has no such memory here. Empty where it fits."""
     if message.common_prefix > cached:
@@ -104,11 +133,18 @@ def _admission_error(state: VerifyState, message: Open, cached: int) -> str:
             f"session {message.session} shares {message.common_prefix} tokens with session "
             f"{message.parent_session}, which has {cached}"
         )
-    slots, draft = state.config.slots, owner(message.session)
-    needed = slots_of(message)
-    taken = sum(one.max_slots for name, one in state.sessions.items() if owner(name) == draft)
-    taken += sum(length for name, length in state.cached_prompts.items() if owner(name) == draft)
-    if not slots or taken + needed <= slots:
+    draft, most = owner(message.session), state.config.sessions
+    sessions = [one.max_slots for name, one in state.sessions.items() if owner(name) == draft]
+    prompts = [length for name, length in state.cached_prompts.items() if owner(name) == draft]
+    held = [*sessions, *prompts]
+    if most and len(held) >= most:
+        return f"more than {most} sessions at a time: give all nodes the same [limits] sessions"
+    share = state.shares.get(draft, SlotShare())
+    if not share.slots:
+        return ""
+    slots, needed = share.most(now), whole_blocks(slots_of(message))
+    taken = sum(map(whole_blocks, held))
+    if taken + needed <= slots:
         return ""
     return (
         f"session {message.session} may take {needed} cache slots, and of {slots} there are "
@@ -119,6 +155,7 @@ def _admission_error(state: VerifyState, message: Open, cached: int) -> str:
 def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
     """Close a session; one that has not come yet never opens."""
     name, draft = message.session, owner(message.session)
+    check_id(name, draft)
     # Nothing is here, not even a prompt; of one in ``closing`` the report, still to come, says so.
     empty: Effects = () if name in state.closing else (SendClosed(draft, name, 0, 0, 0, 0.0),)
     if name in state.cached_prompts:
@@ -149,6 +186,7 @@ def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effe
 
 def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[VerifyState, Effects]:
     """End every session of a draft node below ``first``, as it could not close them itself."""
+    check_id(first, draft)
     marks = state.marks(draft)
     marks = replace(
         marks,
@@ -171,7 +209,7 @@ def report(session: StageSession, *, kept: bool = False) -> SendClosed:
     )
 
 
-def link_up(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
+def link_up(state: VerifyState, peer: Rank, now: float) -> tuple[VerifyState, Effects]:
     """A link is up: credit starts anew on it."""
     config = state.config
     state = replace(state, peers=state.peers | {peer})
@@ -180,6 +218,7 @@ def link_up(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
         state, granted = grant(state.with_credit(peer, LinkCredit()), (peer,))
         effects.extend(granted)
     if is_draft(peer):
+        state = _with_shares(state, now)
         changed = state.drafts if config.slots else (peer,)  # all shares are smaller now
         effects.extend(ready(state, draft) for draft in changed)
         # Reported to all draft nodes once more: it is little, and this one has nothing yet.
@@ -191,16 +230,28 @@ def link_up(state: VerifyState, peer: Rank) -> tuple[VerifyState, Effects]:
     return state, tuple(effects)
 
 
+def _with_shares(state: VerifyState, now: float) -> VerifyState:
+    """The state with the shares that the draft nodes are about to be sent."""
+    slots, before = state.slot_share, state.shares
+    if not slots:
+        return state
+    shares = {
+        draft: before.get(draft, SlotShare()).then(slots, now, EARLIER_SHARE_SECONDS)
+        for draft in state.drafts
+    }
+    return replace(state, shares={**before, **shares})
+
+
 def ready(state: VerifyState, draft: Rank, silent: float = 0.0) -> Send:
     """Report this stage's link, its slots for a draft node, and which sessions are over.
     ``silent``: since the next stage was heard, where it is lost."""
     config, marks = state.config, state.marks(draft)
     up = config.last or config.next_rank in state.peers
-    slots = max(1, config.slots // len(state.drafts)) if config.slots else 0
+    slots = state.slot_share
     return Send(draft, Ready(config.rank, up, slots, marks.opened, marks.floor, (), silent))
 
 
-def link_down(state: VerifyState, event: LinkDown) -> tuple[VerifyState, Effects]:
+def link_down(state: VerifyState, event: LinkDown, now: float) -> tuple[VerifyState, Effects]:
     """A link is down: a draft node's sessions end with it, and all with a neighbour. The draft
     nodes have the committed paths, and open new ones when the pipeline is complete again."""
     peer = event.peer
@@ -210,11 +261,14 @@ def link_down(state: VerifyState, event: LinkDown) -> tuple[VerifyState, Effects
     inbound = {rank: credit for rank, credit in state.inbound.items() if rank != peer}
     state = replace(state, peers=state.peers - {peer}, inbound=inbound)
     everything = state.sessions.keys() | state.closing.keys() | state.cached_prompts.keys()
-    over = frozenset(name for name in everything if not is_draft(peer) or owner(name) == peer)
+    every = config.is_neighbour(peer)
+    over = frozenset(name for name in everything if every or owner(name) == peer)
     state, effects = _drop(state, over)
     if is_draft(peer) and peer in state.watermarks:
         # Their ``Open`` never comes now, and they are below the ``Floor`` when it is back.
         state = state.with_marks(peer, replace(state.marks(peer), closed_early=frozenset()))
+    if is_draft(peer):
+        state = _with_shares(state, now)
     next_lost = peer == config.next_rank and not config.last
     if next_lost or (is_draft(peer) and config.slots):
         silent = min(event.silent, MAX_SECONDS) if next_lost else 0.0

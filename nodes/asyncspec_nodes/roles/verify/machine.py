@@ -62,9 +62,9 @@ class VerifyMachine:
             case Computed(Forward() | Batch() as job):
                 state, effects = pass_done(state, event, job, now)
             case LinkUp(peer):
-                state, effects = lifecycle.link_up(state, peer)
+                state, effects = lifecycle.link_up(state, peer, now)
             case LinkDown():
-                state, effects = lifecycle.link_down(state, event)
+                state, effects = lifecycle.link_down(state, event, now)
             case TaskDone():
                 state, effects = planning.plan_done(state, event, now)
             case TimerFired(timer) if timer == BATCH_DEADLINE:
@@ -97,7 +97,7 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
         case Open() if config.is_upstream(peer):
             if message.common_prefix:
                 check_owner(message.parent_session, peer)
-            return lifecycle.open_session(state, peer, message)
+            return lifecycle.open_session(state, peer, message, now)
         case Close() if is_draft(peer):
             return lifecycle.close_session(state, message)
         case Floor(first) if is_draft(peer):

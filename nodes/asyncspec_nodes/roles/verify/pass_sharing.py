@@ -79,14 +79,19 @@ def best_deadline(
     for one in away:
         groups[one.left] = groups.get(one.left, 0) + one.rows
     alone, longest = seconds(rows), max([one.seconds for one in away])
-    passes = [alone, *map(seconds, groups.values())]
+    each = {left: seconds(count) for left, count in groups.items()}
+    passes = [alone, *each.values()]
     apart = max(longest + max(passes), sum(passes))
     best, until, joined = 0.0, None, 0
     for one in sorted(away, key=lambda one: one.latest):
         joined += one.rows
         groups[one.left] -= one.rows
+        if others := groups[one.left]:
+            each[one.left] = seconds(others)
+        else:
+            each.pop(one.left, None)
         joint = seconds(rows + joined)
-        passes = [joint, *[seconds(left) for left in groups.values() if left]]
+        passes = [joint, *each.values()]
         later = (stages - 1) * (joint - max(alone, seconds(joined)))
         gain = apart - max(longest + later + max(passes), sum(passes))
         worth = PARAMETERS.sharing_rounds * gain - (one.latest - since)

@@ -62,6 +62,10 @@ def receive_segment(
         raise RemoteProtocolError(
             f"segment with {message.aux_states} auxiliary states a row", peer=peer
         )
+    if len(ids) > session.max_rows:
+        text = f"a segment of {len(ids)} rows: those of session {message.session} may have "
+        raise RemoteProtocolError(f"{text}{session.max_rows}", peer=peer)
+    earlier = 0.0 if first else message.stage_seconds  # a draft node is no stage
     segment = QueuedSegment(
         session=message.session,
         segment=message.segment,
@@ -71,8 +75,8 @@ def receive_segment(
         tokens=message.tokens,
         hidden=None if first else TensorRows(event.tensor, tuple(range(len(ids)))),
         since=now,
-        earlier_seconds=message.stage_seconds,
-        timed=message.stage_seconds > 0 or message.session in state.schedule.members,
+        earlier_seconds=earlier,
+        timed=earlier > 0 or message.session in state.schedule.members,
         pass_number=message.pass_number,
     )
     live = drop_dead_rows(session, segment)
@@ -86,14 +90,9 @@ def receive_segment(
         state, closed = close_session(state, Close(message.session))
         state, granted = grant(state, (peer,))
         return state, (*closed, *granted, rejected)
-    slots = session.slots.used + sum([len(waiting.ids) for waiting in (*before, live)])
-    if first and slots > session.max_slots:
+    if first and (error := size_error(session, (*before, live))):
         # Checked here alone: no prune overtakes what was sent to the first stage after it.
-        raise RemoteProtocolError(
-            f"session {message.session} has {slots} live nodes, "
-            f"and was opened for {session.max_slots}",
-            peer=peer,
-        )
+        raise RemoteProtocolError(error, peer=peer)
     if first and not before:
         session = replace(session, returns=session.returns.returned(now))
         state = replace(state, sessions={**state.sessions, message.session: session})
@@ -119,12 +118,34 @@ def receive_prune(state: VerifyState, message: PruneIndices) -> tuple[VerifyStat
     if session is None:
         check_was_opened(state, name, owner(name))
         return state, ()
-    session, compact = prune(session, message)
-    state, effects = release_dead(replace(state, sessions={**state.sessions, name: session}))
+    pruned, compact = prune(session, message)
+    if pruned is session:
+        return state, ()  # an old one
+    state, effects = release_dead(replace(state, sessions={**state.sessions, name: pruned}))
     left = [segment for segment in state.queue if segment.session == name]
-    if left and (error := orphan_error(session, (), left)):
+    if left and (error := orphan_error(pruned, (), left)):
         raise RemoteProtocolError(error, peer=owner(name))
     return state, effects if compact is None else (Compute(compact), *effects)
+
+
+def size_error(session: StageSession, queue: Sequence[QueuedSegment]) -> str:
+    """Why a session with this queue is larger than it was opened for; empty where it is not. A node
+    of a tree costs as much memory and time as it has ancestors in it."""
+    name, cached, liveness = session.opening.session, session.slots, session.liveness
+    queued, prompt = sum([len(waiting.ids) for waiting in queue]), liveness.prompt_length
+    slots = cached.used + queued
+    if slots > session.max_slots:
+        return f"session {name} has {slots} live nodes, and was opened for {session.max_slots}"
+    # Nothing of a tree comes before all of the prompt.
+    tree = len(cached.speculative) + queued - max(0, prompt - cached.committed)
+    most, accepted = session.max_tree_nodes, liveness.accepted
+    if tree > most and accepted:
+        # New roots are committed before they come.
+        ids = [node for waiting in queue for node in waiting.ids]
+        tree -= sum([node in accepted and node >= prompt for node in ids])
+    if tree > most:
+        return f"session {name} has a tree of {tree} nodes, and was opened for {most}"
+    return ""
 
 
 def orphan_error(

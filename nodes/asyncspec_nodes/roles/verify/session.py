@@ -10,17 +10,36 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.measured import ReturnTime
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.jobs import Batch, Compact, Forward, TensorRows
-from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
+from asyncspec.core.kv_slots import SlotTable, allocate, orphan, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Send
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version, is_draft, owner
-from asyncspec_protocol.limits import MAX_TREE_NODES
+from asyncspec_protocol.limits import (
+    MAX_HEADER_BYTES,
+    MAX_NODES,
+    MAX_SECONDS,
+    MAX_TENSOR_BYTES,
+    MAX_TREE_NODES,
+)
 from asyncspec_protocol.messages import Fault, Open, PruneIndices
+
+_NODE_BYTES, _LIKELIEST_BYTES = 40, 14
+"""Of a verdict's header: at most for a node, and for each of its likeliest tokens."""
+
+_HEADER_BYTES = 256
+"""The rest of a verdict's header at most."""
 
 _MIN_STAGE_SECONDS = 1e-9
 """Of a timed segment: 0 in ``Segment.stage_seconds`` means that it is not timed."""
+
+
+def max_sessions(limit: int) -> int:
+    """Sessions and cached prompts of a draft node at most that serves ``limit`` requests at a time.
+    One that is over counts until its ``Close`` is here, which the ``Open`` of many later ones may
+    overtake."""
+    return 16 * limit + 64
 
 
 class VerifyConfig(Struct, frozen=True):
@@ -48,6 +67,10 @@ class VerifyConfig(Struct, frozen=True):
     tried_microseconds: tuple[int, ...] = ()
     # Whether a session may begin with slots of another's prompt: recurrent states are of one tip.
     shares_prefixes: bool = True
+    # Of a row of hidden states on a link; 0: not known.
+    row_bytes: int = 0
+    # Sessions and cached prompts of a draft node at most; 0: no bound.
+    sessions: int = 0
 
     @property
     def last(self) -> bool:
@@ -58,6 +81,10 @@ class VerifyConfig(Struct, frozen=True):
     def next_rank(self) -> Rank:
         """Where segments go; meaningless on the last stage."""
         return Rank(self.rank + 1)
+
+    def is_neighbour(self, peer: Rank) -> bool:
+        """Whether a peer is the stage before this one or behind it."""
+        return 0 < peer <= self.stages and abs(peer - self.rank) == 1
 
     def is_upstream(self, peer: Rank) -> bool:
         """Whether segments come from a peer: to the first stage from every draft node."""
@@ -91,6 +118,25 @@ class Watermarks(Struct, frozen=True):
     floor: SessionId = SessionId(0)
 
 
+class SlotShare(Struct, frozen=True):
+    """Cache slots for a draft node, as last reported to it, 0: no bound. What it has opened by an
+    earlier, larger share may come ``until`` some time."""
+
+    slots: int = 0
+    earlier: int = 0
+    until: float = 0.0
+
+    def most(self, now: float) -> int:
+        """The share that what comes now may go by."""
+        return max(self.slots, self.earlier) if now < self.until else self.slots
+
+    def then(self, slots: int, now: float, seconds: float) -> SlotShare:
+        """The share after another report, which takes effect within ``seconds``."""
+        if slots >= self.slots:
+            return replace(self, slots=slots)
+        return SlotShare(slots, self.most(now), now + seconds)
+
+
 class QueuedSegment(Struct, frozen=True):
     """A segment at this stage, without its dead rows."""
 
@@ -112,8 +158,9 @@ class QueuedSegment(Struct, frozen=True):
     pass_number: int = 0
 
     def stage_seconds(self, now: float) -> float:
-        """Seconds at all stages so far; 0 where it is not timed."""
-        spent = self.earlier_seconds + now - self.since
+        """Seconds at all stages so far; 0 where it is not timed. No more than may travel: a peer
+        may say anything of those before."""
+        spent = min(MAX_SECONDS, self.earlier_seconds + now - self.since)
         return max(_MIN_STAGE_SECONDS, spent) if self.timed else 0.0
 
     def select(self, rows: Sequence[int]) -> QueuedSegment:
@@ -161,11 +208,23 @@ class NextPass(Struct, frozen=True):
     slots: Mapping[SessionId, SlotTable]
 
 
+def tree_nodes_of(opening: Open) -> int:
+    """Nodes of a session's tree at most: of one whose size is not given, those of the largest."""
+    return MAX_TREE_NODES if opening.max_tree_nodes < 0 else opening.max_tree_nodes
+
+
 def slots_of(opening: Open) -> int:
-    """Slots of prompt, answer and tree that a session may take. Of a tree whose size is not given,
-    as many as of the largest."""
-    tree = opening.max_tree_nodes
-    return opening.capacity + (MAX_TREE_NODES if tree < 0 else tree)
+    """Slots of prompt, answer and tree that a session may take."""
+    return opening.capacity + tree_nodes_of(opening)
+
+
+def max_rows(opening: Open, row_bytes: int) -> int:
+    """Rows of a segment at most: what is sent of them fits a frame, which may be hidden states with
+    auxiliary ones behind them, features, or likeliest tokens. ``row_bytes``: of hidden states."""
+    header = _NODE_BYTES + _LIKELIEST_BYTES * opening.top_logprobs
+    tensor = row_bytes * (1 + len(opening.features))
+    rows = (MAX_HEADER_BYTES - _HEADER_BYTES) // header
+    return min(MAX_NODES, rows, MAX_TENSOR_BYTES // max(1, tensor))
 
 
 class StageSession(Struct, frozen=True):
@@ -176,6 +235,8 @@ class StageSession(Struct, frozen=True):
     slots: SlotTable = SlotTable()
     # Tokens travel with its segments, because the last stage's draws depend on them.
     tokens_travel: bool = False
+    # Of a segment.
+    max_rows: int = MAX_NODES
     # Passes, and of these those that were not abandoned.
     passes: int = 0
     finished_passes: int = 0
@@ -185,6 +246,11 @@ class StageSession(Struct, frozen=True):
     compute_seconds: float = 0.0
     # First stage only.
     returns: ReturnTime = ReturnTime()
+
+    @property
+    def max_tree_nodes(self) -> int:
+        """Nodes of its tree at most."""
+        return tree_nodes_of(self.opening)
 
     @property
     def max_slots(self) -> int:
@@ -216,6 +282,8 @@ class VerifyState(Struct, frozen=True):
     cached_prompts: Mapping[SessionId, int] = {}
     # By draft node; also of those that are gone, whose segments may still be under way.
     watermarks: Mapping[Rank, Watermarks] = {}
+    # By draft node; also of those that are gone, whose ``Open`` may still be under way.
+    shares: Mapping[Rank, SlotShare] = {}
     # In the order of arrival.
     queue: tuple[QueuedSegment, ...] = ()
     # Segments as large as those of the last pass that fit in one.
@@ -243,6 +311,12 @@ class VerifyState(Struct, frozen=True):
     sent: int = 0
     # First stage only: the plan in use.
     schedule: BatchSchedule = BatchSchedule()
+
+    @property
+    def slot_share(self) -> int:
+        """Cache slots for each draft node; 0: no bound."""
+        slots = self.config.slots
+        return max(1, slots // max(1, len(self.drafts))) if slots else 0
 
     @property
     def drafts(self) -> tuple[Rank, ...]:
@@ -299,12 +373,17 @@ def applied(session: StageSession, segment: QueuedSegment) -> Version:
 
 
 def prune(session: StageSession, message: PruneIndices) -> tuple[StageSession, Compact | None]:
-    """Apply a prune to a session and its cache. An old one changes nothing."""
+    """Apply a prune to a session and its cache. An old one changes nothing. Raises
+    ``RemoteProtocolError`` where a cached node loses its parent."""
     liveness = session.liveness.apply(message)
     if liveness is session.liveness:
         return session, None
     alive = liveness.holds(session.slots.speculative)
     slots, stay = reclaim(session.slots, liveness.committed, alive)
+    if slots is not session.slots and (node := orphan(slots)) is not None:
+        name, parent = message.session, slots.speculative[node].parent
+        text = f"a prune leaves node {node} of session {name} without its parent {parent}"
+        raise RemoteProtocolError(text, peer=owner(name))
     job = None
     if stay is not None:
         job = Compact(message.session, start=session.slots.committed, keep=stay)
