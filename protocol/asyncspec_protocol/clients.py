@@ -93,6 +93,9 @@ BREAKS = "breaks"
 DRAINING = "draining"
 """In ``Finished.code``: an operator has told the draft node to take no new requests."""
 
+TOO_LARGE = "too_large"
+"""In ``Finished.code``: the cluster's caches can never hold the request."""
+
 NODE_FAILURES = ("busy", "internal", DRAINING)
 """Codes of requests that were not computed and whose user need not change them."""
 

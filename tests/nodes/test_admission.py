@@ -11,8 +11,9 @@ from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.http.streaming import PromptParameter, error_of
-from asyncspec_nodes.roles.draft.admission import TOO_LARGE, refusal, slots_total, slots_used
+from asyncspec_nodes.roles.draft.admission import refusal, slots_total, slots_used
 from asyncspec_nodes.roles.draft.session import slots_needed
+from asyncspec_protocol.clients import TOO_LARGE
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Open, Ready
 from cluster import Cluster, ask

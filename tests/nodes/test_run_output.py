@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.core.errors import ClusterError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cli.terminal.run import Printer, as_dict
-from asyncspec_nodes.client.answers import Answer
+from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
 from asyncspec_nodes.reference import Comparison
-from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.clients import TOO_LARGE
+from asyncspec_protocol.messages import Finished, Submit
 
 ASKED = Submit(0, "x", 9, seed=0, temperature=0, top_k=0, top_p=1, policy="chain")
 ANSWERS = (
@@ -68,3 +72,33 @@ def test_a_single_answer_is_printed_once_it_is_sure(capsys: pytest.CaptureFixtur
     assert lines(capsys) == []
     printer.end(ANSWERS[:1], ())
     assert lines(capsys) == [as_read(ANSWERS[0])]
+
+
+class Ending:
+    """A client each of whose answers ends at once."""
+
+    def __init__(self, end: Finished) -> None:
+        self._end = end
+
+    async def ask(self, submit: Submit) -> AsyncGenerator[Finished, None]:
+        yield self._end
+
+
+@pytest.mark.parametrize(
+    ("code", "stats", "kind"),
+    [
+        ("invalid", {}, UserError),
+        (TOO_LARGE, {"seconds": 1.0}, UserError),
+        ("busy", {}, ClusterError),
+        ("", {"seconds": 1.0}, ClusterError),
+    ],
+)
+def test_whose_mistake_an_error_is(code: str, stats: dict[str, float], kind: type) -> None:
+    """The exit code says it."""
+    answers: list[Answer] = []
+    client = cast(Any, Ending(Finished(0, "error", "no", stats, code)))
+    asking = answer_all(
+        client, (Prompt(("x",)),), ASKED, concurrency=1, show=str, done=answers.append
+    )
+    asyncio.run(asking)
+    assert [type(one.error) for one in answers] == [kind]

@@ -15,7 +15,7 @@ from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError, readi
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
-from asyncspec_protocol.clients import NODE_FAILURES
+from asyncspec_protocol.clients import NODE_FAILURES, TOO_LARGE
 from asyncspec_protocol.messages import Finished, Output, Submit
 
 DEMO = "Once upon a time there was a little fox who lived in a big forest. One day, the fox"
@@ -164,5 +164,5 @@ async def _ask(
         return replace(answer, finish_reason=event.reason, stats=event.stats)
     # Without stats the request was refused; the user must change it, unless the node was busy or
     # failed.
-    failed = bool(event.stats) or event.code in NODE_FAILURES
+    failed = event.code in NODE_FAILURES or (bool(event.stats) and event.code != TOO_LARGE)
     return replace(answer, error=ClusterError(event.detail) if failed else UserError(event.detail))

@@ -16,9 +16,8 @@ from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.limits import GracefulShutdown, Limits
 from asyncspec_nodes.http.middleware import api_error, json_response
-from asyncspec_nodes.roles.draft.admission import TOO_LARGE
 from asyncspec_nodes.serving.requests import BAD_GRAMMAR
-from asyncspec_protocol.clients import BREAKS, DRAINING
+from asyncspec_protocol.clients import BREAKS, DRAINING, TOO_LARGE
 from asyncspec_protocol.messages import Finished, Status, Submit
 
 MAX_WAITING = 64

@@ -23,11 +23,9 @@ from asyncspec_nodes.roles.draft.session import (
     QueuedRequest,
     slots_needed,
 )
+from asyncspec_protocol.clients import TOO_LARGE
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Open
-
-TOO_LARGE = "too_large"
-"""In ``Finished.code``: the caches can never hold the request."""
 
 
 def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
