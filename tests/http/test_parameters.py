@@ -266,6 +266,8 @@ def test_everything_of_the_sampling_settings_is_passed_on() -> None:
     assert submit.unset == ()
     (greedy,) = read(b'{"model":"m","prompt":"x","top_p":0}', CompletionRequest).submits
     assert (greedy.top_k, greedy.top_p) == (1, 1.0)
+    (free,) = read(b'{"model":"m","prompt":"x","top_k":-1}', CompletionRequest).submits
+    assert (free.top_k, "top_k" in free.unset) == (0, False)
 
 
 def test_what_a_request_leaves_out_is_left_to_the_target() -> None:

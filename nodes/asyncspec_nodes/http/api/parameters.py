@@ -39,7 +39,6 @@ from asyncspec_protocol.sampling import (
     NewTokens,
     Penalty,
     RepetitionPenalty,
-    TopK,
 )
 
 _MASK = (1 << 63) - 1
@@ -107,6 +106,9 @@ _DIGITS = re.compile(r"[0-9]{1,10}")
 MAX_CHOICES = 128
 _GIVEN = "given_token_ids"
 
+# -1: none, as vLLM has it.
+AnyTopK = Annotated[int, Meta(ge=-1, le=MAX_INT)]
+
 # A negative seed is as good as any other.
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -134,7 +136,7 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     # The project's own, beside the API's.
-    top_k: TopK | None = None
+    top_k: AnyTopK | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     ignore_eos: bool | None = None
@@ -226,6 +228,8 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
         names = (name for name in Sampling.__struct_fields__ if name != "constraint")
         values = ((name, getattr(self, name)) for name in names)
         sampling = {name: value for name, value in values if value is not None}
+        if self.top_k == -1:
+            sampling["top_k"] = 0
         if self.top_p == 0:  # the smallest nucleus is the likeliest token
             sampling |= {"top_k": 1, "top_p": 1.0}
         return Submit(
