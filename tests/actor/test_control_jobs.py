@@ -143,7 +143,7 @@ def test_sessions_that_open_and_close_without_end_leave_others_their_turn() -> N
             # It is not at fault, and all of it has its turn.
             for _ in range(pairs):
                 assert isinstance(await hostile.hears(Closed), Closed)
-            assert len(gate.ran) == 2 * pairs + 2
+            await until(lambda: len(gate.ran) == 2 * pairs + 2)  # the last may still run
 
     run(main())
 

@@ -342,6 +342,24 @@ async def test_a_cluster_is_announced_where_an_interface_goes_away_meanwhile(
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("steps", [1, 3, 10])
+async def test_an_announcement_that_is_given_up_leaves_no_sockets(steps: int) -> None:
+    """As after Ctrl-C, while it is being made."""
+
+    async def announce() -> None:
+        async with announced("one", ("127.0.0.1",), 1):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(announce())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    gc.collect()
+
+
+@pytest.mark.asyncio
 async def test_a_machine_measures_itself_beside_the_event_loop_and_before_it_connects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,16 +91,19 @@ async def announced(cluster: str, hosts: Sequence[str], port: int) -> AsyncItera
         SERVICE, f"{cluster}.{SERVICE}", addresses=numbers, port=port, server=f"{cluster}.local."
     )
     zeroconf = _open_mdns()
-    if zeroconf is not None:
+    if zeroconf is None:
+        yield
+        return
+    try:
         with contextlib.suppress(OSError, RuntimeError, Error):
             await zeroconf.async_register_service(info)
-    try:
         yield
     finally:
-        if zeroconf is not None:
+        try:
             with contextlib.suppress(OSError, RuntimeError, Error):
                 await zeroconf.async_unregister_service(info)
-            await zeroconf.async_close()
+        finally:
+            await asyncio.shield(zeroconf.async_close())
 
 
 async def browse(cluster: str, seconds: float = BROWSE_SECONDS) -> list[tuple[str, int]]:
