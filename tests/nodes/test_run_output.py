@@ -97,8 +97,8 @@ def test_whose_mistake_an_error_is(code: str, stats: dict[str, float], kind: typ
     """The exit code says it."""
     answers: list[Answer] = []
     client = cast(Any, Ending(Finished(0, "error", "no", stats, code)))
-    asking = answer_all(
+    answered = answer_all(
         client, (Prompt(("x",)),), ASKED, concurrency=1, show=str, done=answers.append
     )
-    asyncio.run(asking)
+    asyncio.run(answered)
     assert [type(one.error) for one in answers] == [kind]
