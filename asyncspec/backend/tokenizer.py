@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 
-def conversation(chat: str) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
-    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template.
-    Raises ``ValueError`` for anything else."""
+def conversation(
+    chat: str, reserved: Collection[str] = ()
+) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
+    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template, none
+    of which is ``reserved``. Raises ``ValueError`` for anything else."""
     try:
         given = json.loads(chat)
         if isinstance(given, list):
@@ -20,6 +22,8 @@ def conversation(chat: str) -> tuple[list[dict[str, Any]], list[Any] | None, dic
         found = msgspec.convert(given, _Conversation)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the conversation is none: {error}") from None
+    for name in sorted(found.options.keys() & reserved):
+        raise ValueError(f"{name} is not an argument of chat templates; leave it out")
     return found.messages, found.tools or None, found.options
 
 

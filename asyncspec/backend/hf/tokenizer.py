@@ -73,9 +73,7 @@ class HFTokenizer:
                 "the target's tokenizer has no chat template; ask for a plain completion (run "
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
-        messages, tools, options = conversation(chat)
-        if reserved := sorted(self._reserved & options.keys()):
-            raise ValueError(f"{reserved[0]} is not an argument of chat templates; leave it out")
+        messages, tools, options = conversation(chat, self._reserved)
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages,

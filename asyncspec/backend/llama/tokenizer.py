@@ -21,9 +21,6 @@ _BYTE, _CONTROL, _UNKNOWN = 1 << 5, 1 << 3, 1 << 0
 _SENTENCEPIECE = 1
 """Of ``enum llama_vocab_type``."""
 
-_OF_USERS = {"add_generation_prompt"}
-"""What a request may say otherwise than ``LlamaTokenizer`` does."""
-
 
 class LlamaTokenizer:
     decodes_as_whole = False
@@ -135,12 +132,10 @@ def _rendered(template: str, chat: str, names: dict[str, str]) -> str:
     def now(form: str) -> str:
         return datetime.now().strftime(form)
 
-    messages, tools, options = conversation(chat)
-    whole: dict[str, Any] = {"messages": messages, "tools": tools, "add_generation_prompt": True}
-    whole |= {"raise_exception": refuse, "strftime_now": now, **names}
-    if reserved := sorted(options.keys() & (whole.keys() - _OF_USERS)):
-        raise ValueError(f"{reserved[0]} is not an argument of chat templates; leave it out")
-    return str(_compiled(template).render({**whole, **options}))
+    own = {"raise_exception": refuse, "strftime_now": now, **names}
+    messages, tools, options = conversation(chat, {"messages", "tools", *own})
+    said = {"messages": messages, "tools": tools, "add_generation_prompt": True, **options}
+    return str(_compiled(template).render({**said, **own}))
 
 
 @lru_cache(maxsize=8)

@@ -88,14 +88,15 @@ def run(arguments: argparse.Namespace) -> int:
     if (source := arguments.draft) is not None:
         if source == AUTO:
             source = choose(target, stages_here=1.0).source
+        names = parts(spelled_out(source, target))
         models = [
             backend_of_source(part, target).source_footprint(part, target, table.dtype)
-            for part in parts(spelled_out(source, target))
+            for part in names
             if part not in WITHOUT_MODEL
         ]
-        if SUFFIX in parts(source):
+        if SUFFIX in names:
             models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, TOKEN_BYTES, 0))
-        if NGRAM in parts(spelled_out(source, target)):
+        if NGRAM in names:
             models.append(Footprint((0, 0), 0, ngram.TOKEN_BYTES, 0))
         draft = _node_memory(0, (0, 0), models, slots, tree, process, arguments.sessions)
     if arguments.json:
