@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from actor.local_cluster import QUICK, LocalCluster, bound, hello
-from asyncspec.actor.link import Certificate, Link
+from asyncspec.actor.link import Certificate, Link, LinkOptions
 from asyncspec.actor.mesh import Mesh, Security
 from asyncspec.core.errors import UserError
 from asyncspec.trace.collector import OPERATORS_ONLY
@@ -24,7 +24,7 @@ from asyncspec_nodes.cluster.security import OTHER_AUTHORITY, Keys, role_problem
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import client_hello
-from asyncspec_protocol.messages import Events
+from asyncspec_protocol.messages import Events, Role, Welcome
 
 SCRIPT = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 
@@ -293,3 +293,34 @@ def test_only_operators_record() -> None:
             await client.close()
 
     asyncio.run(main())
+
+
+async def pose(folder: Path, welcome: Welcome) -> str:
+    """What the boss is told of a guest that answers it so."""
+
+    def said(link: Link, frame: Frame) -> None:
+        link.send(welcome)
+
+    loop, options = asyncio.get_running_loop(), LinkOptions()
+    server = await loop.create_server(
+        lambda: Link(options, said, lambda link, reason: None),
+        "127.0.0.1",
+        ssl=Keys(table(folder, "guest")).server,
+    )
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(UserError) as raised:
+            await Client.connect(host, port, "toy", security=Keys(table(folder, "boss")))
+    return str(raised.value).partition(" is refused: ")[2]
+
+
+@pytest.mark.parametrize("role", ["client", "verify", "source", "draft"])
+@pytest.mark.parametrize("rank", [-1, 0, 1])
+def test_no_client_poses_as_the_draft_node(folder: Path, role: Role, rank: int) -> None:
+    """A client's certificate fits one that calls itself a client; it serves nobody's requests."""
+    facts = {name: getattr(hello(0, 1), name) for name in Welcome.__struct_fields__}
+    said = asyncio.run(pose(folder, Welcome(**{**facts, "role": role, "rank": Rank(rank)})))
+    if role == "draft" and rank == 0:
+        assert said == "its certificate is for client, not rank 0"
+    else:
+        assert said == f"it calls itself a {role}, not a draft node; correct the address"

@@ -120,3 +120,23 @@ def test_a_peer_that_refuses_our_certificate(
 
 def test_a_peer_that_closes_without_a_word() -> None:
     assert refusal(b"") == "the peer closed the connection"
+
+
+def test_a_name_that_nobody_knows() -> None:
+    """The resolver's errors have numbers of their own."""
+    host = "fe80::1%nosuchif"  # fails without a name server
+    with pytest.raises(ClusterError) as raised:
+        asyncio.run(Client.connect(host, 1, ""))
+    said = f"cannot connect to the draft node at {host}:1: its name cannot be resolved: "
+    assert str(raised.value).startswith(said)
+    assert "error -" not in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".com"])
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_name_that_can_be_none(
+    factory: Callable[[], asyncio.AbstractEventLoop], host: str
+) -> None:
+    with asyncio.Runner(loop_factory=factory) as runner, pytest.raises(UserError) as raised:
+        runner.run(Client.connect(host, 1, ""))
+    assert str(raised.value) == f"{host} is no host name and no address; correct the address"

@@ -10,9 +10,16 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import structlog
+from msgspec.structs import replace
 
-from asyncspec.actor.mesh import PLAIN
+from actor.local_cluster import QUICK, bound, hello
+from asyncspec.actor.mesh import PLAIN, Mesh
+from asyncspec.actor.routing import Host, Incoming
+from asyncspec.core.errors import ClusterError
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import Keys
 from asyncspec_nodes.node.renewal import renew
@@ -48,5 +55,40 @@ def test_changed_files_are_read_and_links_are_checked(tmp_path: Path) -> None:
         assert reported.empty()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_client_leaves_a_draft_node_whose_certificate_is_revoked(tmp_path: Path) -> None:
+    def make(*names: str) -> None:
+        subprocess.run(["bash", SCRIPT, tmp_path, *names], check=True, capture_output=True)
+
+    make("draft=node:0", "front=client", "other=client")
+    make("--revoke", "other")
+    table = SecurityTable(*(str(tmp_path / n) for n in ("ca.pem", "draft.pem", "draft.key")))
+    named = {"certificate": "front.pem", "key": "front.key", "crl": "crl.pem"}
+    mine = replace(table, **{field: str(tmp_path / name) for field, name in named.items()})
+
+    async def main() -> None:
+        sock, me = bound(), hello(0, 1)
+        mesh = Mesh(me, {}, Incoming(lambda event: None, None, Host(), me), QUICK, Keys(table))
+        await mesh.start(sock)
+        host, port = sock.getsockname()
+        where = ClusterAddress(host, port, "toy", mine)
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        async with ReconnectingEngine(
+            where.connect, notify=lost.put_nowait, renewal_seconds=0.001
+        ) as engine:
+            link = engine.client.link
+            (tmp_path / "crl.pem").write_bytes(b"half")
+            assert (await asyncio.wait_for(lost.get(), 60)).startswith("keys not renewed: ")
+            assert not link.gone.done()
+            (tmp_path / "crl.pem").unlink()
+            make("--revoke", "draft")
+            said = await asyncio.wait_for(lost.get(), 60)
+            assert said == "the draft node is gone: its certificate is revoked"
+            with pytest.raises(ClusterError, match="its certificate is revoked"):
+                await engine.nodes()
+        await mesh.close("over")
 
     asyncio.run(main())

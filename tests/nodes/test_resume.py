@@ -15,7 +15,7 @@ from actor.local_cluster import QUICK, bound, hello
 from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Emit, Finish, Request, Stopped, Submitted
-from asyncspec.core.stats import MAX_BREAKS
+from asyncspec.core.stats import MAX_BREAKS, SUSPECT_BREAKS
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.serving.requests import ServingConfig
@@ -222,7 +222,9 @@ class Dying(asyncio.Protocol):
 
     def __init__(self, asked: list[Submit]) -> None:
         self._asked = asked
+        self._submitted = 0
         self._reader = FrameReader()
+        self.facts = {name: getattr(hello(0, 1), name) for name in Welcome.__struct_fields__}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -232,11 +234,13 @@ class Dying(asyncio.Protocol):
         for frame in feed(self._reader, data):
             message: Message = frame.message
             if isinstance(message, Hello):
-                facts = {name: getattr(hello(0, 1), name) for name in Welcome.__struct_fields__}
-                self._transport.writelines(write_frame(Welcome(**facts)))
+                self._transport.writelines(write_frame(Welcome(**self.facts)))
             elif isinstance(message, Submit):
                 self._asked.append(message)
-                self._transport.abort()
+                self.submitted()
+
+    def submitted(self) -> None:
+        self._transport.abort()
 
 
 @pytest.mark.asyncio
@@ -267,3 +271,57 @@ async def test_a_draft_node_that_does_not_come_back() -> None:
             await toy.cluster.stop(0)
             with pytest.raises(ClusterError, match=r"; it was not back within 0\.2 s"):
                 await finished(answer)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("waits", [True, False])
+async def test_closing_ends_the_answers_that_are_read(waits: bool) -> None:
+    """And those that wait for a lost draft node, at once."""
+    async with Toy("link") as toy:
+        host, port = toy.cluster.ports[DRAFT]
+        connect = partial(Client.connect, host, port, "toy", options=QUICK)
+        async with ReconnectingEngine(connect, waits=waits) as engine:
+            read, waiting = (engine.ask(replace(PLAIN, max_new_tokens=9000)) for _ in range(2))
+            await anext(read)
+            await anext(waiting)
+            rest = asyncio.create_task(finished(read))
+        for answer in (rest, finished(waiting), finished(engine.ask(PLAIN)), engine.nodes()):
+            with pytest.raises(ClusterError, match="this client of the draft node is closed"):
+                await asyncio.wait_for(answer, 5)
+
+
+class Fickle(Dying):
+    """A draft node that two requests end, then one, and that comes back with another target."""
+
+    def __init__(self, asked: list[Submit], connections: list[int]) -> None:
+        super().__init__(asked)
+        connections.append(len(connections))
+        self._number = connections[-1]
+        if self._number > SUSPECT_BREAKS:
+            self.facts["fingerprint"] = "other"
+
+    def submitted(self) -> None:
+        self._submitted += 1
+        if self._submitted == 2 or self._number >= SUSPECT_BREAKS:
+            self._transport.abort()
+
+
+@pytest.mark.asyncio
+async def test_a_suspect_that_has_waited_does_not_go_on_with_another_target() -> None:
+    """Two suspects: the second waits while the first ends the draft node once more."""
+    asked: list[Submit] = []
+    connections: list[int] = []
+    sock = bound()
+    host, port = sock.getsockname()
+    connect = partial(Client.connect, host, port, "toy", options=QUICK)
+    async with (
+        await asyncio.get_running_loop().create_server(
+            lambda: Fickle(asked, connections), sock=sock
+        ),
+        ReconnectingEngine(connect) as engine,
+    ):
+        ends = await asyncio.gather(
+            *(finished(engine.ask(PLAIN)) for _ in range(2)), return_exceptions=True
+        )
+    assert len(asked) == 2 * SUSPECT_BREAKS + 1
+    assert "back with another target" in str(ends[1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from itertools import count
@@ -21,8 +22,10 @@ from asyncspec.actor.mesh import PLAIN, REFUSED_CERTIFICATE, Security, tls_probl
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.console.hosts import is_host
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.limits import MAX_HEADER_BYTES
 from asyncspec_protocol.links import HANDSHAKE, client_hello
 from asyncspec_protocol.messages import (
@@ -73,7 +76,8 @@ class ClusterAddress(Struct, frozen=True):
 class Client:
     """Make it with ``connect``; ``async with`` closes it."""
 
-    def __init__(self, where: str, options: LinkOptions, *, tls: bool) -> None:
+    def __init__(self, where: str, options: LinkOptions, security: Security) -> None:
+        self.security = security
         self._where = where
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, Inbox] = {}
@@ -83,7 +87,7 @@ class Client:
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
         self._connected = False
-        self._tls = tls
+        self._tls = security.client is not None
         # The node refused the handshake: a user's mistake.
         self._refused = False
         self.link = Link(options, self._frame, self._gone)
@@ -113,7 +117,9 @@ class Client:
         """Link to a draft node. ``cluster``: the required cluster name; empty: any. Raises
         ``ClusterError`` that names the node, ``UserError`` for what the user can change."""
         where, tls = f"{host}:{port}", security.client
-        client = cls(where, options or LinkOptions(), tls=tls is not None)
+        if not is_host(host):
+            raise UserError(f"{host} is no host name and no address; correct the address")
+        client = cls(where, options or LinkOptions(), security)
         loop, link = asyncio.get_running_loop(), client.link
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -122,7 +128,7 @@ class Client:
                 link.send(client_hello(cluster))
                 link.watch_closely(False)
                 welcome = await client._welcome
-                if problem := security.problem(link.certificate, welcome):
+                if problem := client._problem(welcome):
                     raise UserError(f"the node at {where} is refused: {problem}")
                 link.accepted(welcome)
         except BaseException as error:
@@ -227,6 +233,19 @@ class Client:
         """Ignore later parts."""
         del self._collections[number]
 
+    def check_certificate(self) -> None:
+        """End the link where the draft node's certificate does not allow it any more."""
+        if self.link.peer is not None and (problem := self._problem(self.link.peer)):
+            self.link.abort(problem)
+
+    def _problem(self, peer: Welcome | Hello) -> str:
+        """Why the peer is not taken for a draft node; empty where it is."""
+        # Before its certificate is checked, which fits what the peer says it is: a client's may be
+        # of any user, who must not receive the others' requests.
+        if peer.role != "draft" or not is_draft(peer.rank):
+            return f"it calls itself a {peer.role}, not a draft node; correct the address"
+        return self.security.problem(self.link.certificate, peer)
+
     async def close(self) -> None:
         """Close the link; the node cancels what is still running on it."""
         self.link.close("done")
@@ -303,4 +322,6 @@ async def _wants_tls(host: str, port: int) -> bool:
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return tls_problem(error)
+    if isinstance(error, socket.gaierror):  # its numbers are not the system's
+        return f"its name cannot be resolved: {error.strerror}"
     return os.strerror(error.errno) if error.errno else str(error)

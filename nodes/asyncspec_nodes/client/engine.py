@@ -18,6 +18,7 @@ from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec.core.stats import MAX_BREAKS, SUSPECT_BREAKS
 from asyncspec_nodes.client.client import Client, LinkLostError
+from asyncspec_nodes.cluster.security import CHECK_SECONDS, renewals
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 
@@ -29,9 +30,10 @@ RESUME_SECONDS = 60.0
 
 
 class Progress:
-    """What a request has brought."""
+    """What a request has brought. ``model``: what it was begun with."""
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, model: tuple[str, ...]) -> None:
+        self.model = model
         self._submit = submit
         self._tokens = list(submit.given)
         self._characters = submit.given_text
@@ -65,7 +67,8 @@ class Progress:
 class ReconnectingEngine:
     """``async with``: a client that reconnects. Entering raises what the first ``connect`` raises.
     ``waits``: new requests wait for a lost draft node, as those that run do; otherwise they fail
-    with ``ClusterError`` until it is back. ``notify`` receives a line for each loss."""
+    with ``ClusterError`` until it is back. ``notify`` receives a line for each loss, and for keys
+    that cannot be read again; those are looked at every ``renewal_seconds``."""
 
     def __init__(
         self,
@@ -74,8 +77,10 @@ class ReconnectingEngine:
         resume_seconds: float = RESUME_SECONDS,
         waits: bool = False,
         notify: Callable[[str], None] = lambda line: None,
+        renewal_seconds: float = CHECK_SECONDS,
     ) -> None:
         self._connect = connect
+        self._renewal_seconds = renewal_seconds
         self._resume_seconds = resume_seconds
         self._waits = waits
         self._notify = notify
@@ -83,6 +88,7 @@ class ReconnectingEngine:
         self._connected = asyncio.Event()
         # Why there is no client.
         self._error = ""
+        self._closed = False
         # Held by a request that may be what ends the draft node.
         self._trial = asyncio.Lock()
 
@@ -93,6 +99,8 @@ class ReconnectingEngine:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        self._closed, self._error = True, "this client of the draft node is closed"
+        self._connected.set()  # who waits for the draft node is told
         self._reconnecting.cancel()
         await asyncio.gather(self._reconnecting, return_exceptions=True)
         if self._client is not None:
@@ -101,16 +109,15 @@ class ReconnectingEngine:
     @property
     def client(self) -> Client:
         """The client now. Raises ``ClusterError`` while there is none."""
-        if self._client is None or self._client.link.gone.done():
+        if self._closed or self._client is None or self._client.link.gone.done():
             raise ClusterError(self._error or "the draft node is gone")
         return self._client
 
     async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
         """The answer's events; the last is ``Finished``. Closing early cancels the request. Raises
         ``ClusterError``, also where a lost draft node does not come back in time."""
-        progress = Progress(submit)
         client = await self._back() if self._waits else self.client
-        model = _model(client)
+        progress = Progress(submit, _model(client))
         while progress.losses < MAX_BREAKS:
             try:
                 async with aclosing(self._tried(client, progress)) as events:
@@ -120,8 +127,6 @@ class ReconnectingEngine:
             except LinkLostError:
                 progress.losses += 1
             client = await self._back()
-            if _model(client) != model:
-                raise ClusterError("the draft node is back with another target: ask again")
         yield progress.poison()
 
     async def nodes(self) -> tuple[Status, ...]:
@@ -133,6 +138,8 @@ class ReconnectingEngine:
             if progress.losses >= SUSPECT_BREAKS:
                 await trial.enter_async_context(self._trial)
                 client = await self._back()
+            if _model(client) != progress.model:
+                raise ClusterError("the draft node is back with another target: ask again")
             async with aclosing(client.ask(progress.rest())) as events:
                 async for event in events:
                     progress.add(event)
@@ -147,6 +154,8 @@ class ReconnectingEngine:
             async with asyncio.timeout(seconds):
                 while True:
                     await self._connected.wait()
+                    if self._closed:
+                        raise ClusterError(self._error)
                     if self._client is not None and not self._client.link.gone.done():
                         return self._client
                     await asyncio.sleep(0)  # its loss is about to be noticed
@@ -157,7 +166,7 @@ class ReconnectingEngine:
         first, most = RECONNECT_SECONDS
         while True:
             if self._client is not None:
-                self._error = f"the draft node is gone: {await self._client.link.gone}"
+                self._error = f"the draft node is gone: {await self._lost(self._client)}"
                 self._connected.clear()
                 self._client, pause = None, first
                 self._notify(self._error)
@@ -168,6 +177,21 @@ class ReconnectingEngine:
                 self._connected.set()
             except AsyncSpecError as error:
                 self._error = str(error)
+
+    async def _lost(self, client: Client) -> str:
+        """Wait for the loss of the draft node, also by keys that have changed: the reason."""
+        renewing = asyncio.create_task(self._renew(client))
+        try:
+            return await asyncio.shield(client.link.gone)  # which others wait for as well
+        finally:
+            renewing.cancel()
+
+    async def _renew(self, client: Client) -> None:
+        async for refused in renewals(client.security, self._renewal_seconds):
+            if refused:
+                self._notify(f"keys not renewed: {refused}")
+            else:
+                client.check_certificate()
 
 
 def _model(client: Client) -> tuple[str, ...]:

@@ -8,14 +8,15 @@ refused. Both sides refuse certificates of other authorities, and those that ``c
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from asyncspec.actor.link import Certificate
 from asyncspec.actor.mesh import PLAIN, Security
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, reading
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.links import Facts
@@ -29,6 +30,9 @@ NODE, STAGE, CLIENT, OPERATOR = "node", "stage", "client", "operator"
 
 NO_ROLE = "names no role: make a new one (make-keys.sh DIRECTORY NAME=ROLE)"
 """What is said of certificates such as earlier versions made."""
+
+CHECK_SECONDS = 5.0
+"""Between looks at the files."""
 
 OTHER_AUTHORITY = "its certificate is of no authority that ca names now"
 """What is said of certificates that an authority has issued which is trusted no more."""
@@ -77,6 +81,8 @@ class Keys(Security):
 
     def reload(self) -> None:
         """Raises ``UserError``, and then changes nothing."""
+        for problem in file_problems(self._table):
+            raise UserError(problem)
         read_at, authorities = self._modified(), _authorities(self._table)
         revoked = _revoked(self._table, authorities)
         # What fits together here fits into the contexts in use, too: those would keep half of it.
@@ -95,33 +101,49 @@ class Keys(Security):
     def problem(self, certificate: Certificate | None, peer: Facts) -> str:
         if certificate is None:
             return "it shows no certificate"
+        return self.trust_problem(certificate) or role_problem(roles_of(certificate), peer)
+
+    def trust_problem(self, certificate: Certificate) -> str:
+        """Why a certificate counts for nothing, whatever its roles; empty where it counts."""
         # TLS accepts every authority that the contexts have ever loaded.
         if not any(_issued(certificate["der"], one) for one in self._authorities):
             return OTHER_AUTHORITY
         if int(certificate.get("serialNumber", "0"), 16) in self._revoked:
             return "its certificate is revoked"
-        return role_problem(roles_of(certificate), peer)
+        return ""
 
     def operator(self, certificate: Certificate | None) -> bool:
         return certificate is not None and OPERATOR in roles_of(certificate)
 
     def _modified(self) -> tuple[int, ...]:
         """Of every file, in ns. Raises ``UserError``."""
-        times = []
-        for name in self._table.__struct_fields__:
-            path = Path(getattr(self._table, name))
-            if not getattr(self._table, name):
-                continue
-            try:
-                times.append(path.stat().st_mtime_ns)
-            except OSError:
-                raise UserError(f"[security] {name}: there is no file {path}") from None
-        return tuple(times)
+        with reading("the files of [security]"):
+            return tuple(path.stat().st_mtime_ns for path in _files(self._table).values())
 
 
 def contexts(table: SecurityTable | None) -> Security:
     """For listening and dialling; plain TCP where there is no table. Raises ``UserError``."""
     return PLAIN if table is None else Keys(table)
+
+
+async def renewals(security: Security, every: float = CHECK_SECONDS) -> AsyncGenerator[str, None]:
+    """Read the files again when they have changed, looked at ``every`` so many seconds: yields ""
+    for each time, or once why they do not fit together, as while one of them is being replaced,
+    which changes nothing. Ends at once without keys."""
+    refused = ""
+    while isinstance(security, Keys):
+        await asyncio.sleep(every)
+        if not security.changed():
+            continue
+        try:
+            security.reload()
+        except UserError as error:
+            if str(error) != refused:
+                refused = str(error)
+                yield refused
+        else:
+            refused = ""
+            yield refused
 
 
 def _context(protocol: int) -> ssl.SSLContext:
@@ -132,9 +154,44 @@ def _context(protocol: int) -> ssl.SSLContext:
     return context
 
 
+def _files(table: SecurityTable) -> dict[str, Path]:
+    """By their keys in the table."""
+    named = {name: getattr(table, name) for name in table.__struct_fields__}
+    return {f"[security] {name}": Path(file) for name, file in named.items() if file}
+
+
+def file_problems(table: SecurityTable) -> Iterator[str]:
+    """A line for each file that is missing, or that this process may not read."""
+    return filter(None, (file_problem(*one) for one in _files(table).items()))
+
+
+def file_problem(name: str, path: Path) -> str:
+    """Why this process cannot read a file; empty where it can. ``name``: what names it."""
+    try:
+        with path.open("rb"):
+            return ""
+    except FileNotFoundError:
+        return f"{name}: there is no file {path}"
+    except OSError as error:
+        return f"{name}: {path} cannot be read: {error.strerror}"
+
+
+def load_chain(context: ssl.SSLContext, certificate: Path, key: Path, name: str) -> None:
+    """Load a certificate chain and its private key, PEM. ``name``: what names the key. Raises
+    ``UserError`` for an encrypted one, for which OpenSSL would ask the terminal; ``SSLError``."""
+
+    def ask() -> NoReturn:
+        raise UserError(
+            f"{name}: {key} is encrypted; give it without a password (openssl pkey -in FILE -out "
+            "NEW), readable by the node's user alone"
+        )
+
+    context.load_cert_chain(certificate, key, password=ask)
+
+
 def _load(context: ssl.SSLContext, table: SecurityTable) -> None:
     try:
-        context.load_cert_chain(table.certificate, table.key)
+        load_chain(context, Path(table.certificate), Path(table.key), "[security] key")
         context.load_verify_locations(table.ca)
     except (ssl.SSLError, OSError) as error:
         why = getattr(error, "reason", None) or error

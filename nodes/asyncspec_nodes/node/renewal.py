@@ -3,21 +3,17 @@ dial, so that a node may move while the others run; certificates and revocation 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from asyncspec.actor.mesh import Address, Security
-from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import load
-from asyncspec_nodes.cluster.security import Keys
+from asyncspec_nodes.cluster.security import CHECK_SECONDS, renewals
 from asyncspec_protocol.ids import Rank
-
-CHECK_SECONDS = 5.0
-"""Between looks at the files."""
 
 
 class PeerAddresses(Mapping[Rank, Address]):
@@ -53,23 +49,11 @@ def _addresses(config: Config) -> dict[Rank, Address]:
 async def renew(
     security: Security, check: Callable[[], None], log: Any, every: float = CHECK_SECONDS
 ) -> None:
-    """Read the files again when they have changed, and ``check`` the links; what does not fit
-    together, as while one of them is being replaced, is logged once and changes nothing. Ends at
-    once without keys."""
-    if not isinstance(security, Keys):
-        return
-    refused = ""
-    while True:
-        await asyncio.sleep(every)
-        if not security.changed():
-            continue
-        try:
-            security.reload()
-        except UserError as error:
-            if str(error) != refused:
-                refused = str(error)
-                log.error("keys not renewed", why=refused)
-            continue
-        refused = ""
-        log.info("keys renewed")
-        check()
+    """``check`` the links whenever the files of the keys have changed, and log it, or why they do
+    not fit together. Ends at once without keys."""
+    async for refused in renewals(security, every):
+        if refused:
+            log.error("keys not renewed", why=refused)
+        else:
+            log.info("keys renewed")
+            check()
