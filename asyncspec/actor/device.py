@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -129,7 +130,8 @@ class DeviceThread:
         # Number of jobs that are submitted and not yet delivered.
         self.pending = 0
         self._closed = False
-        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._main, name="device", daemon=True)
         self._thread.start()
 
     @property
@@ -172,8 +174,15 @@ class DeviceThread:
             report()
         return True
 
-    def _serve(self) -> None:
+    def _main(self) -> None:
         """The thread."""
+        try:
+            self._serve()
+        finally:
+            with suppress(RuntimeError):  # it was given up, and the event loop is gone
+                self._loop.call_soon_threadsafe(self._over.set)
+
+    def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 continue
@@ -211,13 +220,11 @@ class DeviceThread:
         if result is not None:
             self._done(job, result, until - at, waited)
 
-    def give_up(self) -> None:
-        """Drop all jobs at once; the thread stays with the running one, which may never end."""
+    async def close(self) -> None:
+        """Drop queued jobs and wait for the running one; where it never ends, cancel this."""
         self._closed = True
         self._here.clear()
         self._jobs.put(None)
-
-    async def close(self) -> None:
-        """Drop queued jobs and wait for the running one."""
-        self.give_up()
-        await self._loop.run_in_executor(None, self._thread.join)
+        # Not on another thread, for which the event loop's own end would wait.
+        await self._over.wait()
+        self._thread.join()

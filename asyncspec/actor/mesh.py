@@ -128,19 +128,22 @@ class Mesh:
         # Links of nodes and clients, also before their handshakes.
         self._all: set[Link] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | tcp.TlsListener[Link] | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Listen on ``sock`` and dial."""
         loop = asyncio.get_running_loop()
         tls = self._security.server
-        # A handshake that is not completed ends when ``Hello`` would be late.
-        seconds = None if tls is None else self._options.hello_seconds
-        if tls is not None:
+        if tls is None:
+            self._server = await loop.create_server(self._accept, sock=sock)
+        else:
             tls.sslobject_class = _reporting(partial(self._report_refusal, Rank(-1)))
-        self._server = await loop.create_server(
-            self._accept, sock=sock, ssl=tls, ssl_handshake_timeout=seconds
-        )
+            self._server = tcp.TlsListener(
+                *(sock, tls, lambda agreeing: None if self._full else self._accept()),
+                lambda link: link.abort(CLOSED),
+                # A handshake that is not completed ends when ``Hello`` would be late.
+                handshake_seconds=self._options.hello_seconds,
+            )
         self._tasks = [
             loop.create_task(self._dial(rank)) for rank in dialled(self._me, self._peers)
         ]
@@ -174,11 +177,14 @@ class Mesh:
                 if problem:
                     link.refuse(Fault(HANDSHAKE, problem))
 
+    @property
+    def _full(self) -> bool:
+        """Whether as many connections are before or in their handshakes as may be."""
+        return sum(link.peer is None for link in self._all) >= self._options.most_strangers
+
     def _accept(self) -> Link:
-        link = Link(self._options, self._first_frame, self._gone)
-        strangers = sum(other.peer is None for other in self._all)
+        link, full = Link(self._options, self._first_frame, self._gone), self._full
         self._all.add(link)
-        full = strangers >= self._options.most_strangers
         link.expect(0.0 if full else self._options.hello_seconds, "hello")
         return link
 

@@ -163,10 +163,12 @@ class Runtime:
 
     async def run(self) -> None:
         """Serve until ``stop``. Raises errors of our own code, with the latest inputs as a note,
-        and ``ClusterError`` where the device hangs: then its thread is left behind."""
+        and ``ClusterError`` where the device hangs, also while the node stops: then its thread is
+        left behind."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._end: asyncio.Future[None] = loop.create_future()
+        self._hurry = asyncio.Event()
         self._timers = Timers(self.feed)
         device = self._device = DeviceThread(
             self._run_job,
@@ -182,17 +184,22 @@ class Runtime:
         try:
             await self._end
         finally:
-            watch.cancel()
             self._timers.close()
-            if self._hung:
-                device.give_up()
+            closing = loop.create_task(device.close())
             await self._mesh.close(self._hung or "the node is stopping")
-            if not self._hung:
-                await device.close()
+            hurried = loop.create_task(self._hurry.wait())
+            waits = (closing, watch, hurried)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in waits:
+                task.cancel()
+        if self._hung and not self._hurry.is_set():
+            raise ClusterError(self._hung)
 
     def stop(self) -> None:
-        """Let ``run`` return."""
-        if not self._end.done():
+        """Let ``run`` return once the running job is over; at once where it is called again."""
+        if self._end.done():
+            self._hurry.set()
+        else:
             self._end.set_result(None)
 
     @property
@@ -308,12 +315,12 @@ class Runtime:
         return 0
 
     async def _watch(self, device: DeviceThread) -> None:
+        """Ends when the device hangs."""
         watchdog = self._watchdog
-        while not self._end.done():
+        while not self._hung:
             await asyncio.sleep(watchdog.check_seconds)
             self._hung = watchdog.check(device.running, time.monotonic())
-            if self._hung:
-                self._fail(ClusterError(self._hung))
+        self._fail(ClusterError(self._hung))
 
     def _fail(self, error: BaseException) -> None:
         if not self._end.done():

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import struct
 import sys
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 from asyncspec.actor.silence import PathState
 
 KEEP_IDLE, KEEP_INTERVAL, KEEP_PROBES = 5, 1, 5
 """Seconds without data until the kernel asks the peer's, seconds between, and how often: a machine
 that is lost during a handshake, without heartbeats, is known after ten seconds."""
+
+RETRY_SECONDS = 0.1
+"""Pause where a connection cannot be accepted, as with no descriptor left."""
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _TCP_INFO = struct.Struct("=24xI28xI8x2I72xI")
 """Linux's ``struct tcp_info``: unacked, last_ack_recv (ms), rtt, rttvar, min_rtt (us)."""
@@ -29,9 +37,76 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_PROBES)
 
 
-async def stop_listening(server: asyncio.Server) -> None:
+class TlsListener(Generic[P]):
+    """Accepts connections and agrees on TLS with them. Event loops' own servers do so with any
+    number at a time, each with its buffers, and a protocol cannot close its connection before."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        tls: ssl.SSLContext,
+        accept: Callable[[int], P | None],
+        failed: Callable[[P], None] = lambda protocol: None,
+        *,
+        handshake_seconds: float,
+    ) -> None:
+        """Listens until ``close``. ``accept`` is given the number of handshakes under way: the
+        protocol of one more connection, or None to close that at once. ``failed``: there is no TLS
+        with the peer of a protocol, of which ``connection_made`` is not called."""
+        self._sock = sock
+        self._tls = tls
+        self._accept = accept
+        self._failed = failed
+        self._seconds = handshake_seconds
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = self._loop.create_task(self._accept_all())
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._accepting.cancel()
+
+    async def wait_closed(self) -> None:
+        """After ``close``: end the handshakes under way."""
+        await asyncio.sleep(0)  # what was accepted just now gets its transport
+        tasks = tuple(self._handshakes)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(self._accepting, *tasks, return_exceptions=True)
+        self._sock.close()
+
+    async def _accept_all(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._sock)
+            except OSError:
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            protocol = self._accept(len(self._handshakes))
+            if protocol is None:
+                connection.close()
+            else:
+                task = self._loop.create_task(self._agree(connection, protocol))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+            await asyncio.sleep(0)  # not every accept waits
+
+    async def _agree(self, connection: socket.socket, protocol: P) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._seconds
+            )
+        except OSError:  # also where it took too long
+            self._failed(protocol)
+
+
+async def stop_listening(server: asyncio.Server | TlsListener[Any]) -> None:
     """Close a server. Connections that the event loop has accepted get their protocols before:
     asyncio (3.11 to 3.13) would leave those of its last iteration open and without an owner."""
+    if isinstance(server, TlsListener):
+        server.close()
+        await server.wait_closed()
+        return
     loop = asyncio.get_running_loop()
     for sock in server.sockets:
         loop.remove_reader(sock.fileno())

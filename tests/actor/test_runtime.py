@@ -13,6 +13,8 @@ import uvloop
 
 from actor.local_cluster import LocalCluster
 from asyncspec.backend.base import WireTensor
+from asyncspec.core.errors import ClusterError
+from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Cancelled, Received
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
@@ -220,5 +222,43 @@ def test_our_own_mistake_ends_the_node_with_its_story(run: Runner) -> None:
                 await cluster.tasks[1]
             assert "received Segment from rank 0" in caught.value.__notes__[0]
             node.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_a_node_whose_device_hangs_is_stopped(run: Runner, hurried: bool) -> None:
+    """When its job has taken too long, or where it is stopped once more."""
+    hung, release = threading.Event(), threading.Event()
+
+    def hanging(run: Any) -> Any:
+        def one(job: Job) -> Any:
+            hung.set()
+            release.wait()
+            return run(job)
+
+        return one
+
+    async def main() -> None:
+        seconds = 60.0 if hurried else 0.1
+        async with LocalCluster(1, device_seconds=seconds, devices={1: hanging}) as cluster:
+            pending = asyncio.create_task(cluster.ask(ask(0)))
+            await asyncio.to_thread(hung.wait)
+            node, task = cluster.nodes.pop(1), cluster.tasks.pop(1)
+            assert node._device is not None
+            thread = node._device._thread
+            try:
+                node.stop()
+                if hurried:
+                    node.stop()
+                    await task
+                else:
+                    with pytest.raises(ClusterError, match="the device has been busy with one"):
+                        await task
+                assert thread.is_alive()
+            finally:
+                release.set()
+                pending.cancel()
+            await asyncio.to_thread(thread.join)
 
     run(main())

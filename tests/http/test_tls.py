@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ssl
 import subprocess
 from pathlib import Path
@@ -10,6 +12,8 @@ import aiohttp
 import pytest
 
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.config import SecurityTable
+from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.http.options import server_context
 from toy_service import Toy
 
@@ -42,6 +46,27 @@ async def test_the_same_service_over_tls(pki: Path) -> None:
             await web.get(f"{plain}/health")
 
 
+@pytest.mark.asyncio
+async def test_connections_that_agree_on_no_tls_are_few(pki: Path) -> None:
+    """A further one is closed at once, and there is room again when one of them has gone."""
+    trusted = ssl.create_default_context(cafile=str(pki / "ca.pem"))
+    trusted.check_hostname = False
+    tls = server_context(pki / "one.pem", pki / "one.key")
+    async with Toy(tls=tls, connections=2) as toy, aiohttp.ClientSession(toy.url) as web:
+        mute = [await asyncio.open_connection("127.0.0.1", toy.port) for _ in range(5)]
+        for reader, writer in mute[2:]:
+            assert await reader.read() == b""
+            writer.close()
+        mute[0][1].close()
+        while True:  # until its end is noticed
+            with contextlib.suppress(aiohttp.ClientError):
+                async with web.get("/health", ssl=trusted) as answer:
+                    assert answer.status == 200
+                    break
+        assert not mute[1][0].at_eof()
+        mute[1][1].close()
+
+
 @pytest.mark.parametrize(
     ("certificate", "key", "says"),
     [
@@ -58,6 +83,29 @@ def test_invalid_tls_files_are_reported(
     paths = [None if name is None else pki / name for name in (certificate, key)]
     with pytest.raises(UserError, match=says):
         server_context(*paths)
+
+
+def test_an_encrypted_key_is_not_asked_for_on_the_terminal(pki: Path, tmp_path: Path) -> None:
+    key = tmp_path / "secret.key"
+    encrypt = ("openssl", "pkey", "-in", pki / "one.key", "-aes256", "-passout", "pass:x", "-out")
+    subprocess.run([*encrypt, key], check=True, capture_output=True)
+    with pytest.raises(UserError, match=r"--tls-key: .*secret.key is encrypted; give it without"):
+        server_context(pki / "one.pem", key)
+    files = {"ca": pki / "ca.pem", "certificate": pki / "one.pem", "key": key}
+    with pytest.raises(UserError, match=r"\[security\] key: .*secret.key is encrypted"):
+        contexts(SecurityTable(**{name: str(file) for name, file in files.items()}))
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate", "key", "crl"])
+def test_the_file_that_cannot_be_read_is_named(name: str, pki: Path, tmp_path: Path) -> None:
+    """A folder stands for a file of another user: tests may run as root, who may read all."""
+    files = {"ca": pki / "ca.pem", "certificate": pki / "one.pem", "key": pki / "one.key"}
+    table = SecurityTable(**{one: str(file) for one, file in {**files, name: tmp_path}.items()})
+    with pytest.raises(UserError) as error:
+        contexts(table)
+    assert str(error.value) == f"[security] {name}: {tmp_path} cannot be read: Is a directory"
+    with pytest.raises(UserError, match=f"--tls-key: {tmp_path} cannot be read"):
+        server_context(pki / "one.pem", tmp_path)
 
 
 def test_neither_is_plain_http() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
+import resource
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,25 @@ def no_process_left() -> Iterator[None]:
     before = descendants()
     yield
     assert descendants() <= before
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """Inside, this process can open so many files and no more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        most = max(map(int, os.listdir("/proc/self/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most + 10, hard))
+        held: list[int] = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        for descriptor in held[count:]:
+            stack.callback(os.close, descriptor)
+        for descriptor in held[:count]:
+            os.close(descriptor)
+        yield
 
 
 def given_up(logs: Path) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import IO
 
@@ -28,7 +26,7 @@ from asyncspec_nodes.local.cluster import FILE, LocalLauncher, local_config
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import FailureReport, ReadyReport, Report, read_report
 from asyncspec_nodes.node.resources import cores
-from nodes.background import no_process_left
+from nodes.background import files_left, no_process_left
 
 pytestmark = [
     pytest.mark.processes,
@@ -191,25 +189,6 @@ def test_waiting_for_the_imports_can_be_cancelled(cluster_file: Path, tmp_path: 
             await ordered
 
     forked_by(cluster_file, tmp_path / "log", act)
-
-
-@contextmanager
-def files_left(count: int) -> Iterator[None]:
-    """Inside, this process can open so many files and no more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        most = max(map(int, os.listdir("/proc/self/fd")))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most + 10, hard))
-        held: list[int] = []
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        for descriptor in held[count:]:
-            stack.callback(os.close, descriptor)
-        for descriptor in held[:count]:
-            os.close(descriptor)
-        yield
 
 
 def test_too_many_open_files_is_an_error(cluster_file: Path, tmp_path: Path) -> None:

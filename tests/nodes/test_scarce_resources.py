@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from actor.local_cluster import LocalCluster, hello
 from asyncspec_nodes.cluster.config import (
     ClusterTable,
     Config,
@@ -23,6 +25,9 @@ from asyncspec_nodes.cluster.config import (
     TargetTable,
 )
 from asyncspec_nodes.cluster.file import to_toml
+from asyncspec_nodes.node.inspector import Inspector
+from cluster import ask
+from nodes.background import files_left
 from tools.testbed.ports import free_ports
 
 FILES = 256
@@ -68,7 +73,7 @@ def ports(tmp_path: Path) -> Iterator[list[int]]:
             node.wait(30)
 
 
-def ask(connection: http.client.HTTPConnection) -> str:
+def asked(connection: http.client.HTTPConnection) -> str:
     body = {"model": "toy:", "prompt": "Once", "max_tokens": 8, "temperature": 0}
     headers = {"Content-Type": "application/json"}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
@@ -98,11 +103,11 @@ def ready(port: int) -> http.client.HTTPConnection:
 def test_floods_of_connections_and_a_full_disk_stop_no_answer(ports: list[int]) -> None:
     """Of those beyond the limit of open files each is closed; who was there before goes on."""
     with contextlib.closing(ready(ports[1])) as kept:
-        first = ask(kept)
+        first = asked(kept)
         for port in ports:
             flood(port, kept, first)
             with contextlib.closing(ready(ports[1])) as new:
-                assert ask(new) == first
+                assert asked(new) == first
 
 
 def flood(port: int, kept: http.client.HTTPConnection, expected: str) -> None:
@@ -112,4 +117,23 @@ def flood(port: int, kept: http.client.HTTPConnection, expected: str) -> None:
             sock = stack.enter_context(socket.socket())
             sock.settimeout(60)
             sock.connect(("127.0.0.1", port))
-        assert ask(kept) == expected
+        assert asked(kept) == expected
+
+
+def test_a_node_without_a_file_says_how_it_is() -> None:
+    """With the memory that it had last; its links go on."""
+
+    async def main() -> None:
+        async with LocalCluster(1) as cluster:
+            await cluster.ask(ask(max_new_tokens=3))
+            inspector = Inspector(cluster.nodes[1], hello(1, 1))
+            before = inspector.status(0)
+            assert before.memory_bytes
+            assert before.free_bytes
+            with files_left(0):
+                scarce = inspector.status(1)
+            kept = (scarce.memory_bytes, scarce.free_bytes)
+            assert kept == (before.memory_bytes, before.free_bytes)
+            assert scarce.peers
+
+    asyncio.run(main())

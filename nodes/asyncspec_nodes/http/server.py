@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from asyncspec.actor.tcp import stop_listening
+from asyncspec.actor.tcp import TlsListener, stop_listening
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
@@ -213,11 +213,18 @@ class HttpServer:
 
     async def __aenter__(self) -> HttpServer:
         await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        handshake = self.service.options.limits.request_seconds if self._tls else None
-        self._server = await loop.create_server(
-            self._accept, sock=self._sock, ssl=self._tls, ssl_handshake_timeout=handshake
-        )
+        loop, tls, limits = asyncio.get_running_loop(), self._tls, self.service.options.limits
+        if tls is None:
+            self._server: (
+                asyncio.Server | TlsListener[asyncio.BaseProtocol]
+            ) = await loop.create_server(self._accept, sock=self._sock)
+        else:
+            self._server = TlsListener(
+                *(self._sock, tls),
+                # A refusal takes a handshake as well.
+                lambda agreeing: None if agreeing >= limits.connections else self._accept(),
+                handshake_seconds=limits.request_seconds,
+            )
         return self
 
     async def __aexit__(self, *exception: object) -> None:

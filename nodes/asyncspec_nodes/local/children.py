@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -220,13 +221,18 @@ class ForkServerClient:
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
     ) -> ForkedProcess:
         """Fork a node with these arguments that listens on ``listening``; it and a new server log
-        to ``log``. Raises ``ClusterError`` where the server ends, ``OSError`` without pipes."""
+        to ``log``. Raises ``ClusterError`` where the server ends, ``OSError`` where the system has
+        no more pipes or processes."""
         while True:
             fresh, server = await self._ensure_server(log)
             try:
                 return await self._fork(arguments, listening, log)
             except (ConnectionError, asyncio.IncompleteReadError):
-                await server.wait()
+                try:
+                    async with asyncio.timeout(STOP_SECONDS):
+                        await server.wait()
+                except TimeoutError:  # it could not even receive the pipe for its answer
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
                 if fresh:
                     why = f"what nodes are forked from has ended{last_line(Path(log.name))}"
                     raise ClusterError(why) from None
@@ -281,7 +287,8 @@ class ForkServerClient:
             words = msgspec.json.encode(arguments)
             socket.send_fds(self._requests, [words], [*streams, *listening])
             theirs.close()
-            pid = await _number(numbers)
+            if (pid := await _number(numbers)) < 0:
+                raise OSError(-pid, os.strerror(-pid))
             return ForkedProcess(pid, reports, numbers, ours.pop_all())
 
 

@@ -3,8 +3,9 @@
 ``python -m asyncspec_nodes.local.fork_server FILE FOLDER DESCRIPTOR``: a cluster file, the folder
 of the cluster's temporary files, and a Unix SEQPACKET socket. Each packet is a request: a node's
 arguments as JSON, with its standard streams, a status pipe, and optionally a listening socket. The
-status pipe receives the process id and later the exit code (8 bytes each). When the socket closes,
-the client was killed: all nodes and this process end, and the folder is removed.
+status pipe receives the process id and later the exit code (8 bytes each); where there is no new
+process, the system's error number, negative. When the socket closes, the client was killed: all
+nodes and this process end, and the folder is removed.
 
 Unlike ``multiprocessing.forkserver`` it does not run the client's main module in every child, and
 the client does not block while modules are imported.
@@ -13,6 +14,7 @@ the client does not block while modules are imported.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -58,15 +60,33 @@ class ForkServer:
                 break
             self._reap()
             if self._requests in ready:
-                words, descriptors, _, _ = socket.recv_fds(self._requests, MAX_BYTES, 8)
-                if not words:
-                    self.client_gone = True
+                arguments = self._receive()
+                if arguments is not None:
+                    return arguments
+                if self.client_gone:
                     break
-                arguments = msgspec.json.decode(words, type=list[str])
-                if self._fork(descriptors):
-                    return _as_node(arguments, descriptors)
         self._end()
         return None
+
+    def _receive(self) -> list[str] | None:
+        """Take a request, or note that the client is gone. In a forked node: its arguments."""
+        words, descriptors, flags, _ = socket.recv_fds(self._requests, MAX_BYTES, 8)
+        if not words:
+            self.client_gone = True
+        elif flags & socket.MSG_CTRUNC:  # there is no room for all of them in this process
+            self._refuse(descriptors, errno.EMFILE)
+        elif self._fork(descriptors):
+            return _as_node(msgspec.json.decode(words, type=list[str]), descriptors)
+        return None
+
+    def _refuse(self, descriptors: Sequence[int], error: int) -> None:
+        """End a request that fails, and no other node with it."""
+        sys.stderr.write(f"no node is forked: {os.strerror(error)}\n")
+        sys.stderr.flush()
+        if len(descriptors) > _STREAMS:
+            self._report(descriptors[_STREAMS], -error)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _listen_to_signals(self) -> None:
         for end in (self._woken, self._wakes):
@@ -76,11 +96,16 @@ class ForkServer:
             signal.signal(signum, lambda signum, frame: None)
 
     def _fork(self, descriptors: Sequence[int]) -> bool:
-        """True in the new process."""
+        """True in the new process. Where there is none, the request is refused."""
         pipe = descriptors[_STREAMS]
         # Until the child resets its handlers, a signal to it would wake the server.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WOKEN_BY)
-        number = os.fork()
+        try:
+            number = os.fork()
+        except OSError as error:  # for now there is no memory, or too many processes
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WOKEN_BY)
+            self._refuse(descriptors, error.errno or errno.EAGAIN)
+            return False
         if not number:
             self._release_server()
             os.close(pipe)

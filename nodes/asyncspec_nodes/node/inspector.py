@@ -10,6 +10,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import ClassVar, Protocol
 
@@ -94,6 +95,7 @@ class Inspector(LinkService):
         self.refuses: Callable[[], str] = lambda: ""
         self._device, self._device_memory = device, device_memory
         self._started = time.monotonic()
+        self._memory = 0, 0
         self._numbers = count()
         self._status_queries: dict[int, _StatusQuery] = {}
         self._plan_queries: dict[int, _PlanQuery] = {}
@@ -178,6 +180,15 @@ class Inspector(LinkService):
             query.deadline.cancel()
             query.requester.send(replace(answer, query=query.number))
 
+    def _missing_stage(self) -> list[str]:
+        """What a stage says of itself while no answer can pass it on to the next one. Why it has
+        been refused, if it has, says more."""
+        runtime, rank = self._runtime, self._me.rank
+        following = Rank(rank + 1)
+        if rank == self._me.stages or {*runtime.links, *runtime.refusals} & {following}:
+            return []
+        return [f"stage {rank} has no link to stage {following}"]
+
     def status(self, number: int) -> Status:
         """Of this node alone."""
         runtime, me, serving = self._runtime, self._me, self._serving
@@ -193,7 +204,8 @@ class Inspector(LinkService):
             sessions, waiting, room = len(state.sessions), len(state.queue), state.config.slots
             slots = sum(session.slots.used for session in state.sessions.values())
             passes = state.cost.averages()
-        memory = self._device_memory()
+            reasons = self._missing_stage()
+        memory, (resident, available) = self._device_memory(), self._own_memory()
         totals = {"passes": runtime.passes, "rows": runtime.rows} if me.role == "verify" else {}
         totals |= {"links_lost": self._links_lost}
         for rank, why in sorted(runtime.refusals.items()):
@@ -205,7 +217,7 @@ class Inspector(LinkService):
             layers=me.layers,
             up_seconds=time.monotonic() - self._started,
             busy_seconds=runtime.busy_seconds,
-            memory_bytes=resident_bytes(),
+            memory_bytes=resident,
             sessions=sessions,
             waiting=waiting,
             slots=slots,
@@ -224,7 +236,7 @@ class Inspector(LinkService):
             totals=totals | dict({} if self._totals is None else self._totals.sums),
             distributions={} if self._totals is None else dict(self._totals.distributions),
             host=socket.gethostname(),
-            free_bytes=available_bytes(),
+            free_bytes=available,
             pass_rows=passes[0],
             pass_seconds=passes[1],
             draft=self._draft,
@@ -232,6 +244,13 @@ class Inspector(LinkService):
             device_free_bytes=0 if memory is None else memory.free,
             device_held_bytes=0 if memory is None else memory.held,
         )
+
+    def _own_memory(self) -> tuple[int, int]:
+        """Bytes that this process holds and could have; as they were last, where it has no file
+        left to look them up with."""
+        with suppress(OSError):
+            self._memory = resident_bytes(), available_bytes()
+        return self._memory
 
 
 def _no_plan(why: str) -> PlanStatus:

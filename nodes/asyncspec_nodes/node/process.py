@@ -74,6 +74,7 @@ async def serve(
         node = assemble(config, loaded, sock, security, reporter, file)
         runtime = node.runtime
         running = asyncio.create_task(runtime.run())
+        running.add_done_callback(lambda failed: stop.set())  # also while answers are completed
         if supervised:
             reporting = asyncio.create_task(_report_alive(reporter))
             stack.callback(reporting.cancel)
@@ -82,15 +83,18 @@ async def serve(
         if http is not None and server is not None:
             _report(server.service, node, http.options.model or _model_name(config))
             reporter.log.info(server.scheme, port=server.port)
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await stop.wait()
         if server is not None and not running.done():
             stop.clear()
             await server.drain(stop)
     if not running.done():
         reporter.log.info("stopping")
         runtime.stop()
+        # Another signal, as where the device hangs.
+        stop.clear()
+        await stop.wait()
+        if not running.done():
+            runtime.stop()
     await running
 
 
