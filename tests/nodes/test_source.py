@@ -236,3 +236,15 @@ def test_sessions_for_which_there_is_no_memory_cost_a_draft_node_its_link() -> N
         driven.feed(Received(DRAFT, expand(0, (1, 2, 3), session=1)))
     driven.feed(Received(DRAFT, Close(0)))
     driven.feed(Received(DRAFT, expand(0, (1, 2, 3), session=1)))
+
+
+def test_features_for_which_there_is_no_memory_cost_a_draft_node_its_link() -> None:
+    """Those of a session that never asks for anything count too."""
+    driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, slots=5, features=(2, 4))))
+    driven.feed(LinkUp(DRAFT))
+    driven.feed(Received(DRAFT, Features(0, 0, 3), "x"))
+    with pytest.raises(RemoteProtocolError, match="have 5 slots, and 6 are asked for"):
+        driven.feed(Received(DRAFT, Features(0, 3, 3), "x"))
+    with pytest.raises(RemoteProtocolError, match="have 5 slots, and 6 are asked for"):
+        driven.feed(Received(DRAFT, Features(1, 0, 3), "x"))
+    driven.feed(Received(DRAFT, Features(0, 3, 2), "x"))

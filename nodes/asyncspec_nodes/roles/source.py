@@ -157,6 +157,16 @@ def _known(state: SourceState, peer: Rank, session: SessionId) -> SourceSession:
     return state.sessions.get(session, SourceSession(0))
 
 
+def _check_slots(state: SourceState, peer: Rank, session: SessionId, size: int) -> None:
+    """Raises ``RemoteProtocolError`` where there is no memory for ``size`` positions of a session
+    beside those of its draft node's others."""
+    others = (state.sessions[other] for other in _of(state, peer) if other != session)
+    total = size + sum(max(other.length, other.featured) for other in others)
+    if state.config.slots and total > state.config.slots:
+        error = f"the caches have {state.config.slots} slots, and {total} are asked for"
+        raise RemoteProtocolError(error, peer=peer)
+
+
 def _features(state: SourceState, peer: Rank, message: Features, handle: object) -> SourceState:
     """Hold features until the request that they come for."""
     session, start, count = message.session, message.start, message.count
@@ -168,6 +178,7 @@ def _features(state: SourceState, peer: Rank, message: Features, handle: object)
     if not wanted or start != known.featured:
         error = f"features of session {session} from position {start} on, not {known.featured}"
         raise RemoteProtocolError(error, peer=peer)
+    _check_slots(state, peer, session, start + count)
     fed = (*known.fed, TensorRows(handle, tuple(range(count))))
     known = replace(known, featured=start + count, fed=fed)
     return replace(state, sessions={**state.sessions, session: known})
@@ -185,10 +196,7 @@ def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, E
     if state.config.features and length > known.featured + 1:
         error = f"session {job.session} has features of {known.featured} tokens, not {length - 1}"
         raise RemoteProtocolError(error, peer=peer)
-    held = sum(state.sessions[other].length for other in _of(state, peer)) - known.length
-    if state.config.slots and held + length > state.config.slots:
-        error = f"the caches have {state.config.slots} slots, and {held + length} are asked for"
-        raise RemoteProtocolError(error, peer=peer)
+    _check_slots(state, peer, job.session, length)
     if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
     effects: Effects = ()
