@@ -93,7 +93,7 @@ def test_totals_count_every_request_and_token_once(data: st.DataObject) -> None:
     totals = Totals(lambda: now)
     running: dict[int, int] = {}
     ends = dict.fromkeys(REASONS, 0)
-    tokens = first = 0
+    tokens = first = restarts = 0
     for number in range(data.draw(st.integers(0, 30))):
         now += data.draw(st.floats(0, 400))
         what = data.draw(st.sampled_from(["arrive", "emit", "finish", "refuse"]))
@@ -115,7 +115,10 @@ def test_totals_count_every_request_and_token_once(data: st.DataObject) -> None:
         if what == "refuse":
             totals.refused(one)
         else:
-            totals.finished(one, reason, {"queue_seconds": 0.5, "rows": 2})
+            # None: it was cancelled before it had one.
+            sessions = data.draw(st.integers(0, 4))
+            restarts += max(0, sessions - 1)
+            totals.finished(one, reason, {"queue_seconds": 0.5, "rows": 2, "sessions": sessions})
     finished = sum(ends.values()) - ends["refused"]
     counts = {name: sum(values[1:]) for name, values in totals.distributions.items()}
     assert totals.sums["new_tokens"] == tokens
@@ -123,6 +126,7 @@ def test_totals_count_every_request_and_token_once(data: st.DataObject) -> None:
     assert counts["time_between_tokens"] <= tokens
     assert counts["request"] == counts["queue"] == finished
     assert totals.sums["rows"] == 2 * finished
+    assert totals.sums["restarts"] == restarts
     assert {reason: totals.sums[f"requests_{reason}"] for reason in REASONS} == ends
     for name, values in totals.distributions.items():
         assert len(values) == len(DISTRIBUTIONS[name]) + 2
@@ -174,6 +178,10 @@ async def test_a_stage_has_probes_of_its_own(capsys: pytest.CaptureFixture[str])
             in (await status("/metrics"))[1]
         )
         assert (await status("/v1/models"))[0] == 401
+        service.metrics.key_requested("alice", 200)
+        assert "alice" not in (await status("/metrics"))[1]
+        async with web.get("/metrics", headers={"Authorization": "Bearer k"}) as reply:
+            assert 'asyncspec_key_requests_total{key="alice",status="200"}' in await reply.text()
     (line,) = map(json.loads, capsys.readouterr().err.splitlines())
     assert line["level"] == "info"
     assert (line["rank"], line["route"], line["status"]) == (2, "unknown", 401)

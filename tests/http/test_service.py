@@ -300,11 +300,15 @@ async def test_health_and_readiness() -> None:
                     break
         async with web.get("/health") as reply:
             assert reply.status == 200
+        stage = toy.cluster.inspectors[1]
+        while stage.status(0).missing != "stage 1 has no link to stage 2":
+            await web.get("/health")
         toy.cluster.start(2)
         while True:
             async with web.get("/ready") as reply:
                 if reply.status == 200:
                     break
+        assert [toy.cluster.inspectors[rank].status(0).missing for rank in (1, 2)] == ["", ""]
         # The draft node goes and comes back: the service finds it again.
         await toy.cluster.stop(0)
         while True:

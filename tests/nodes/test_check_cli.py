@@ -88,3 +88,18 @@ def test_keys_that_peers_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "[security] certificate" in found
     (found,) = faults(SOUND + table.format("c"), tmp_path, capsys)
     assert "there is no file" in found
+    gone = SOUND + table.format("c").replace("a/", "c/")
+    lines = [f"{name}: there is no file" for name in ("ca", "certificate", "key")]
+    for found, line in zip(faults(gone, tmp_path, capsys), lines, strict=True):
+        assert found.startswith(f"[security] {line}")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates")
+def test_a_revoked_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make = ("bash", ROOT / "nodes" / "examples" / "make-keys.sh", tmp_path)
+    for words in (("node", "other"), ("--revoke", "node")):
+        subprocess.run([*make, *words], check=True, capture_output=True)
+    table = '[security]\nca = "ca.pem"\ncrl = "crl.pem"\ncertificate = "{0}.pem"\nkey = "{0}.key"\n'
+    assert faults(SOUND + table.format("other"), tmp_path, capsys) == []
+    (found,) = faults(SOUND + table.format("node"), tmp_path, capsys)
+    assert found.endswith("the other nodes refuse this one: its certificate is revoked")

@@ -342,6 +342,28 @@ def test_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("192.0.2.10", "does not have that address; correct the host of rank 1"),
+        ("box.invalid", "box.invalid (rank 1) cannot be resolved: "),
+    ],
+)
+def test_an_address_that_may_come_later_is_no_mistake_for_supervisors(
+    host: str, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A machine that starts may have its network last."""
+    text = CLUSTER.format(port=7701).replace(
+        'rank = 1\nhost = "127.0.0.1"', f'rank = 1\nhost = "{host}"'
+    )
+    (tmp_path / "cluster.toml").write_text(f"{text}[cluster]\ninsecure = true\n")
+    argv = ["--role", "verify", "--rank", "1", "--config", str(tmp_path / "cluster.toml")]
+    assert node_cli.main(argv) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert says in err
+
+
+@pytest.mark.parametrize(
     ("argv", "says"),
     [
         (["--role", "verify", "--rank", "0"], "rank 0 is not a verify node"),

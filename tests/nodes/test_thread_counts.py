@@ -1,10 +1,11 @@
-"""How many threads a node's products get."""
+"""How many threads a node's products get, and what limits of containers leave it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from asyncspec.backend.base import CPU
 from asyncspec.backend.threads import COUNT_VARIABLES
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster import control_groups
 from asyncspec_nodes.cluster.config import (
     Config,
     NodeTable,
@@ -57,11 +59,66 @@ def groups(folder: Path, files: Mapping[str, str]) -> Path:
 def test_quotas(own: str, files: Mapping[str, str], quotas: list[float], tmp_path: Path) -> None:
     (tmp_path / "own").write_text(own + "\n")
     root = groups(tmp_path / "root", files)
-    assert list(resources.cpu_quotas(tmp_path / "own", root)) == quotas
+    assert list(control_groups.cpu_quotas(tmp_path / "own", root)) == quotas
 
 
 def test_systems_without_groups(tmp_path: Path) -> None:
-    assert list(resources.cpu_quotas(tmp_path / "none", tmp_path)) == []
+    assert list(control_groups.cpu_quotas(tmp_path / "none", tmp_path)) == []
+    assert list(control_groups.memory_bounds(tmp_path / "none", tmp_path)) == []
+
+
+def memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str]:
+    """A group's files, of version 1 in the folder "memory"."""
+    if folder.startswith("memory"):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    else:
+        names = ("memory.max", "memory.current", "inactive_file")
+    stat = f"anon 5\n{names[2]} {cached}\nactive_file 7"
+    texts = {names[0]: limit, names[1]: str(used), "memory.stat": stat}
+    return {f"{folder}/{name}": text for name, text in texts.items()}
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "bounds"),
+    [
+        ("0::/", {"cgroup.controllers": "memory"}, []),
+        ("0::/", memory(".", "max", 10, 0), []),
+        ("0::/", memory(".", "12000", 5000, 1000), [(12000, 8000)]),
+        ("0::/../../outside", memory(".", "12000", 12500, 100), [(12000, 0)]),
+        (
+            "0::/a/b",
+            memory("a/b", "900", 100, 0) | memory("a", "1000", 950, 50),
+            [(900, 800), (1000, 100)],
+        ),
+        ("9:cpu:/\n4:memory:/m", memory("memory/m", "800", 300, 200), [(800, 700)]),
+        # Of the host: the container's own group is the root.
+        ("4:memory:/docker/1", memory("memory", "800", 300, 0), [(800, 500)]),
+    ],
+)
+def test_memory_of_containers(
+    own: str, files: Mapping[str, str], bounds: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(own + "\n")
+    root = groups(tmp_path / "root", files)
+    assert list(control_groups.memory_bounds(tmp_path / "own", root)) == bounds
+
+
+@given(
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 40),
+    st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40))),
+)
+def test_no_more_memory_than_machine_and_groups_have(
+    total: int, free: int, bounds: list[tuple[int, int]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        found = SimpleNamespace(total=total, available=free)
+        patch.setattr(psutil, "virtual_memory", lambda: found)
+        patch.setattr(control_groups, "memory_bounds", lambda: bounds)
+        assert control_groups.total_memory() == min([total, *(limit for limit, _ in bounds)])
+        left = min([free, *(left for _, left in bounds)])
+        assert control_groups.available_memory() == resources.available_bytes() == left
+        assert resources.free_memory() == int(resources.MEMORY_SHARE * left)
 
 
 @pytest.mark.parametrize(

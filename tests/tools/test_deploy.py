@@ -23,6 +23,7 @@ from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import parse
 from asyncspec_nodes.console.arguments import variable
 from asyncspec_nodes.http.metrics import Metrics
+from asyncspec_nodes.http.options import server_context
 from asyncspec_nodes.node.command import build_parser
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import role_of
@@ -77,6 +78,22 @@ COMPOSE = {
                         "stop_grace_period": {"type": "string", "pattern": r"^(\d+[smh])+$"},
                         "volumes": STRINGS,
                         "profiles": STRINGS,
+                        "depends_on": {
+                            "type": "object",
+                            "additionalProperties": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "properties": {
+                                    "condition": {
+                                        "enum": [
+                                            *("service_started", "service_healthy"),
+                                            "service_completed_successfully",
+                                        ]
+                                    },
+                                    "required": {"type": "boolean"},
+                                },
+                            },
+                        },
                         "environment": {
                             "type": "object",
                             "additionalProperties": {"type": ["string", "number", "null"]},
@@ -103,6 +120,10 @@ def test_the_compose_file() -> None:
         arguments = node([], values)
         assert (arguments.role == "draft") == (name == "draft")
         assert arguments.http
+    # The draft node stops first; without its stage's profile it starts alone.
+    draft, stage = found["services"]["draft"], found["services"]["stage"]
+    assert draft["depends_on"]["stage"]["required"] is False
+    assert not set(draft["profiles"]) & set(stage["profiles"])
 
 
 def docker_steps() -> list[tuple[str, str]]:
@@ -134,6 +155,34 @@ def test_the_dockerfile_builds_both_variants_from_files_that_exist() -> None:
             subprocess.run(["sh", "-n", "-c", text], check=True)
 
 
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        """Quiet."""
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_health_check_asks_where_the_node_serves(tls: bool, tmp_path: Path) -> None:
+    check = [sys.executable, str(DEPLOY / "docker" / "health.py")]
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        given = {"ASYNCSPEC_HTTP": str(server.server_port), "ASYNCSPEC_HTTP_HOST": "0.0.0.0"}
+        if tls:
+            maker = DEPLOY.parent / "nodes" / "examples" / "make-keys.sh"
+            subprocess.run(["bash", maker, tmp_path, "one"], check=True, capture_output=True)
+            given["ASYNCSPEC_TLS_CERTIFICATE"] = str(tmp_path / "one.pem")
+            context = server_context(tmp_path / "one.pem", tmp_path / "one.key")
+            assert context is not None
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        subprocess.run(check, env=given, check=True, timeout=60)
+        wrong = {"ASYNCSPEC_HTTP_HOST": "127.0.0.2"}
+        assert subprocess.run(check, env={**given, **wrong}, timeout=60).returncode == 1
+        server.shutdown()
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_systemd_units(unit: Path, tmp_path: Path) -> None:
     found = configparser.RawConfigParser(strict=False)
@@ -144,6 +193,8 @@ def test_systemd_units(unit: Path, tmp_path: Path) -> None:
     arguments = node([], dict(pairs))
     assert arguments.rank == (2 if "@" in unit.name else 0)
     assert found["Service"]["RestartPreventExitStatus"] == "2"
+    # Units stop in reverse order: the draft node's answers need its stages to the end.
+    assert found["Unit"].get("Before") == ("asyncspec-draft.service" if "@" in unit.name else None)
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd here")
     program = tmp_path / "asyncspec-node"

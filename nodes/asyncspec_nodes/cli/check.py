@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 
+from asyncspec.actor.link import Certificate
 from asyncspec.backend.base import CPU
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster import checkpoints, file, security
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable, layout
+from asyncspec_nodes.cluster.control_groups import total_memory
 from asyncspec_nodes.cluster.placement import check_spans, with_layers
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import GIB
@@ -88,11 +89,26 @@ def _template(config: Config) -> None:
     checkpoints.read_template(config.target.chat_template)
 
 
-def _keys(config: Config) -> None:
-    """Raises ``UserError`` where a peer with the same keys would be refused."""
-    keys = security.contexts(config.security)
-    if keys.server is None or keys.client is None:
+def _keys(config: Config) -> Iterator[str]:
+    """Files that are missing, and why a peer with the same keys would be refused."""
+    table = config.security
+    if table is None:
         return
+    if problems := list(security.file_problems(table)):
+        yield from problems
+        return
+    keys = security.Keys(table)
+    certificate = _shown(keys)
+    if problem := keys.trust_problem(certificate):
+        yield f"[security] certificate: the other nodes refuse this one: {problem}"
+    elif not security.roles_of(certificate):
+        yield f"[security] certificate: {security.NO_ROLE}"
+
+
+def _shown(keys: security.Keys) -> Certificate:
+    """The certificate that a peer is shown. Raises ``UserError`` where TLS refuses it."""
+    assert keys.server is not None
+    assert keys.client is not None
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = keys.client.wrap_bio(to_client, to_server)
     server = keys.server.wrap_bio(to_server, to_client, server_side=True)
@@ -108,9 +124,7 @@ def _keys(config: Config) -> None:
         raise UserError(f"[security] certificate: {error.verify_message}") from None
     except ssl.SSLError as error:
         raise UserError(f"[security] certificate: {error.reason}") from None
-    shown = server.getpeercert()
-    if shown is None or not security.roles_of(shown):
-        raise UserError(f"[security] certificate: {security.NO_ROLE}")
+    return {**(server.getpeercert() or {}), "der": server.getpeercert(binary_form=True)}
 
 
 def _addresses(config: Config) -> Iterator[str]:
@@ -130,7 +144,7 @@ def _stages(config: Config) -> Iterator[str]:
     for target in _targets(config):
         check_spans(target, spans)
         footprints[target] = backend_of(target).footprints(target, spans, config.stage_options)
-    host = psutil.virtual_memory().total
+    host = total_memory()
     needed, there = Counter[str](), {"this machine": host}
     for node in _here(config):
         if node.rank:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import MTP, TWIN
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import AsyncSpecError
+from asyncspec.core.paths import expanded
 from asyncspec_nodes.cluster.checkpoints import (
     AUTO,
     BUNDLED_DRAFT,
@@ -24,6 +24,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     LOOKUPS_ALONE,
 )
 from asyncspec_nodes.cluster.config import Config, DraftTable
+from asyncspec_nodes.cluster.control_groups import available_memory
 
 
 class Pair(Struct, frozen=True):
@@ -100,7 +101,7 @@ def choose(target: str, called: str = "", *, stages_here: float, apart: bool = F
         if (weights := backend.weight_count(target)) and (twin := _fits(TWIN, target)):
             # Stages keep at most four bytes of a weight.
             needed = weights * (_TWIN_BYTES + 4 * stages_here)
-            if needed <= _MEMORY_SHARE * psutil.virtual_memory().available:
+            if needed <= _MEMORY_SHARE * available_memory():
                 return Choice(twin, f"{UNKNOWN}, and there is memory for a twin")
             return Choice(LOOKUPS_ALONE, f"{UNKNOWN}, nor is there memory for a twin")
     return Choice(LOOKUPS_ALONE, UNKNOWN)
@@ -140,7 +141,7 @@ def _fits(source: str, target: str) -> str | None:
 
 def _published(target: str) -> Iterator[str]:
     """What was published for a target and may be used."""
-    local = Path(target).expanduser().is_dir()
+    local = expanded(target).is_dir()
     name = target.partition("@")[0]
     last = Path(name).name.lower()
     for pair in PAIRS:

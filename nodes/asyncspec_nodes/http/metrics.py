@@ -68,6 +68,7 @@ SUMS = {
     "stage_seconds": "stage_seconds",
     "sent_bytes": "bytes_sent",
     "sessions": "sessions",
+    "restarts": "restarts",
 }
 """Counters of a draft node: their ``Status.totals``."""
 
@@ -94,7 +95,8 @@ REQUESTS = [
         dead_rows="Rows whose node was dead by the end of their pass",
         stage_seconds="Device time of passes, over all stages",
         sent_bytes="Bytes between nodes",
-        sessions="Sessions; those beyond the requests are restarts after a lost peer",
+        sessions="Sessions of requests that have ended",
+        restarts="Of those, new ones after a lost peer",
     ),
     *_all(
         *("histogram", "model"),
@@ -139,10 +141,11 @@ HTTP = [
     *_all("counter", "route", "method", "status", http_requests="HTTP requests"),
     *_all("histogram", "route", http_request_seconds="From an HTTP request to its response's end"),
     *_all("gauge", "version", build_info="1; the version of asyncspec"),
-    *_all("counter", "key", "status", key_requests="HTTP requests by the name of their API key"),
-    *_all("counter", "key", key_tokens="Tokens of prompts and answers of an API key"),
+    *_all("counter", "key", "status", key_requests="HTTP requests by API key"),
+    *_all("counter", "key", key_tokens="Tokens of prompts and answers"),
 ]
-"""Of the process itself, besides ``process_...`` of prometheus_client."""
+"""Of the process itself, besides ``process_...`` of prometheus_client. Keys are named to callers
+that have one."""
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 """Others are counted as "other": clients choose them."""
@@ -157,11 +160,17 @@ class Metrics:
         # Prometheus itself records when a counter began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
+        # Of families that name API keys.
+        self._keys = CollectorRegistry()
         requests, seconds, build, key_requests, key_tokens = HTTP
         self._requests, self._key_requests, self._key_tokens = (
             # The library appends ``_total`` to counters itself.
-            Counter(one.full_name.removesuffix("_total"), one.text, one.labels, registry=registry)
-            for one in (requests, key_requests, key_tokens)
+            Counter(one.full_name.removesuffix("_total"), one.text, one.labels, registry=where)
+            for one, where in (
+                (requests, registry),
+                (key_requests, self._keys),
+                (key_tokens, self._keys),
+            )
         )
         self._seconds = Histogram(
             seconds.full_name, seconds.text, seconds.labels, buckets=LONG, registry=registry
@@ -186,10 +195,11 @@ class Metrics:
         """Count an API key's tokens."""
         self._key_tokens.labels(key).inc(tokens)
 
-    def text(self, nodes: Sequence[Status], model: str = "") -> bytes:
-        """The text exposition, with the nodes' current status. ``model``: its public name."""
+    def text(self, nodes: Sequence[Status], model: str = "", *, keys: bool = True) -> bytes:
+        """The text exposition, with the nodes' current status. ``model``: its public name.
+        ``keys``: with what counts by the names of API keys."""
         self._nodes.current, self._nodes.model = nodes, model
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + (generate_latest(self._keys) if keys else b"")
 
 
 class _Nodes(Collector):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.cluster.security import file_problem, load_chain
 from asyncspec_nodes.console.arguments import Parser, option
 from asyncspec_nodes.console.bounds import BYTES, COUNT, POSITIONS, SOME_SECONDS
 from asyncspec_nodes.console.hosts import is_loopback
@@ -54,7 +55,11 @@ def add_arguments(parser: Parser) -> None:
     add("--tls-certificate", type=Path, metavar="FILE", help="serve HTTPS with this chain (PEM)")
     add("--tls-key", type=Path, metavar="FILE", help="its private key (PEM)")
     add("--no-api-key", action="store_true", help="no key is asked for")
-    add("--public-metrics", action="store_true", help="serve /metrics without an API key")
+    add(
+        "--public-metrics",
+        action="store_true",
+        help="serve /metrics without an API key, but for what names keys",
+    )
     add(
         "--allow-host",
         action="append",
@@ -118,12 +123,12 @@ def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext
     if certificate is None or key is None:
         raise UserError("--tls-certificate and --tls-key belong together; give both")
     for name, path in (("--tls-certificate", certificate), ("--tls-key", key)):
-        if not path.is_file():
-            raise UserError(f"{name}: there is no file {path}")
+        if problem := file_problem(name, path):
+            raise UserError(problem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(certificate, key)
+        load_chain(context, certificate, key, "--tls-key")
     except (ssl.SSLError, OSError) as error:
         why = getattr(error, "reason", None) or error
         raise UserError(f"--tls-certificate and --tls-key do not fit together: {why}") from None

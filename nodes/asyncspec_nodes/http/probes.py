@@ -15,7 +15,12 @@ from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.errors import ApiError, unavailable
 from asyncspec_nodes.http.limits import GracefulShutdown
 from asyncspec_nodes.http.metrics import Metrics
-from asyncspec_nodes.http.middleware import json_response, make_middleware, name_server
+from asyncspec_nodes.http.middleware import (
+    credentials,
+    json_response,
+    make_middleware,
+    name_server,
+)
 from asyncspec_protocol.messages import Status
 
 LOADING_RETRY_SECONDS = 5
@@ -100,5 +105,10 @@ class Probes:
         except (AsyncSpecError, ApiError):
             nodes = ()  # the service's own metrics are still useful
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        text = self.metrics.text(nodes, self.served_model())
+        try:
+            self.options.keys.check(credentials(request))
+            keys = True
+        except ApiError:  # the route is open: --public-metrics
+            keys = False
+        text = self.metrics.text(nodes, self.served_model(), keys=keys)
         return web.Response(body=text, headers=headers)

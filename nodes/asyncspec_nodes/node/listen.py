@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.console.hosts import is_host
 
 BACKLOG = 128  # connections that wait to be accepted
@@ -13,7 +13,8 @@ BACKLOG = 128  # connections that wait to be accepted
 
 def bind(host: str, port: int, *, whose: str) -> socket.socket:
     """Listen on an address; on ``::`` also for IPv4, where the system can. ``whose``: the node or
-    options that name it. Raises ``UserError``."""
+    options that name it. Raises ``UserError``; ``ClusterError`` where the network does not have the
+    address or the name, as while a machine starts: supervisors then try again."""
     if not is_host(host):
         raise UserError(f"{host} ({whose}) is no host name and no address")
     try:
@@ -25,13 +26,16 @@ def bind(host: str, port: int, *, whose: str) -> socket.socket:
             address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
         )
     except socket.gaierror as error:
-        raise UserError(f"{host} ({whose}) cannot be resolved: {error.strerror}") from None
+        raise ClusterError(f"{host} ({whose}) cannot be resolved: {error.strerror}") from None
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ClusterError(
+                f"cannot listen on {host}:{port}: this machine does not have that address; "
+                f"correct the host of {whose}"
+            ) from None
         advice = f"{error.strerror}; change the port of {whose}"
         if error.errno == errno.EADDRINUSE:
             advice = f"the port is in use; stop what listens there or change the port of {whose}"
-        elif error.errno == errno.EADDRNOTAVAIL:
-            advice = f"this machine does not have that address; correct the host of {whose}"
         raise UserError(f"cannot listen on {host}:{port}: {advice}") from None
     sock.setblocking(False)
     return sock

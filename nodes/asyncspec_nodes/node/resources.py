@@ -6,9 +6,8 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -16,6 +15,7 @@ from asyncspec.backend.base import CPU, DeviceMemory
 from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.cluster.control_groups import available_memory, cpu_quotas
 
 MIB = 1 << 20
 FILES, MIN_FILES = 8192, 256
@@ -27,9 +27,6 @@ MEMORY_SHARE = 0.9
 _ROWS, _WIDTH = 4096, 4096
 _TRIALS = 4
 
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
-
 
 def resident_bytes() -> int:
     """Resident memory now."""
@@ -38,9 +35,8 @@ def resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory of this machine that is free, or can be freed at once."""
-    available: int = psutil.virtual_memory().available
-    return available
+    """Memory that is free to this process, or can be freed at once."""
+    return available_memory()
 
 
 def freeze_objects() -> None:
@@ -154,35 +150,6 @@ def cores() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads
     whole = allowed * (psutil.cpu_count(logical=False) or threads) / threads
     return max(1, round(min([whole, *cpu_quotas()])))
-
-
-def cpu_quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
-    """Cores that each of this process's control groups, version 1 or 2, leaves it. Inside a
-    container the path may be one of the host; its own group is then the root."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounted = root
-        if controllers:
-            mounted /= "cpu" if (root / "cpu").exists() else controllers
-        group = mounted / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(mounted):
-                yield from _quota(folder)
-
-
-def _quota(group: Path) -> Iterator[float]:
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        # Of another version, or "max": no bound.
-        with suppress(OSError, ValueError):
-            quota, period = " ".join((group / name).read_text() for name in names).split()
-            if int(quota) > 0:
-                yield int(quota) / int(period)
 
 
 def free_memory() -> int:

@@ -47,7 +47,7 @@ class Totals:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        names = ("new_tokens", *STATS, *(f"requests_{reason}" for reason in REASONS))
+        names = ("new_tokens", "restarts", *STATS, *(f"requests_{reason}" for reason in REASONS))
         self._sums = dict.fromkeys(names, 0.0)
         self._distributions = {name: [0.0] * (len(b) + 2) for name, b in DISTRIBUTIONS.items()}
         # Of running requests: when they came, and when their latest token was emitted.
@@ -56,7 +56,8 @@ class Totals:
 
     @property
     def sums(self) -> Mapping[str, float]:
-        """``new_tokens``, those of ``STATS``, and ``requests_REASON`` for each end."""
+        """``new_tokens``, ``restarts`` (sessions beyond each request's first), those of ``STATS``,
+        and ``requests_REASON`` for each end."""
         return dict(self._sums)
 
     @property
@@ -88,6 +89,7 @@ class Totals:
         self._sums[f"requests_{reason}"] += 1
         if "queue_seconds" in stats:
             self._observe("queue", stats["queue_seconds"])
+        self._sums["restarts"] += max(0, stats.get("sessions", 0) - 1)
         for name in STATS:
             self._sums[name] += stats.get(name, 0)
 
