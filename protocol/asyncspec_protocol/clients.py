@@ -111,6 +111,8 @@ class Finished(WireMessage, array_like=True, frozen=True, tag="finished"):
     stats: dict[str, Finite]
     # For "error": a short name scripts can test, e.g. "busy" or ``BREAKS``.
     code: str = ""
+    # For "stop": the one of ``Submit.stop`` that ended the answer; empty: its own end.
+    stop: str = ""
 
 
 class Cancel(WireMessage, array_like=True, frozen=True, tag="cancel"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 
+import jinja2
 import msgspec
 import pytest
 from hypothesis import given
@@ -25,7 +26,14 @@ from asyncspec_nodes.chat.calls import (
     read_calls,
 )
 from asyncspec_nodes.chat.parser import AnswerParser, Part, WholeCalls
-from asyncspec_nodes.serving.templates import SYNTAXES, ChatFacts, answer_markers, facts_of
+from asyncspec_nodes.serving.templates import (
+    EFFORT,
+    SWITCHES,
+    SYNTAXES,
+    ChatFacts,
+    answer_markers,
+    facts_of,
+)
 
 TOOLS = (
     Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}}),
@@ -214,6 +222,39 @@ def test_values_as_glm_and_gemma_write_them() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "90210", "90210"),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "null"]}, "true", "true"),
+        ({"type": ["string", "null"]}, '"exact words"', '"exact words"'),
+        ({"type": ["string", "integer"]}, "1", 1),
+        ({"type": ["string", "integer"]}, "1.0", "1.0"),
+        ({"type": ["string", "number"]}, "1", 1),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": ["1", 2, None]}, "2", 2),
+        ({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}, '{"a": 1}', {"a": 1}),
+        ({"type": "string"}, "[1]", "[1]"),
+        ({"type": ["array", "string"]}, "[1]", [1]),
+        ({}, "90210", 90210),
+    ],
+)
+def test_a_value_is_a_text_where_its_schema_says_so(
+    schema: dict[str, object], text: str, value: object
+) -> None:
+    tools = (Tool("f", "", {"properties": {"a": schema}}),)
+    for syntax, said in (
+        (
+            "qwen3-coder",
+            f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>",
+        ),
+        ("glm", f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"),
+    ):
+        (call,) = taken(ChatFacts(syntax), said, [], tools)[2]
+        assert json.loads(call.arguments) == {"a": value}
+
+
 def test_a_call_may_contain_what_ends_calls_and_may_be_cut_short() -> None:
     arguments = json.dumps({"text": '</tool_call> } \\ " <'})
     text = f'<tool_call>{{"name": "say", "arguments": {arguments}}}</tool_call> so'
@@ -238,6 +279,43 @@ def test_text_behind_a_call_without_marks_is_content() -> None:
 def test_text_without_a_tool_call_is_content(text: str) -> None:
     assert taken(ChatFacts("json"), text, [2]) == (text, "", [])
     assert read_calls(text, TOOLS) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("[1] The first source says so.", 2),
+        ("[link](http://x) is where.", 2),
+        ("{x} is a set.", 2),
+        ("{}", 2),
+        ('{"city": "Rome"}', 3),
+        ('{"name": "Rome", "arguments": 1}', 11),
+        ('[{"name": "adder", "arguments": {}}]', 15),
+        ('[{"name" 5', 10),
+        ("add[0] is the first.", 5),
+        ("[TOOL_CALLS] are none.", 15),
+        ("[TOO late]", 5),
+        ("<|python_tag|>print(1)", 15),
+        ('{"name": "add", "value": "' + 2000 * "x", MAX_BEGINNING + 1),
+        ("[" + 2000 * " ", MAX_BEGINNING + 1),
+    ],
+)
+def test_an_answer_that_only_begins_like_a_call_is_not_held_back(text: str, held: int) -> None:
+    """``held``: characters by which it is certain."""
+    parser = AnswerParser(ChatFacts("hermes"), TOOLS)
+    assert parser.feed(text[: held - 1]) == []
+    assert parser.feed(text[held - 1 : held]) == [Part("content", text[:held].rstrip())]
+    assert taken(ChatFacts("hermes"), text, list(range(0, len(text), 3))) == (text, "", [])
+
+
+@pytest.mark.parametrize("written", ['{"a": 1, "text": "%s"}', json.dumps('{"a": "%s"}')])
+@pytest.mark.parametrize(
+    "form", ['{"arguments": %s, "name": "add"}', '{"name": "add", "arguments": %s}']
+)
+def test_a_long_call_in_another_form_is_read_as_a_whole(form: str, written: str) -> None:
+    text = form % (written % (2 * MAX_BEGINNING * "x"))
+    content, _, calls = taken(ChatFacts("json"), text, list(range(0, len(text), 100)))
+    assert (content, [call.name for call in calls]) == ("", ["add"])
 
 
 @pytest.mark.parametrize("syntax", ["hermes", "json"])
@@ -277,9 +355,9 @@ def test_what_templates_say() -> None:
         "{% for tool in tools %}<tool_call>{% endfor %}{% if enable_thinking %}<think>{% endif %}"
     )
     assert facts_of(qwen) == ChatFacts("hermes", True, "tags", ("enable_thinking",))
-    assert facts_of("<think>", "<|im_start|>assistant\n<think>\n") == ChatFacts(
-        "json", False, "open"
-    )
+    always = facts_of("<think>", lambda options: "<|im_start|>assistant\n<think>\n")
+    assert always == ChatFacts("json", False, "always")
+    assert facts_of("{{ message.thinking }}{{ message['thinking'] }}").options == ()
     gemma = "{{ tools }}<|tool_call>call:{{ enable_thinking }}<|channel>thought"
     assert facts_of(gemma) == ChatFacts("gemma4", True, "tags", ("enable_thinking",))
     assert facts_of("<tool_call>{{ tools }}<arg_key>").syntax == "glm"
@@ -287,6 +365,54 @@ def test_what_templates_say() -> None:
     assert facts_of(kimi).syntax == "kimi-k2"
     assert "<|tool_call_argument_begin|>" in answer_markers(kimi)
     assert facts_of("{{ messages }}") == ChatFacts()
+
+
+@pytest.mark.parametrize(
+    ("end", "reasoning"),
+    [
+        ("<think>\n", "always"),
+        ("{% if thinking %}<think>{% else %}</think>{% endif %}", "asked"),
+        (
+            "{% if enable_thinking is defined and enable_thinking is true %}<think>\n"
+            "{% else %}<think>\n\n</think>\n\n{% endif %}",
+            "asked",
+        ),
+        (
+            "{% if enable_thinking is defined and enable_thinking is false %}<think></think>"
+            "{% else %}<think>\n{% endif %}",
+            "open",
+        ),
+        (
+            "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}",
+            "tags",
+        ),
+        ("{% if reasoning_effort == 'none' %}</think>{% else %}<think>{% endif %}", "open"),
+        # Both names, and the first counts.
+        (
+            "{% if enable_thinking is defined %}{% set thinking = enable_thinking %}{% endif %}"
+            "{% if thinking %}<think>{% endif %}",
+            "asked",
+        ),
+    ],
+)
+def test_whether_the_prompt_opens_the_reasoning(end: str, reasoning: str) -> None:
+    """By a request's options as the template takes them, whatever it makes of them."""
+    template = jinja2.Template("<|im_start|>assistant\n" + end)
+    facts = facts_of(end, template.render)
+    values: dict[str, list[object]] = {
+        **{name: [None, True, False] for name in SWITCHES},
+        EFFORT: [None, "none", "high"],
+    }
+    for chosen in product(*values.values()):
+        asked = zip(values, chosen, strict=True)
+        options = facts.named({name: value for name, value in asked if value is not None})
+        if facts.switch is None or EFFORT not in options:
+            opens = template.render(options).rstrip().endswith("<think>")
+            assert facts.opened(options) == opens, options
+    assert facts.reasoning == reasoning
+    for parser in (AnswerParser(facts), AnswerParser(facts, opened=facts.opened({}))):
+        kind = "reasoning" if template.render().rstrip().endswith("<think>") else "content"
+        assert parser.feed("Hm.") == [Part(kind, "Hm.")]
 
 
 @pytest.mark.parametrize("behind", ["", "\n</tool_call>", "\n</tool_call>\nDone."])

@@ -86,6 +86,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "instructions": "x",
             "tools": [{"type": "function", **FUNCTION}],
             "tool_choice": "required",
+            "include": ["reasoning.encrypted_content"],
             "text": {"format": {"type": "text"}},
             "reasoning": {"effort": None},
             "metadata": {},
@@ -111,6 +112,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "tools": [{"name": "f", "input_schema": PARAMETERS}],
             "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
             "thinking": {"type": "enabled"},
+            "context_management": {"edits": []},
+            "output_config": {"effort": "max"},
             "metadata": {},
         },
     ),
@@ -121,9 +124,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
                 {"role": "user", "content": "x"},
                 {
                     "role": "assistant",
-                    "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}],
+                    "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"a": 1}}}],
                 },
-                {"role": "tool", "content": "x", "tool_name": "f"},
+                {"role": "tool", "content": "x", "tool_name": "f", "tool_call_id": "1"},
             ],
             "tools": [TOOL],
             "format": {"type": "object"},
@@ -132,6 +135,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
             "stream": False,
         },
     ),
+    (OLLAMA, {"messages": [], "tools": [TOOL], "keep_alive": "5m", "options": {"num_ctx": 5}}),
     (GENERATE, {"prompt": "x", "system": "x", "format": "json", "options": {"num_predict": -1}}),
 ]
 KINDS: dict[str, type[Any]] = {
@@ -151,6 +155,8 @@ FACTS = [
     ChatFacts("hermes", True, "tags", ("enable_thinking",)),
     ChatFacts("harmony", True, "", ("reasoning_effort",)),
     ChatFacts("qwen3-coder", True, "open", ("thinking",)),
+    ChatFacts("kimi-k2", True, "asked", ("enable_thinking", "thinking")),
+    ChatFacts("deepseek", False, "always"),
 ]
 ANSWER = '<tool_call>\n{"name": "f", "arguments": {"city": [1]}}\n</tool_call>'
 
@@ -160,7 +166,7 @@ def asked(path: str, body: bytes, facts: ChatFacts) -> Any:
     fields = parse(body, KINDS[path])
     context = RequestContext(seed=5, id="i", model="m", facts=facts)
     if isinstance(fields, CountRequest):
-        return fields.chat().prepared(context)
+        return fields.chat(facts).prepared(context)
     return fields.call(context) if path in ENDPOINTS else fields.submit(context)
 
 
@@ -309,11 +315,6 @@ def refused() -> Iterator[Any]:
         for path in (CHAT, TEXT):
             yield path, {"guided_json": text}
             yield path, {"structured_outputs": {"json": text}}
-    said = {"role": "assistant", "content": "x"}
-    for text in ("[" * 3000, "{"):
-        calls = [{"function": {"name": "f", "arguments": text}}]
-        yield CHAT, {"messages": [{**said, "tool_calls": calls}]}
-        yield RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": text}]}
     for token in ("9" * 4301, "9" * 11, str(2**31), "-1", "x", ""):
         yield CHAT, {"logit_bias": {token: 1}}
 
@@ -327,9 +328,35 @@ def test_what_is_refused(path: str, more: dict[str, Any]) -> None:
     assert len(caught.value.message) < 300
 
 
+@pytest.mark.parametrize("facts", FACTS)
+@pytest.mark.parametrize("text", [*DEEP[-4:], "{", "[1]", "null", "5"])
+def test_a_call_of_a_history_may_be_malformed(text: str, facts: ChatFacts) -> None:
+    """A model wrote it, and the user cannot change it."""
+    calls = [{"function": {"name": "f", "arguments": text}}]
+    said = {"role": "assistant", "content": "x", "tool_calls": calls}
+    for path, body in (
+        (CHAT, {"messages": [said]}),
+        (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": text}]}),
+    ):
+        (submit,) = asked(path, json.dumps(body).encode(), facts).submits
+        assert "INVALID_JSON" in submit.chat
+
+
+LIMITS = {RESPONSES: "max_output_tokens", OLLAMA: "num_predict", GENERATE: "num_predict"}
+
+
+@pytest.mark.parametrize("path", LEAST)
+def test_a_float_that_is_whole_is_an_integer(path: str) -> None:
+    limit = {LIMITS.get(path, "max_tokens"): 7.0}
+    more = {"options": limit} if path in (OLLAMA, GENERATE) else limit
+    call = asked(path, json.dumps({**LEAST[path], **more}).encode(), FACTS[0])
+    assert call.submits[0].max_new_tokens == 7
+
+
 @pytest.mark.parametrize("path", LEAST)
 def test_a_limit_of_null_is_none(path: str) -> None:
-    more = {"options": {"num_predict": None}} if path in (OLLAMA, GENERATE) else {"stream": None}
+    none = {"num_predict": None, "mirostat": None}
+    more: dict[str, Any] = {"options": none} if path in (OLLAMA, GENERATE) else {"stream": None}
     asked(path, json.dumps({**LEAST[path], **more}).encode(), FACTS[0])
 
 

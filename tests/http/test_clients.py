@@ -4,86 +4,17 @@ with ours: it is skipped unless installed (``pip install litellm``)."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
-from msgspec.structs import replace
 
-from asyncspec.actor.inbox import Event
-from asyncspec_nodes.http.access import ServiceOptions
-from asyncspec_nodes.http.app import Service
-from asyncspec_nodes.http.keys import ApiKeys
-from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.serving.templates import ChatFacts
-from asyncspec_protocol.messages import Finished, Output, Status, Submit
+from scripted_engine import CALL, KEY, PARAMETERS, SAID, TOOL, TOOLS, USER, serving
 
 pytestmark = pytest.mark.asyncio
-
-KEY = "sk-test"
-STATS = {"prompt_tokens": 7.0, "new_tokens": 5.0, "shared_tokens": 2.0}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-SAID = f"<think>\nRome, then.\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Rome', 'Oslo')}"
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"name": "weather", "description": "of a city", "parameters": PARAMETERS}
-TOOLS: list[Any] = [{"type": "function", "function": TOOL}]
-USER: list[Any] = [{"role": "user", "content": "Weather in Rome?"}]
-
-
-class ScriptedEngine:
-    """Writes one text, in pieces of a few characters, and keeps what it is asked."""
-
-    def __init__(self, said: str, facts: ChatFacts) -> None:
-        self.said, self.facts = said, facts
-        self.asked: list[Submit] = []
-
-    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        self.asked.append(submit)
-        for i in range(0, len(self.said), 5):
-            await asyncio.sleep(0)
-            if not submit.prompt_only:
-                yield Output(submit.request, (i,), self.said[i : i + 5])
-        if submit.prompt_only:
-            yield Output(submit.request, tuple(range(0, len(self.said), 5)), self.said)
-        yield Finished(submit.request, "stop", "", STATS)
-
-    async def nodes(self) -> tuple[Status, ...]:
-        facts = self.facts
-        status = Status(0, 0, "draft", (0, 0), 0.0, 0.0, 0, 0, 0, 0)  # type: ignore[arg-type]
-        return (
-            replace(
-                status,
-                tool_syntax=facts.syntax,
-                takes_tools=facts.takes_tools,
-                reasoning=facts.reasoning,
-                template_options=facts.options,
-            ),
-        )
-
-    @property
-    def chat(self) -> Any:
-        """The last conversation, as the template gets it."""
-        return json.loads(self.asked[-1].chat)
-
-
-QWEN = ChatFacts("hermes", True, "tags", ("enable_thinking",))
-
-
-@asynccontextmanager
-async def serving(said: str = SAID, facts: ChatFacts = QWEN) -> AsyncIterator[tuple[str, Any]]:
-    engine = ScriptedEngine(said, facts)
-    service = Service(ServiceOptions(ApiKeys([KEY])), pending=str)
-    service.serve(engine, "toy")
-    sock = socket.create_server(("127.0.0.1", 0))
-    sock.setblocking(False)
-    async with HttpServer(service, sock) as server:
-        yield server.url, engine
 
 
 def ai(url: str) -> Any:
@@ -101,7 +32,8 @@ async def test_openai_tools() -> None:
         calls = choice.message.tool_calls
         assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Rome", "Oslo"]
         assert len({call.id for call in calls}) == 2
-        assert engine.chat["tools"] == TOOLS
+        # Templates print them: the order of the keys counts.
+        assert json.dumps(engine.chat["tools"]) == json.dumps(TOOLS)
         found: dict[int, Any] = {}
         text = thought = reason = ""
         async for chunk in await client.chat.completions.create(**ask, stream=True):
@@ -191,6 +123,101 @@ async def test_arguments_that_are_no_json() -> None:
                     assert "INVALID_JSON" in await response.text()
 
 
+async def test_calls_in_a_history_that_are_no_json() -> None:
+    """As a model wrote them: the conversation goes on."""
+    broken = '{"city": Rome}'
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": broken}}
+    item = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "[1]"}
+    async with serving() as (url, engine), ai(url) as client:
+        history = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        await client.chat.completions.create(model="toy", messages=history, tools=TOOLS)
+        (made,) = engine.chat["messages"][1]["tool_calls"]
+        assert made["function"]["arguments"] == {"INVALID_JSON": broken}
+        tools: Any = [{"type": "function", **TOOL}]
+        await client.responses.create(model="toy", input=[*USER, item], tools=tools)
+        (made,) = engine.chat["messages"][1]["tool_calls"]
+        assert made["function"]["arguments"] == {"INVALID_JSON": "[1]"}
+
+
+async def test_ids_of_kimis_calls() -> None:
+    """Its template shows a history's calls by their ids alone: names, numbered from the first."""
+    one = "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    said = f"<|tool_calls_section_begin|>{one}{one}<|tool_calls_section_end|>"
+    async with serving(said, ChatFacts("kimi-k2", True)) as (url, _), ai(url) as client:
+        history, ids = list(USER), []
+        for _ in range(2):
+            whole = await client.chat.completions.create(model="toy", messages=history, tools=TOOLS)
+            message = whole.choices[0].message
+            ids += [call.id for call in message.tool_calls]
+            history.append(message.model_dump())
+        assert ids == [f"functions.weather:{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "options", "thinks"),
+    [
+        # On request alone, by a switch of either name.
+        (ChatFacts("hermes", True, "asked", ("thinking",)), None, {}, False),
+        (ChatFacts("hermes", True, "asked", ("thinking",)), True, {"thinking": True}, True),
+        (ChatFacts("hermes", True, "asked", ("thinking",)), False, {"thinking": False}, False),
+        (
+            ChatFacts("hermes", True, "asked", ("enable_thinking",)),
+            True,
+            {"enable_thinking": True},
+            True,
+        ),
+        # Always, whatever is asked.
+        (ChatFacts("hermes", True, "always"), None, {}, True),
+        (ChatFacts("hermes", True, "always"), False, {"enable_thinking": False}, True),
+        (ChatFacts("hermes", True, "open", ("thinking",)), False, {"thinking": False}, False),
+    ],
+)
+async def test_every_interface_switches_reasoning_by_the_templates_name(
+    facts: ChatFacts, asked: bool | None, options: dict[str, bool], thinks: bool
+) -> None:
+    """And a grammar is put behind the reasoning that the prompt has opened."""
+    said = '{"thought": 1}</think>{"a": 1}'
+    thinking = {"type": "enabled", "budget_tokens": 1024} if asked else {"type": "disabled"}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {
+            "chat_template_kwargs": {"enable_thinking": asked},
+            "response_format": {"type": "json_object"},
+        },
+        "/api/chat": {"think": asked, "format": "json", "stream": False},
+        "/v1/messages": {"thinking": thinking, "max_tokens": 9},
+    }
+    if asked is None:
+        del (
+            bodies["/v1/chat/completions"]["chat_template_kwargs"],
+            bodies["/v1/messages"]["thinking"],
+        )
+    headers = {"Authorization": f"Bearer {KEY}"}
+    async with (
+        serving(said, facts) as (url, engine),
+        aiohttp.ClientSession(headers=headers) as http,
+    ):
+        for path, body in bodies.items():
+            async with http.post(
+                url + path, json={"model": "toy", "messages": USER, **body}
+            ) as got:
+                found = await got.json()
+            whole = options and engine.chat["options"]
+            assert whole == options
+            if path == "/v1/chat/completions":
+                message = found["choices"][0]["message"]
+                thought, content = message.get("reasoning_content"), message["content"]
+            elif path == "/api/chat":
+                thought, content = found["message"].get("thinking"), found["message"]["content"]
+            else:
+                *before, last = found["content"]
+                thought, content = before[0]["thinking"] if before else None, last["text"]
+            assert (thought, content) == (
+                ('{"thought": 1}', '{"a": 1}') if thinks else (None, said)
+            )
+            if path != "/v1/messages":
+                assert ("</think>" in engine.asked[-1].constraint.grammar) == thinks
+
+
 async def test_openai_reasoning_switches() -> None:
     async with serving() as (url, engine), ai(url) as client:
         ask = {"model": "toy", "messages": USER}
@@ -226,6 +253,36 @@ async def test_openai_responses() -> None:
         assert [m["role"] for m in engine.chat["messages"]] == ["user", "assistant", "tool"]
         with pytest.raises(openai.BadRequestError, match="previous_response_id"):
             await client.responses.create(**ask, previous_response_id="resp_1")
+        with pytest.raises(openai.BadRequestError, match="logprobs"):
+            await client.responses.create(**ask, include=["message.output_text.logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "status", "ends"),
+    [
+        ("I lo", "message", "incomplete", 1),
+        ("<think>\nRome", "reasoning", "incomplete", 0),
+        (CALL[: CALL.index("Rome")], "function_call", "incomplete", 0),
+        (CALL, "function_call", "completed", 1),
+    ],
+)
+async def test_a_response_that_is_cut(said: str, kind: str, status: str, ends: int) -> None:
+    """Its last item is not complete, unless it ends at the limit by itself."""
+    async with serving(said) as (url, engine), ai(url) as client:
+        engine.reason = "length"
+        ask = {"model": "toy", "input": "x", "tools": [{"type": "function", **TOOL}]}
+        whole = await client.responses.create(**ask)
+        events = [event async for event in await client.responses.create(**ask, stream=True)]
+        assert events[-1].type == "response.incomplete"
+        for response in (whole, events[-1].response):
+            assert response.status == "incomplete"
+            (item,) = response.output
+            assert (item.type, item.status) == (kind, status)
+            counted = response.usage.output_tokens_details
+            assert (counted is None) == (kind == "reasoning")  # else there are none
+        assert events[-2].item.status == status
+        done = ("response.output_text.done", "response.function_call_arguments.done")
+        assert sum(event.type in done for event in events) == ends
 
 
 async def test_anthropic() -> None:
@@ -269,38 +326,32 @@ async def test_anthropic() -> None:
             await client.messages.create(**ask, extra_body={"mcp_servers": []})
 
 
-async def test_ollama() -> None:
-    import ollama
+async def test_anthropic_stop_sequences_and_efforts() -> None:
+    import anthropic
 
-    key = {"Authorization": f"Bearer {KEY}"}
-    async with serving() as (url, engine), ollama.AsyncClient(url, headers=key) as client:
-        ask: dict[str, Any] = {"model": "toy:latest", "messages": USER, "tools": TOOLS}
-        whole = await client.chat(**ask, options={"temperature": 0, "num_predict": 9})
-        assert whole.message.content == "I look."
-        assert whole.message.thinking == "Rome, then."
-        assert [call.function.arguments["city"] for call in whole.message.tool_calls] == [
-            "Rome",
-            "Oslo",
-        ]
-        assert (whole.done_reason, whole.eval_count, engine.asked[-1].max_new_tokens) == (
-            "stop",
-            5,
-            9,
-        )
-        parts = [part async for part in await client.chat(**ask, stream=True)]
-        assert "".join(part.message.content or "" for part in parts) == "I look."
-        assert parts[-1].done
-        assert sum(len(part.message.tool_calls or ()) for part in parts) == 2
-        history = [*USER, whole.message, {"role": "tool", "content": "sun", "tool_name": "weather"}]
-        await client.chat(**{**ask, "messages": history})
-        assert [m["role"] for m in engine.chat["messages"]] == ["user", "assistant", "tool"]
-        said = await client.generate(model="toy", prompt="Hi", format="json", think=False)
-        assert said.response.startswith("I look.")
-        assert engine.asked[-1].constraint.grammar
-        assert [model.model for model in (await client.list()).models] == ["toy"]
-        assert "tools" in ((await client.show("toy")).capabilities or ())
-        with pytest.raises(ollama.ResponseError, match=r"mirostat"):
-            await client.chat(**ask, options={"mirostat": 1})
+    facts = ChatFacts("harmony", True, "", ("reasoning_effort",))
+    async with (
+        serving("One", facts) as (url, engine),
+        anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client,
+    ):
+        ask: dict[str, Any] = {"model": "toy", "messages": USER, "max_tokens": 99}
+        for stop, reason in ((", two", "stop_sequence"), ("", "end_turn")):
+            engine.stop = stop
+            whole = await client.messages.create(**ask, stop_sequences=[", two", "x"])
+            async with client.messages.stream(**ask) as stream:
+                final = await stream.get_final_message()
+            for one in (whole, final):
+                assert (one.stop_reason, one.stop_sequence) == (reason, stop or None)
+        more = {"context_management": {"edits": []}, "output_config": {"effort": "max"}}
+        await client.messages.create(**ask, extra_body=more)
+        assert engine.chat["options"]["reasoning_effort"] == "high"
+        engine.facts = ChatFacts()
+    async with (
+        serving() as (url, engine),
+        anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client,
+    ):
+        await client.messages.create(**ask, extra_body=more)
+        assert "reasoning_effort" not in engine.asked[-1].chat
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")

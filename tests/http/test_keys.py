@@ -17,14 +17,14 @@ from msgspec.structs import replace
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, expected_tokens
 from asyncspec_nodes.http.api.errors import ApiError
-from asyncspec_nodes.http.keys import Caller, KeySettings, read_keys
+from asyncspec_nodes.http.keys import API_KEY_VARIABLE, Caller, KeySettings, read_keys
 from asyncspec_protocol.messages import Finished, Output, Submit
 from toy_service import ENDLESS, Toy
 
 
-def written(tmp_path: Path, text: str) -> Any:
+def written(tmp_path: Path, text: str, encoding: str = "utf-8") -> Any:
     file = tmp_path / "keys"
-    file.write_text(text)
+    file.write_text(text, encoding=encoding)
     return read_keys(file)
 
 
@@ -38,9 +38,27 @@ def test_names_limits_and_hashes(tmp_path: Path) -> None:
         keys.check(f"Bearer sha256:{digest}")
 
 
+def test_a_hash_in_upper_case_and_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"secret").hexdigest().upper()
+    keys = written(tmp_path, f"one\nsha256:{digest}\n", "utf-8-sig")
+    assert [keys.check(f"Bearer {key}").name for key in ("one", "secret")] == ["key1", "key2"]
+    for key in (f"sha256:{digest}", f"sha256:{digest.lower()}"):
+        with pytest.raises(ApiError, match="not one of this service"):
+            keys.check(f"Bearer {key}")
+
+
+def test_a_hash_that_is_none_is_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "sha256:1234")
+    with pytest.raises(UserError, match=f"{API_KEY_VARIABLE}: behind sha256: stand the 64"):
+        read_keys(None)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("one\nsha256:" + "a" * 63, "line 2 of .*: behind sha256: stand the 64 hexadecimal"),
+        ("sha256:" + "g" * 64, "line 1 of .*: behind sha256: stand the 64 hexadecimal"),
+        ("SHA256:secret", "line 1 of .*: behind sha256: stand the 64 hexadecimal"),
         ("one nam=x", "line 1 of .*: Object contains unknown field `nam`; behind a key may stand"),
         ("one\ntwo tokens=many", "line 2 of .*: Expected `int`"),
         ("one tokens=-1", "a limit is a number from 0 on"),

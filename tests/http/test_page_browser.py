@@ -127,6 +127,27 @@ async def test_stop(toy: Toy, tab: Browser, by: str) -> None:
     assert await tab.run("document.activeElement.id") == "prompt"
 
 
+async def test_a_question_whose_answer_a_reload_ended_is_not_sent_again(
+    toy: Toy, tab: Browser
+) -> None:
+    await fill(tab, most=ENDLESS)
+    await write(tab, "lost")
+    await tab.key("Enter")
+    await until(tab, f"({WORDS}).length > 3")
+    await tab.open(toy.url)
+    await until(tab, "document.getElementById('status').textContent === 'ready'")
+    await toy.settled()
+    await tab.run("document.querySelector('#conversations .open').click()")
+    await fill(tab, most=5)
+    sent = "window.sent = how?.body ?? window.sent"
+    await tab.run(
+        f"{{ const f = fetch; window.fetch = (at, how) => {{ {sent}; return f(at, how); }}; }}"
+    )
+    await ask(tab, "hi")
+    body = json.loads(await tab.run("window.sent"))
+    assert [(one["role"], one["content"]) for one in body["messages"]] == [("user", "hi")]
+
+
 async def test_what_is_deleted_while_it_is_answered_stays_away(toy: Toy, tab: Browser) -> None:
     await fill(tab, most=ENDLESS)
     await write(tab, "hello")

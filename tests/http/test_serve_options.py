@@ -66,9 +66,20 @@ def test_recommendations_that_make_no_sense_are_said_before_anything_starts(
     options(*target, "--generation-config", "none")
 
 
-def test_a_running_cluster_has_its_own() -> None:
-    with pytest.raises(UserError, match="--generation-config is the running cluster's choice"):
-        options("--connect", "127.0.0.1:1", "--generation-config", "none")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--generation-config", "none"), ("--policy", "flowspec"), ("--sessions", "9")],
+)
+def test_a_running_cluster_has_its_own(option: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"^{option} is the running cluster's choice; leave it out"):
+        options("--connect", "127.0.0.1:1", option, value)
+
+
+@pytest.mark.parametrize(("given", "sessions"), [((), 4), (("--sessions", "9"), 9)])
+def test_requests_that_are_worked_on_at_a_time(given: tuple[str, ...], sessions: int) -> None:
+    where = options(*given).where
+    assert isinstance(where, Config)
+    assert where.limits.sessions == sessions
 
 
 def test_keys_share_prompt_prefixes_only_where_the_operator_says_so(tmp_path: Path) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import aiohttp
 import pytest
 
+from asyncspec.actor.inbox import Event
 from asyncspec_nodes.http.api.chat import ChatCompletion
 from asyncspec_nodes.http.api.completions import Completion, TextCompletion
 from asyncspec_nodes.http.foreign.anthropic import AnthropicMessage
 from asyncspec_nodes.http.foreign.ollama import OllamaChat
 from asyncspec_nodes.http.foreign.responses import Response
+from asyncspec_nodes.http.streaming import EngineClient, Responder
+from asyncspec_protocol.messages import Finished, Submit
 from toy_service import Toy
 
 pytestmark = pytest.mark.asyncio
@@ -69,6 +74,42 @@ async def test_a_mistake_of_ours_is_the_last_event(
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         writer.close()
         await toy.settled()
+
+
+class SilentEngine:
+    """Says nothing until ``answer``."""
+
+    def __init__(self, engine: EngineClient) -> None:
+        self.nodes = engine.nodes
+        self.answer = asyncio.Event()
+
+    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
+        await self.answer.wait()
+        yield Finished(submit.request, "stop", "", {})
+
+
+@pytest.mark.parametrize(("path", "kind", "ask"), STREAMS)
+async def test_a_silent_stream_waits(
+    path: str, kind: type[Completion], ask: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the interface has no comments: it looks once in ``alive_seconds``."""
+    looks, pause, take = 10, 0.02, Responder._take
+    begun: list[float] = []
+
+    async def counted(responder: Responder, *how: Any) -> int | None:
+        begun.append(asyncio.get_running_loop().time())
+        if len(begun) > looks:
+            engine.answer.set()
+        return await take(responder, *how)
+
+    monkeypatch.setattr(Responder, "_take", counted)
+    async with Toy(alive_seconds=pause) as toy, aiohttp.ClientSession(toy.url) as web:
+        engine = SilentEngine(toy.engine)
+        toy.service.serve(engine, "toy")
+        async with web.post(path, json={**ask, "stream": True}) as reply:
+            alive = kind.alive.strip()
+            assert alive in (await reply.read())
+    assert begun[looks] - begun[0] > (looks - 2) * pause
 
 
 async def test_a_reader_that_has_left_is_told_nothing(

@@ -94,6 +94,21 @@ class Scripted:
         yield End("stop", {"tokens_per_second": 5.0})
 
 
+class Failing(Scripted):
+    """Answers, fails, or is stopped before there is any text."""
+
+    failure = ""
+
+    async def answer(
+        self, messages: Sequence[ChatText], settings: Settings
+    ) -> AsyncGenerator[Piece | End, None]:
+        if self.failure == "error":
+            raise ClusterError("429: try again later")
+        if not self.failure:
+            async for event in super().answer(messages, settings):
+                yield event
+
+
 async def said(*lines: str) -> AsyncIterator[str]:
     for line in lines:
         yield line
@@ -117,6 +132,38 @@ async def test_a_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     assert answers[2].endswith(', "/two"] ' + "{'seed': 3}")
     assert reported.err == "asyncspec: it failed\n"
     assert [message.role for message in chat.messages] == ["user", "assistant"] * 2
+
+
+@pytest.mark.asyncio
+async def test_a_question_that_failed_is_asked_again() -> None:
+    """And where another answer to one fails, the question and its old answer stay."""
+    talker = Failing()
+    chat = Chat(talker, Screen(plain=True), "", {})
+
+    async def lines() -> AsyncIterator[str]:
+        yield "one"
+        answered = list(chat.messages)
+        for talker.failure in ("error", "stop"):
+            yield "/retry"
+            assert chat.messages == answered
+        for talker.failure in ("error", "stop"):
+            yield "two"
+            yield "/retry"
+            assert chat.messages == answered
+        talker.failure = ""
+        yield "/retry"
+        assert [one.content for one in chat.messages[::2]] == ["one", "two"]
+        assert len(chat.messages) == 4
+        yield "/retry"
+        assert [one.role for one in chat.messages] == ["user", "assistant"] * 2
+        talker.failure = "error"
+        yield "three"
+        yield "/reset"
+        talker.failure = ""
+        yield "/retry"
+        assert chat.messages == []
+
+    await chat.work(lines())
 
 
 @pytest.mark.asyncio
@@ -211,7 +258,7 @@ async def test_an_answer_of_another_target_does_not_go_on() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", ["pipe", "file"])
 async def test_piped_lines(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "é\n\n two \nthree".encode()
+    text = "é\n\n two \nthr\ree\r\n\r\nfour\r".encode()
     if kind == "file":
         (tmp_path / "lines").write_bytes(text)
         stream = (tmp_path / "lines").open()
@@ -222,7 +269,7 @@ async def test_piped_lines(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
         stream = os.fdopen(end)
     with stream:
         monkeypatch.setattr("sys.stdin", stream)
-        assert [line async for line in piped_lines()] == ["é", " two ", "three"]
+        assert [line async for line in piped_lines()] == ["é", " two ", "thr\ree", "four"]
 
 
 @pytest.mark.asyncio

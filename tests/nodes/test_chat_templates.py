@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -16,6 +17,11 @@ from tokenizers import decoders, models
 from asyncspec.backend.hf.tokenizer import HFTokenizer, load_tokenizer
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN, read_template
+from asyncspec_nodes.http.api.answers import RequestContext
+from asyncspec_nodes.http.api.chat import ChatRequest
+from asyncspec_nodes.http.api.parameters import parse
+from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
+from asyncspec_nodes.serving.templates import facts_of
 from asyncspec_nodes.serving.text import Detokenizer
 from nodes.toy_tokenizers import CODECS
 
@@ -84,6 +90,49 @@ def test_a_request_may_leave_out_the_beginning_of_the_answer() -> None:
         "options": {"add_generation_prompt": False, "enable_thinking": True},
     }
     assert "<assistant>" not in load_tokenizer(BUNDLED_TARGET, TEMPLATE).prompt(json.dumps(chat))
+
+
+def test_calls_for_a_template_without_tools_whose_roles_alternate() -> None:
+    """As Gemma 3's: what is of one role becomes one message, and no text is lost."""
+    alternating = (
+        "{% for m in messages %}"
+        "{% if m.role != 'system' and (m.role == 'user') != (loop.index0 % 2 == 1) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    tokenizer = load_tokenizer(BUNDLED_TARGET, alternating)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    calls = [{"id": i, "type": "function", "function": {"name": "f"}} for i in "ab"]
+    openai = {
+        "tools": tools,
+        "messages": [
+            {"role": "user", "content": "x?"},
+            {"role": "assistant", "content": "I look.", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "a", "content": "1"},
+            {"role": "tool", "tool_call_id": "b", "content": "2"},
+        ],
+    }
+    used = [{"type": "tool_use", "id": i, "name": "f", "input": {}} for i in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": i, "content": n} for i, n in ("a1", "b2")]
+    anthropic = {
+        "max_tokens": 9,
+        "tools": [{"name": "f"}],
+        "messages": [
+            {"role": "user", "content": "x?"},
+            {"role": "assistant", "content": [{"type": "text", "text": "I look."}, *used]},
+            {"role": "user", "content": [*results, {"type": "text", "text": "And?"}]},
+        ],
+    }
+    bodies: list[tuple[type[ChatRequest | MessagesRequest], dict[str, Any]]]
+    bodies = [(ChatRequest, openai), (MessagesRequest, anthropic)]
+    for kind, body in bodies:
+        request = parse(json.dumps(body).encode(), kind)
+        submit = request.call(RequestContext(facts=facts_of(alternating))).submits[0]
+        prompt = tokenizer.prompt(submit.chat)
+        call = '{"name":"f","arguments":{}}'
+        assert f"<user>x?<assistant>I look.\n[{call},{call}]<user>" in prompt
+        more = "\nAnd?" if kind is MessagesRequest else ""
+        assert prompt.endswith(f"<user>The call returned: 1\nThe call returned: 2{more}")
 
 
 def test_the_plain_template() -> None:

@@ -111,7 +111,7 @@ def test_an_answer_keeps_the_space_behind_the_message_that_it_continues(
 def test_a_stop_string_does_not_begin_in_the_prompt() -> None:
     codec = CODECS["byte fallback, strip"]
     answer = AnswerText(codec, ["a d", " d"], after=[named(codec, "a")])
-    assert answer.push([named(codec, "bc"), named(codec, "▁d")]) == Piece("bc", 2, stopped=True)
+    assert answer.push([named(codec, "bc"), named(codec, "▁d")]) == Piece("bc", 2, " d")
     answer = AnswerText(codec, ["a d"], after=[named(codec, "a")])
     assert answer.push([named(codec, "▁d")]) == Piece(" d", 1)
 

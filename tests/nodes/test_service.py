@@ -225,7 +225,7 @@ def test_a_stop_string_ends_text_and_work(include: bool, text: str) -> None:
     world.service.finish(Finish(number, "length", stats={"new_tokens": 4.0}))
     assert world.inbox.got[1:] == [
         Output(7, tuple(b"y"), text[2:]),
-        Finished(7, "stop", "", {"new_tokens": 4.0}),
+        Finished(7, "stop", "", {"new_tokens": 4.0}, stop="xy"),
     ]
 
 
@@ -294,6 +294,21 @@ def test_cancelling_and_leaving_cancel_the_right_requests() -> None:
     world.fed.clear()
     world.service.client_gone(other)
     assert world.fed == [Cancelled(numbers[2])]
+
+
+@pytest.mark.parametrize("change", [{}, {"prompt": "x" * (SHORT + 1)}, {"prompt": ""}])
+def test_nothing_is_kept_of_a_request_for_tokens(change: dict[str, Any]) -> None:
+    """Read at once or on the thread, refused, or cancelled before it is read."""
+    world = World(replace(RULES, context_length=2 * SHORT))
+    before = world.service.totals.distributions
+    ask = replace(ASK, prompt_only=True, **change)
+    for _ in range(3):
+        world.ask(ask)
+    world.service.client(world.inbox, ask)
+    world.service.client(world.inbox, Cancel(ask.request))
+    world.worker.run()
+    assert not world.service.totals._arrived
+    assert world.service.totals.distributions == before
 
 
 def test_too_many_requests_and_numbers_in_use() -> None:

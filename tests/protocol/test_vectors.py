@@ -211,6 +211,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "output": (m.Output(1, (5, 600), " there was"),),
     "finished": (m.Finished(1, "stop", "", {"rounds": 3.0}),),
+    "finished-stop": (m.Finished(1, "stop", "", {"rounds": 3.0}, "", "\n\n"),),
     "cancel": (m.Cancel(1),),
     "clock": (m.Clock(1.5, 2.5),),
     "drain": (m.Drain(3),),

@@ -100,14 +100,57 @@ class TaggedArguments:
 
 
 def _typed(value: str, schema: object) -> object:
-    """A value written without quotes, by its schema."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    if kinds == "string":
+    """A value written without quotes, by its schema: a text where it may be one, unless it is JSON
+    of another type that it may be as well."""
+    kinds = _kinds(schema)
+    if kinds == {"string"}:
         return value
     try:
-        return bounded_json.decode(value)
+        found: object = bounded_json.decode(value)
     except ValueError:
         return value
+    # Where a text may be, quotes are a part of it.
+    other = kinds.isdisjoint(_kinds_of(found)) or (isinstance(found, str) and kinds != _ANY)
+    return value if "string" in kinds and other else found
+
+
+_ANY = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
+
+
+def _kinds(schema: object) -> frozenset[str]:
+    """The types that values of a schema may have; all where it does not say."""
+    if not isinstance(schema, Mapping):
+        return _ANY
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return frozenset((kinds,))
+    if isinstance(kinds, list):
+        return frozenset(kind for kind in kinds if isinstance(kind, str))
+    if isinstance(values := schema.get("enum"), list):
+        return frozenset(kind for value in values for kind in _kinds_of(value))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(forms := schema.get(key), list):
+            return frozenset(kind for form in forms for kind in _kinds(form))
+    return _ANY
+
+
+def _kinds_of(value: object) -> tuple[str, ...]:
+    """The types of a JSON value."""
+    match value:
+        case None:
+            return ("null",)
+        case bool():
+            return ("boolean",)
+        case int():
+            return ("integer", "number")
+        case float():
+            return ("number",)
+        case str():
+            return ("string",)
+        case list():
+            return ("array",)
+        case _:
+            return ("object",)
 
 
 QUOTE = '<|"|>'

@@ -93,8 +93,10 @@ class CallPattern:
     @cached_property
     def _forms(self) -> list[tuple[re.Pattern[str], _Reader]]:
         """Compiled where an answer has what may be a call: most have none."""
-        names = "|".join(map(re.escape, self._tools))
-        return [(re.compile(form.replace("NAMES", names)), reader) for form, reader in _FORMS]
+        return [(self._compiled(form), reader) for form, reader in _FORMS]
+
+    def _compiled(self, form: str) -> re.Pattern[str]:
+        return re.compile(form.replace("NAMES", "|".join(map(re.escape, self._tools))))
 
     def match(self, text: str) -> tuple[CallBegin, Arguments, str] | None:
         """A call at the start of ``text``, what reads its arguments, and the text behind. The
@@ -105,6 +107,38 @@ class CallPattern:
                 reads = reader(self._tools[name].properties)
                 return CallBegin(name), reads, text[found.end() :]
         return None
+
+    def possible(self, text: str) -> bool:
+        """Whether an answer that begins with ``text``, where no call matches yet, may still be
+        calls without a marker. The answer no is the same with more text."""
+        if self._other.match(text, 0, MAX_BEGINNING) is not None:
+            return True  # it is read as a whole
+        return len(text) <= MAX_BEGINNING and self._may_begin(text)
+
+    @cached_property
+    def _other(self) -> re.Pattern[str]:
+        return self._compiled(_OTHER_JSON)
+
+    def _may_begin(self, text: str) -> bool:
+        if any(mark.startswith(text) for mark in MARKS):
+            return True
+        for mark in MARKS:
+            text = text.removeprefix(mark).lstrip()
+        if text and text[0] not in "{[":
+            forms = (f"{name}{rest}" for name in self._tools for rest in ("{", "[ARGS]{"))
+            return any(form.startswith(text) for form in forms)
+        found = _HEAD.match(text)
+        assert found is not None  # it matches no text as well
+        key, name = found["key"], found["name"]
+        if key is None or (key == "name" and found["closed"] and name is None):
+            return found.end() == len(text)
+        if not found["closed"]:
+            return any(one.startswith(key) for one in _KEYS)
+        if key != "name":
+            return key in _KEYS
+        if found["named"]:
+            return name in self._tools
+        return any(one.startswith(name) for one in self._tools)
 
 
 # Possessive quantifiers (*+): neighbours could share out a run of blanks in any way, and all ways
@@ -118,6 +152,25 @@ _JSON = (
     r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """An object, a list of them, or several in a row, as Llama 3 writes them."""
+
+_OTHER_JSON = (
+    r"(?:\[TOOL_CALLS\]|<\|python_tag\|>)?[\s\[]*+"
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"name"\s*:\s*"(?:NAMES)"\s*,\s*)?'
+    r'"(?:arguments|parameters)"\s*:'
+)
+"""With the arguments before the name, or as a text of JSON."""
+
+MARKS = ("[TOOL_CALLS]", "<|python_tag|>")
+"""What may stand before calls that are a whole answer."""
+
+_KEYS = ("name", "arguments", "parameters", "type", "id")
+"""One of them is the first of a call as JSON."""
+
+_HEAD = re.compile(
+    r'[\s\[]*+(?:\{\s*+(?:"(?P<key>[^"]*+)(?P<closed>"\s*+(?::\s*+'
+    r'(?:"(?P<name>[^"]*+)(?P<named>")?)?)?)?)?)?'
+)
+"""Of a call as JSON, as far as it has come."""
 
 _NAMED = r"[\s,;]*+(?:\[TOOL_CALLS\])?\s*(NAMES)(?:\[ARGS\])?(?=\{)"
 """``NAME{...}`` or ``NAME[ARGS]{...}`` (Mistral since its eleventh tokenizer)."""

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from asyncspec_nodes.chat.arguments import Arguments
 from asyncspec_nodes.chat.calls import (
+    MARKS,
     Call,
     CallArguments,
     CallBegin,
@@ -132,7 +133,7 @@ class AnswerParser(StepwiseParser):
         self._arguments: Arguments | None = None
         # Whether a call was read since the last marker.
         self._read = False
-        opened = facts.reasoning == "open" if opened is None else opened
+        opened = facts.opened({}) if opened is None else opened
         self._state: Literal["start", "content", "reasoning", "call", "bare"] = "start"
         # Of the call being read: what begins it, with the blanks before it, and what ends it.
         self._begun = self._ends = ""
@@ -186,7 +187,7 @@ class AnswerParser(StepwiseParser):
         return []
 
     def _names(self) -> list[str]:
-        return ["[TOOL_CALLS]", "<|python_tag|>", *(tool.name for tool in self._tools)]
+        return [*MARKS, *(tool.name for tool in self._tools)]
 
     def _bare(self, text: str) -> bool:
         """Whether an answer may be calls without a marker: JSON, or a tool's name before JSON."""
@@ -240,7 +241,10 @@ class AnswerParser(StepwiseParser):
             self._read = True
             return [begin]
         if self._state == "bare":
-            return None
+            if self._read or self._pattern.possible(self._text):
+                return None
+            self._state = "content"
+            return []
         before, end, after = self._text.partition(self._ends)
         if not end:
             return None

@@ -7,7 +7,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
@@ -170,7 +170,10 @@ class Chat:
         self._screen = screen
         self.system = system
         self.settings = settings
+        # Questions and their answers, by turns.
         self.messages: list[ChatText] = []
+        # The last question, where it got no answer.
+        self._unanswered: ChatText | None = None
         self.commands: dict[str, Callable[[str], str]] = {
             "help": lambda rest: HELP,
             "system": self._set_system,
@@ -208,20 +211,23 @@ class Chat:
         """Say ``text``, and print the answer; if it fails, nothing was said."""
         if problem := prompt_problem(text):
             raise UserError(problem)
-        self.messages.append(ChatText("user", text))
-        await self._answer()
+        self._unanswered = ChatText("user", text)
+        await self._answer(self.messages, self._unanswered)
 
     async def retry(self) -> None:
-        """Answer the last question once more."""
-        if self.messages and self.messages[-1].role == "assistant":
-            self.messages.pop()
-        if not self.messages:
+        """Answer the last question once more; if that fails, its old answer stays."""
+        if self._unanswered is not None:
+            await self._answer(self.messages, self._unanswered)
+        elif self.messages:
+            *before, question, _ = self.messages
+            await self._answer(before, question)
+        else:
             raise UserError("nothing was asked yet; ask something")
-        await self._answer()
 
-    async def _answer(self) -> None:
+    async def _answer(self, before: Sequence[ChatText], question: ChatText) -> None:
+        """A question without an answer does not become a part of what was said."""
         system = [ChatText("system", self.system)] if self.system else []
-        answering = asyncio.create_task(self._print([*system, *self.messages]))
+        answering = asyncio.create_task(self._print([*system, *before, question]))
         loop = asyncio.get_running_loop()
         stoppable = interactive()
         if stoppable:
@@ -229,17 +235,13 @@ class Chat:
         try:
             await asyncio.wait((answering,))
             text = answering.result()
-        except AsyncSpecError:
-            self.messages.pop()
-            raise
         finally:
             if stoppable:
                 loop.remove_signal_handler(signal.SIGINT)
             answering.cancel()
         if text:
-            self.messages.append(ChatText("assistant", text))
-        else:
-            self.messages.pop()  # a question without an answer is not part of what was said
+            self.messages = [*before, question, ChatText("assistant", text)]
+            self._unanswered = None
 
     async def _print(self, messages: list[ChatText]) -> str:
         """The answer, or what there is of it when cancelled."""
@@ -279,7 +281,7 @@ class Chat:
         return "\n".join(shown)
 
     def _reset(self, text: str) -> str:
-        self.messages.clear()
+        self.messages, self._unanswered = [], None
         return "The conversation is forgotten."
 
     def _passes(self, text: str) -> str:

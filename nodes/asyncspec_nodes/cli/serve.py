@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec.core.paths import expanded
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
 from asyncspec_nodes.cluster.config import Config, GenerationConfig
 from asyncspec_nodes.console import log
-from asyncspec_nodes.console.arguments import Parser, print_notice
+from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.log import make_logger
 from asyncspec_nodes.console.log_table import LogTable
@@ -41,6 +42,9 @@ from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 
 SESSIONS = 4
 """Requests that a local cluster works on at a time; the others wait in its queue."""
+
+OF_A_LOCAL_CLUSTER = ("policy", "sessions")
+"""Arguments that a running cluster has already fixed, besides those for every command."""
 
 
 class ServeOptions(Struct, frozen=True):
@@ -73,9 +77,9 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
         "generation_config.json recommends; none: OpenAI's defaults (default: auto)",
     )
     log.add_arguments(parser)
-    COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}", default=SESSIONS)
+    COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}")
     cluster_options.add_arguments(parser, local=local)
-    parser.exclude(cluster_options.CONNECTING, ("policy",))
+    parser.exclude(cluster_options.CONNECTING, OF_A_LOCAL_CLUSTER)
 
 
 def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> ServeOptions:
@@ -95,16 +99,17 @@ def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> Serv
 
 def _hub_name(target: str | None) -> str | None:
     """The name of a Hub target, whose download's directory is named after a commit; else None."""
-    if target is None or Path(target).expanduser().is_dir():
+    if target is None or expanded(target).is_dir():
         return None
     return backend_of(target).model_name(target)
 
 
 def _where(arguments: argparse.Namespace, *, local: bool) -> Config | ClusterAddress:
-    where = cluster_options.read_arguments(arguments, sessions=arguments.sessions, local=local)
+    sessions = arguments.sessions or SESSIONS
+    where = cluster_options.read_arguments(arguments, sessions=sessions, local=local)
     if isinstance(where, ClusterAddress):
-        if arguments.policy is not None:
-            raise UserError("--policy is the running cluster's choice; leave it out")
+        for name in given(arguments, OF_A_LOCAL_CLUSTER):
+            raise UserError(f"{option(name)} is the running cluster's choice; leave it out")
         return where
     template = arguments.chat_template
     if template is None and arguments.target is None:

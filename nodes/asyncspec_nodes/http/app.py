@@ -21,12 +21,8 @@ from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.http.api.parameters import parse
 from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
-from asyncspec_nodes.http.foreign.ollama import (
-    GenerateRequest,
-    OllamaChatRequest,
-    ShowRequest,
-    timestamp,
-)
+from asyncspec_nodes.http.foreign.ollama import GenerateRequest, OllamaChatRequest
+from asyncspec_nodes.http.foreign.ollama_models import ShowRequest, model_object, running, shown
 from asyncspec_nodes.http.foreign.openapi import description
 from asyncspec_nodes.http.foreign.prompts import (
     CountRequest,
@@ -114,8 +110,9 @@ class Service(Probes):
         app.router.add_get("/v1/models/{name:.+}", self._model)
         for path, kind in ENDPOINTS.items():
             app.router.add_post(path, partial(self._answer, kind))
-        for path, handler in (("version", self._ollama_version), ("tags", self._tags)):
-            app.router.add_get(f"/api/{path}", handler)
+        app.router.add_get("/api/version", self._ollama_version)
+        app.router.add_get("/api/tags", self._tags)
+        app.router.add_get("/api/ps", self._running)
         app.router.add_post("/api/show", self._show)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
@@ -133,6 +130,8 @@ class Service(Probes):
             fields = parse(body, kind)
             context = await self._context(request, fields.model)
             call = fields.call(context)
+            if not call.submits:
+                return json_response(call.body(()))
             _check_prompts(call.submits, call.prompt_name, limits.prompt_length)
             caller, count = CALLER.get(), len(call.submits)
             responder = Responder(call, engine, self.shutdown, limits)
@@ -165,7 +164,8 @@ class Service(Probes):
     async def _count_tokens(self, request: web.Request) -> web.Response:
         fields = parse(await read_body(request, self.options.limits), CountRequest)
         asked = await self._context(request, fields.model)
-        submit = replace(fields.chat().prepared(asked), prompt_only=True, constraint=UNCONSTRAINED)
+        submit = fields.chat(asked.facts).prepared(asked)
+        submit = replace(submit, prompt_only=True, constraint=UNCONSTRAINED)
         tokens = (await self._prompt(submit, "messages")).tokens
         return json_response({"input_tokens": len(tokens)})
 
@@ -201,7 +201,7 @@ class Service(Probes):
     async def _chat_facts(self) -> ChatFacts:
         """Of the target's chat template, asked once. Raises ``ClusterError``."""
         if self._facts is None:
-            draft = next((one for one in await self.statuses() if one.role == "draft"), None)
+            draft = _draft_of(await self.statuses())
             if draft is None:
                 return ChatFacts()
             self._facts = ChatFacts(
@@ -223,24 +223,26 @@ class Service(Probes):
         _ = self.engine
         return json_response({"models": [self._ollama_model()]})
 
+    async def _running(self, request: web.Request) -> web.Response:
+        length = await self._context_length()
+        return json_response({"models": [running(self._ollama_model(), length)]})
+
     async def _show(self, request: web.Request) -> web.Response:
         _ = self.engine
         fields = parse(await read_body(request, self.options.limits), ShowRequest)
         name = fields.model or fields.name or self.model
         self._model_object(name.removesuffix(":latest"))
-        facts = await self._chat_facts()
-        able = ["completion", "tools", *(["thinking"] if facts.reasoning else [])]
-        return json_response({**self._ollama_model(), "model_info": {}, "capabilities": able})
+        reasons = bool((await self._chat_facts()).reasoning)
+        length = await self._context_length()
+        return json_response(shown(self._ollama_model(), length, reasoning=reasons))
 
     def _ollama_model(self) -> dict[str, object]:
-        return {
-            "name": self.model,
-            "model": self.model,
-            "modified_at": timestamp(self._created),
-            "size": 0,
-            "digest": "",
-            "details": {"format": "", "family": "", "families": [], "parameter_size": ""},
-        }
+        return model_object(self.model, self._created)
+
+    async def _context_length(self) -> int:
+        """In tokens; 0 where the draft node does not answer. Raises ``ClusterError``."""
+        draft = _draft_of(await self.statuses())
+        return 0 if draft is None else draft.context_length
 
     async def _state(self, request: web.Request) -> web.Response:
         nodes = await self.statuses()
@@ -260,7 +262,7 @@ class Service(Probes):
     def missing(self, nodes: Sequence[Status]) -> str:
         """Why no request can be served now: what the draft node lacks, and the stages' reasons for
         links they cannot make. Empty where one can."""
-        draft = next((node for node in nodes if node.role == "draft"), None)
+        draft = _draft_of(nodes)
         if draft is None:
             return "the draft node does not answer"
         reasons = [draft.missing, *(node.missing for node in nodes if node.role != "draft")]
@@ -276,6 +278,10 @@ class Service(Probes):
     async def _model(self, request: web.Request) -> web.Response:
         _ = self.engine
         return json_response(self._model_object(request.match_info["name"]))
+
+
+def _draft_of(nodes: Sequence[Status]) -> Status | None:
+    return next((node for node in nodes if node.role == "draft"), None)
 
 
 def _node_state(node: Status) -> dict[str, object]:

@@ -28,6 +28,7 @@ HASHED = "sha256:"
 ROUNDING = 1e-6
 """Of sums of times: a client that waits for as long as ``Retry-After`` says is not too early."""
 
+_HASH = re.compile(HASHED + "[0-9a-f]{64}")
 _COMMENT = re.compile(r"(^|\s)#.*")
 _NAME = re.compile(r"[\w.@-]{1,64}")
 
@@ -133,11 +134,13 @@ class ApiKeys:
         *,
         share_prefixes: bool = False,
     ) -> None:
-        """``settings``: of each key, where there are any."""
+        """``settings``: of each key, where there are any. A key that begins with ``HASHED`` is a
+        hash, in hexadecimal."""
         named = list(settings)
         self._callers: list[tuple[bytes, Caller]] = []
         for number, key in enumerate(keys):
-            digest = bytes.fromhex(key[len(HASHED) :]) if _is_hash(key) else _digest(key)
+            hashed = key.startswith(HASHED)
+            digest = bytes.fromhex(key[len(HASHED) :]) if hashed else _digest(key)
             # A second hash, so that the tenant's name does not reveal the key.
             tenant = hmac.digest(digest, b"asyncspec tenant", "sha256")[:16].hex()
             how = named[number] if named else KeySettings(f"key{number + 1}")
@@ -168,8 +171,14 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
-def _is_hash(key: str) -> bool:
-    return re.fullmatch(HASHED + "[0-9a-f]{64}", key) is not None
+def _checked(key: str, where: str) -> str:
+    """A key as ``ApiKeys`` takes it. Raises ``UserError`` for a hash that is none: as a key by
+    itself it would open the service to everybody who has seen the file."""
+    if not key.lower().startswith(HASHED):
+        return key
+    if _HASH.fullmatch(key.lower()) is None:
+        raise UserError(f"{where}: behind {HASHED} stand the 64 hexadecimal digits of a key's hash")
+    return key.lower()
 
 
 def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
@@ -177,16 +186,18 @@ def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
     comment. Without a file, the environment's key. Raises ``UserError``."""
     if file is None:
         key = os.environ.get(API_KEY_VARIABLE, "").strip()
-        return ApiKeys([key] if key else [], share_prefixes=share_prefixes)
+        keys = [_checked(key, API_KEY_VARIABLE)] if key else []
+        return ApiKeys(keys, share_prefixes=share_prefixes)
     with reading(f"the API keys in {file}"):
-        lines = file.read_text(encoding="utf-8").splitlines()
-    keys: list[str] = []
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    keys = []
     settings: list[KeySettings] = []
     for number, line in enumerate(lines, start=1):
         fields = _COMMENT.sub("", line).split()
         if fields:
-            keys.append(fields[0])
-            settings.append(_settings(fields[1:], f"key{len(keys)}", f"line {number} of {file}"))
+            where = f"line {number} of {file}"
+            keys.append(_checked(fields[0], where))
+            settings.append(_settings(fields[1:], f"key{len(keys)}", where))
     if not keys:
         raise UserError(f"there is no API key in {file}; write one a line")
     if len({one.name for one in settings}) < len(settings):

@@ -144,10 +144,12 @@ class Responder:
         while True:
             frame = b"" if index is None else self._call.write(index, self._answers[index])
             # Tokens without text write nothing, perhaps for long: send a comment instead.
-            if not frame and clock() >= due:
+            silent = not frame and clock() >= due
+            if silent:
                 frame = self._call.alive
             if frame:
                 await _write(response, frame)
+            if frame or silent:  # also of a call that has no comment
                 due = clock() + pause
             if self._complete:
                 return

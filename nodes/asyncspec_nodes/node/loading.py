@@ -65,7 +65,12 @@ from asyncspec_nodes.roles.draft.session import MIN_COMMON_PREFIX, NO_PREFIX, Dr
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig, max_sessions
-from asyncspec_nodes.serving.requests import ServingConfig, read_defaults
+from asyncspec_nodes.serving.requests import (
+    ChatText,
+    ServingConfig,
+    encode_chat,
+    read_defaults,
+)
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, first_session
 from asyncspec_protocol.limits import ITEM_BYTES
@@ -320,12 +325,15 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
 
 
 def _chat_facts(tokenizer: Tokenizer) -> ChatFacts:
-    """Of the target's chat template, and of a prompt by it."""
-    try:
-        prompt = tokenizer.prompt('[{"role": "user", "content": "Hello"}]')
-    except ValueError:
-        prompt = ""  # it takes no conversation as short as this
-    return facts_of(tokenizer.template, prompt)
+    """Of the target's chat template, and of prompts by it."""
+
+    def render(options: Mapping[str, Any]) -> str:
+        try:
+            return tokenizer.prompt(encode_chat([ChatText("user", "Hello")], options=options))
+        except ValueError:
+            return ""  # it takes no conversation as short as this, or no such option
+
+    return facts_of(tokenizer.template, render)
 
 
 def _passing_on(config: Config, target: OpenModel, backend: Backend) -> LoadedSource:

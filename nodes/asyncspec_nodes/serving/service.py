@@ -99,9 +99,9 @@ class _Answer:
         self.id = submit.id
         self.text = answer_text(tokenizer, submit, prompt)
         self.top_logprobs = submit.top_logprobs
-        # Tokens sent, and whether a stop string has ended the answer.
+        # Tokens sent, and the stop string that has ended the answer.
         self.tokens = 0
-        self.stopped = False
+        self.stop = ""
         # Characters of the text to come that the client has.
         self._known = submit.given_text
 
@@ -122,7 +122,7 @@ class _Answer:
             return piece
         text = piece.text[self._known :]
         self._known = max(0, self._known - len(piece.text))
-        return Piece(text, piece.tokens, piece.stopped)
+        return Piece(text, piece.tokens, piece.stop)
 
 
 class _Ready(NamedTuple):
@@ -191,7 +191,8 @@ class TextService:
             client.send(Finished(message.request, "error", text, {}, "busy"))
         else:
             self._next += 1
-            self.totals.arrived(self._next)
+            if not message.prompt_only:  # which nothing is computed for
+                self.totals.arrived(self._next)
             submit = replace(message, tenant=self._blinded(message.tenant))
             self._read(PendingRequest(self._next, client, submit))
 
@@ -225,7 +226,7 @@ class TextService:
     def emit(self, effect: Emit) -> str:
         """Send committed tokens to their client; returns their text."""
         answer = self._answers[effect.request]
-        if answer.stopped:
+        if answer.stop:
             return ""  # emitted before the machine processed ``Stopped``
         piece = answer.push(effect.tokens)
         self.totals.emitted(effect.request, piece.tokens)
@@ -246,7 +247,7 @@ class TextService:
             )
         answer.client.send(output)
         if piece.stopped:
-            answer.stopped = True
+            answer.stop = piece.stop
             self._feed(Stopped(effect.request, answer.tokens))
         return piece.text
 
@@ -254,20 +255,21 @@ class TextService:
         """End a request; returns the text that was held back."""
         answer = self._answers.pop(effect.request)
         reason, rest = effect.reason, ""
-        if not answer.stopped:
+        if not answer.stop:
             piece = answer.finish()
-            answer.stopped, rest = piece.stopped, piece.text
-        if answer.stopped:
+            answer.stop, rest = piece.stop, piece.text
+        if answer.stop:
             reason = "stop"  # the machine may have ended it otherwise before ``Stopped``
         for output in _outputs(answer.number, (), rest):
             answer.client.send(output)
         self.totals.finished(effect.request, reason, effect.stats)
-        detail, code = ("", "") if answer.stopped else (effect.detail, effect.code)
-        matcher = None if answer.stopped else answer.matcher
+        detail, code = ("", "") if answer.stop else (effect.detail, effect.code)
+        matcher = None if answer.stop else answer.matcher
         if reason == "stop" and matcher is not None and not matcher.complete:
             # The stage's parser has met its limits, and only an end was left to draw.
             reason, detail, code = "error", UNFINISHED, BAD_GRAMMAR
-        answer.client.send(Finished(answer.number, reason, detail, effect.stats, code))
+        end = Finished(answer.number, reason, detail, effect.stats, code, answer.stop)
+        answer.client.send(end)
         self._tell_drained()
         return rest
 
@@ -315,7 +317,7 @@ class TextService:
         if not given:
             return _Ready(request, "", answer, end)
         piece = answer.push(given)
-        answer.stopped = piece.stopped
+        answer.stop = piece.stop
         if piece.stopped or given[-1] in request.stop_tokens:
             end = "stop"
         elif len(given) >= request.max_new_tokens:
@@ -348,7 +350,8 @@ class TextService:
         if pending is None:
             self._feed(Cancelled(number))
         else:
-            self.totals.finished(number, "cancelled", {})
+            if not pending.submit.prompt_only:
+                self.totals.finished(number, "cancelled", {})
             pending.client.send(Finished(pending.submit.request, "cancelled", "", {}))
             self._tell_drained()
 

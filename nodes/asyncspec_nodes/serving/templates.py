@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from msgspec import Struct
 
-OPTIONS = ("enable_thinking", "thinking", "reasoning_effort")
+SWITCHES = ("enable_thinking", "thinking")
+"""Names of the argument that turns reasoning on or off; where a template reads both, the first
+counts."""
+
+EFFORT = "reasoning_effort"
+"""The argument that says how much; "none" turns it off."""
+
+OPTIONS = (*SWITCHES, EFFORT)
 """Arguments of templates that switch reasoning."""
 
 
@@ -18,10 +26,44 @@ class ChatFacts(Struct, frozen=True):
     syntax: str = "json"
     # The template writes the list of tools itself, and calls and results in a history.
     takes_tools: bool = False
-    # "tags": between those of its syntax; "open": the prompt has the first of them already.
+    # "tags": between those of its syntax. Where the prompt has the first of them already: "open"
+    # unless the request switches it off, "always", or "asked" where the request switches it on.
     reasoning: str = ""
     # Those of ``OPTIONS`` that it reads.
     options: tuple[str, ...] = ()
+
+    @property
+    def switch(self) -> str | None:
+        """The template's own name for the one of ``SWITCHES``."""
+        return next((name for name in SWITCHES if name in self.options), None)
+
+    def named(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """A request's ``options`` with the switch by the template's name for it."""
+        found = dict(options)
+        if self.switch is not None:
+            for name in SWITCHES:
+                if name in found and name not in self.options:
+                    found.setdefault(self.switch, found.pop(name))
+        return found
+
+    def opened(self, options: Mapping[str, Any]) -> bool:
+        """Whether a prompt with these ``options`` ends where the reasoning has begun."""
+        given = [options.get(name) for name in self.options if name != EFFORT or not self.switch]
+        on = next((on for on in map(_turned, given) if on is not None), None)
+        match self.reasoning:
+            case "open":
+                return on is not False
+            case "asked":
+                return on is True
+            case habit:
+                return habit == "always"
+
+
+def _turned(value: object) -> bool | None:
+    """Whether the value of a switch or an effort turns reasoning on; None where it says neither."""
+    if isinstance(value, str):
+        return value != "none"
+    return value if isinstance(value, bool) else None
 
 
 CHANNEL = "<|channel|>"
@@ -87,16 +129,40 @@ SYNTAXES: Mapping[str, Syntax] = {
 """By name; those with the surest signs come first."""
 
 
-def facts_of(template: str, prompt: str = "") -> ChatFacts:
-    """``prompt``: a rendered conversation, up to where the assistant speaks."""
-    opened = prompt.rstrip().endswith("<think>")
-    thinks = "<think>" in template or "<|channel>" in template
-    return ChatFacts(
-        _syntax_of(template),
-        re.search(r"\btools\b", template) is not None,
-        "open" if opened else "tags" if thinks else "",
-        tuple(name for name in OPTIONS if re.search(rf"\b{name}\b", template)),
-    )
+Render = Callable[[Mapping[str, Any]], str]
+"""A conversation up to where the assistant speaks, by the arguments of the template; empty where
+the template refuses it."""
+
+
+def facts_of(template: str, render: Render = lambda options: "") -> ChatFacts:
+    """What a template says by itself, and by the prompts that ``render`` makes with it."""
+    # Not a field of a message, such as ``message.thinking``.
+    options = tuple(name for name in OPTIONS if re.search(rf"(?<![\w.'\"]){name}\b", template))
+    takes_tools = re.search(r"\btools\b", template) is not None
+    reasoning = _reasoning(template, options[:1], render)
+    return ChatFacts(_syntax_of(template), takes_tools, reasoning, options)
+
+
+def _reasoning(template: str, switches: tuple[str, ...], render: Render) -> str:
+    """``ChatFacts.reasoning``. What a prompt ends with is seen, as templates write it in many ways;
+    ``switches``: the argument that decides, or none."""
+
+    def opens(options: Mapping[str, Any]) -> bool:
+        return render(options).rstrip().endswith("<think>")
+
+    on, off = ([{name: _VALUES[name][i]} for name in switches] for i in (0, 1))
+    if opens({}):
+        return "always" if all(map(opens, off)) else "open"
+    if any(map(opens, on)):
+        return "asked"
+    return "tags" if "<think>" in template or "<|channel>" in template else ""
+
+
+_VALUES: Mapping[str, tuple[object, object]] = {
+    **dict.fromkeys(SWITCHES, (True, False)),
+    EFFORT: ("high", "none"),
+}
+"""Of ``OPTIONS``: what turns reasoning on, and off."""
 
 
 def answer_markers(template: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import dropwhile, islice
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.backend.tokenizer import Tokenizer, conversation
 from asyncspec_nodes.serving.templates import answer_markers
@@ -149,11 +150,17 @@ def partial_stop_length(text: str, stops: Sequence[str]) -> int:
 
 
 class Piece(Struct, frozen=True):
-    """Text to show, and how many of the pushed tokens it takes. ``stopped``: by a stop string."""
+    """Text to show, and how many of the pushed tokens it takes. ``stop``: the stop string that ends
+    the answer there, if one does."""
 
     text: str
     tokens: int
-    stopped: bool = False
+    stop: str = ""
+
+    @property
+    def stopped(self) -> bool:
+        """By a stop string."""
+        return bool(self.stop)
 
 
 class AnswerText:
@@ -189,8 +196,8 @@ class AnswerText:
         for count, token in enumerate(tokens, start=1):
             self._held += self._text.push((token,))
             # With ``open``: as if this token were the last.
-            if (end := self._until_stop(self._held + self._text.open())) is not None:
-                return Piece(text + end, count, stopped=True)
+            if end := self._end(self._held + self._text.open(), count):
+                return replace(end, text=text + end.text)
             cut = len(self._held) - partial_stop_length(self._held, self._stops)
             text += self._held[:cut]
             self._held = self._held[cut:]
@@ -199,13 +206,14 @@ class AnswerText:
     def finish(self) -> Piece:
         """The rest of the text."""
         rest = self._held + self._text.finish()
-        end = self._until_stop(rest)
-        return Piece(rest, 0) if end is None else Piece(end, 0, stopped=True)
+        return self._end(rest, 0) or Piece(rest, 0)
 
-    def _until_stop(self, text: str) -> str | None:
+    def _end(self, text: str, tokens: int) -> Piece | None:
         """``text`` as far as the answer goes, if it has a stop string."""
-        found = find(text, self._stops)
-        return None if found is None else text[: found.end if self._include else found.start]
+        if (found := find(text, self._stops)) is None:
+            return None
+        until = found.end if self._include else found.start
+        return Piece(text[:until], tokens, text[found.start : found.end])
 
 
 def answer_text(tokenizer: Tokenizer, submit: Submit, prompt: Sequence[int]) -> AnswerText:

@@ -151,9 +151,9 @@ async def piped_lines() -> AsyncIterator[str]:
     while data := await _read(sys.stdin.fileno()):
         *lines, rest = (rest + decoder.decode(data)).split("\n")
         for line in filter(str.strip, lines):
-            yield line
+            yield line.removesuffix("\r")
     if rest.strip():
-        yield rest
+        yield rest.removesuffix("\r")
 
 
 async def _read(fd: int) -> bytes:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.chat.answers import answer_parser, forced_call, in_content
 from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, Tool, described
 from asyncspec_nodes.chat.parser import AnswerPart, Parser, Part, WholeCalls
@@ -24,7 +23,7 @@ from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import invalid, unsupported
 from asyncspec_nodes.http.api.parameters import CompletionParameters
 from asyncspec_nodes.serving.requests import encode_chat
-from asyncspec_nodes.serving.templates import ChatFacts
+from asyncspec_nodes.serving.templates import EFFORT, ChatFacts
 from asyncspec_protocol.messages import Finished, Submit
 from asyncspec_protocol.sampling import MAX_INT, NewTokens, TopLogprobs
 
@@ -79,6 +78,11 @@ class ToolSpec(Struct, frozen=True):
     function: FunctionTool
     type: Literal["function"] = "function"
 
+    def plain(self) -> Json:
+        """As chat templates read it, and print it: in the order of OpenAI's documentation."""
+        given = {name: value for name, value in asdict(self.function).items() if value is not None}
+        return {"type": self.type, "function": given}
+
 
 class NamedTool(Struct, frozen=True):
     """``tool_choice.function``"""
@@ -105,20 +109,13 @@ def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
     if calls and message.role != "assistant":
         raise invalid(f"{where}.tool_calls: only an assistant calls tools", f"{where}.tool_calls")
     role = "system" if message.role == "developer" else message.role
-    found: Json = {"role": role, "content": _text(message, f"{where}.content")}
+    found: dict[str, Any] = {"role": role, "content": _text(message, f"{where}.content")}
     if calls and not native:
-        written = [
-            {"name": one.function.name, "arguments": _arguments(one, where)} for one in calls
-        ]
-        found["content"] = msgspec.json.encode(written).decode()
+        written = msgspec.json.encode([_function(one) for one in calls]).decode()
+        found["content"] = _lines(found["content"], written)
     elif calls:
         found["tool_calls"] = [
-            {
-                "id": one.id or "",
-                "type": "function",
-                "function": {"name": one.function.name, "arguments": _arguments(one, where)},
-            }
-            for one in calls
+            {"id": one.id or "", "type": "function", "function": _function(one)} for one in calls
         ]
     if role == "tool" and not native:
         return {"role": "user", "content": f"The call returned: {found['content']}"}
@@ -131,14 +128,16 @@ def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
     return found
 
 
-def _arguments(call: ToolCall, where: str) -> object:
-    """As an object: templates write it as JSON themselves."""
-    given = call.function.arguments
-    try:
-        return bounded_json.decode(given or "{}") if isinstance(given, str) else given
-    except ValueError as error:
-        text = f"{where}.tool_calls: the arguments are not JSON: {error}"
-        raise invalid(text, where) from None
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
+
+
+def _function(call: ToolCall) -> Json:
+    """With the arguments as an object: templates write it as JSON themselves."""
+    name, given = call.function.name, call.function.arguments
+    if isinstance(given, str):
+        given = Call(name, given or "{}").given
+    return {"name": name, "arguments": given}
 
 
 def _text(message: ChatMessage, where: str) -> str:
@@ -209,18 +208,16 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
 
     def options(self, facts: ChatFacts) -> dict[str, Any]:
         """Arguments of the template. Raises ``ApiError``."""
-        options = dict(self.chat_template_kwargs or {})
+        options = facts.named(self.chat_template_kwargs or {})
         effort = self.reasoning_effort
         if effort is None:
             return options
-        if "reasoning_effort" in facts.options:
-            return {"reasoning_effort": effort, **options}
-        switch = next(
-            (name for name in ("enable_thinking", "thinking") if name in facts.options), None
-        )
-        if switch is not None:
-            return {switch: effort != "none", **options}
-        if effort != "none" or facts.reasoning == "open":
+        asked: dict[str, Any] = {EFFORT: effort} if EFFORT in facts.options else {}
+        if facts.switch is not None:
+            asked[facts.switch] = effort != "none"
+        if asked:
+            return asked | options
+        if effort != "none" or facts.opened(options):
             raise invalid(
                 f"the target's chat template has no reasoning_effort {effort!r}; leave it out",
                 "reasoning_effort",
@@ -240,12 +237,11 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
             plain(message, f"messages[{i}]", native=facts.takes_tools)
             for i, message in enumerate(self.messages)
         ]
+        if not facts.takes_tools and any(one.role == "tool" for one in self.messages):
+            messages = _joined(messages)  # results became messages of the user
         tools: list[Json] = []
         if self.callable and facts.takes_tools:
-            tools = [msgspec.to_builtins(spec) for spec in self.tools or ()]
-            for tool in tools:
-                function: Any = tool["function"]
-                tool["function"] = {k: v for k, v in function.items() if v is not None}
+            tools = [spec.plain() for spec in self.tools or ()]
         elif self.callable:
             messages = _reported(messages, described(self.callable))
         # Without a limit an answer may fill the context.
@@ -255,7 +251,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
             log_probs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
-        opened, grammar = _opened(facts, options), submit.constraint.grammar
+        opened, grammar = facts.opened(options), submit.constraint.grammar
         if self.forced:
             parallel = self.parallel_tool_calls is not False and self.tool_choice == "required"
             try:
@@ -274,14 +270,19 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     def parser(self, facts: ChatFacts) -> Parser:
         """Of an answer to this request."""
         parallel = self.parallel_tool_calls is not False
-        opened = _opened(facts, self.options(facts))
+        opened = facts.opened(self.options(facts))
         return answer_parser(facts, self.callable, parallel=parallel, opened=opened)
 
 
-def _opened(facts: ChatFacts, options: Mapping[str, Any]) -> bool:
-    """Whether the prompt has begun the model's reasoning."""
-    off = False in (options.get("enable_thinking"), options.get("thinking"))
-    return facts.reasoning == "open" and not off
+def _joined(messages: Sequence[dict[str, Any]]) -> list[Json]:
+    """With neighbours of one role as one message: templates may want roles to alternate."""
+    found: list[dict[str, Any]] = []
+    for message in messages:
+        if found and found[-1]["role"] == message["role"]:
+            last = found.pop()
+            message = {**last, "content": _lines(last["content"], message["content"])}
+        found.append(message)
+    return found
 
 
 def _reported(messages: list[Json], what: str) -> list[Json]:
@@ -310,6 +311,8 @@ class ChatCompletion(Completion):
         self._id, self._facts = context.id, context.facts
         self.parsers = [request.parser(context.facts) for _ in self.submits]
         self._called = [0] * len(self.submits)
+        # Calls in the history.
+        self._earlier = sum(len(message.tool_calls or ()) for message in request.messages)
 
     def parts(self, index: int, answer: ChoiceBuffer) -> list[AnswerPart]:
         """What has come of an answer since this was last called."""
@@ -359,8 +362,13 @@ class ChatCompletion(Completion):
         number = self._called[index]
         self._called[index] += 1
         digest = blake2b(f"{self._id} {index} {number}".encode(), digest_size=12).hexdigest()
-        # Mistral's templates take no other ids.
-        name = digest[:9] if self._facts.syntax == "mistral" else f"call_{digest}"
+        match self._facts.syntax:
+            case "mistral":  # its templates take no other ids
+                name = digest[:9]
+            case "kimi-k2":  # its templates show a history's calls by their ids alone
+                name = f"functions.{call.name}:{self._earlier + number}"
+            case _:
+                name = f"call_{digest}"
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": name, "type": "function", "function": function}
 

@@ -72,8 +72,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 def _supported(fields: Mapping[str, object]) -> dict[str, object]:
-    """The supported parameters, with 5.0, as some languages write it, as 5. Raises ``ApiError``
-    where an unsupported feature is requested."""
+    """The supported parameters. Raises ``ApiError`` where an unsupported feature is requested."""
     for name in NEUTRAL.keys() & fields.keys():
         value = fields[name]
         # Equal; true is not 1, but 1.0 is.
@@ -84,10 +83,13 @@ def _supported(fields: Mapping[str, object]) -> dict[str, object]:
             text = f"{name} is not supported by this service; leave it out"
             raise invalid(text, name, "unsupported_parameter")
     return {
-        name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in fields.items()
-        if name not in IGNORED and name not in NEUTRAL
+        name: value for name, value in fields.items() if name not in IGNORED and name not in NEUTRAL
     }
+
+
+def whole(value: object) -> object:
+    """5.0, as some languages write it, as 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 _FORMS = {
@@ -275,6 +277,7 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise invalid(f"the body is not valid JSON: {what}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
+    fields = {name: whole(value) for name, value in fields.items()}
     try:
         ours = issubclass(kind, CompletionParameters)
         request = msgspec.convert(_supported(fields) if ours else fields, kind)

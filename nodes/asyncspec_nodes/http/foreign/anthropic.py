@@ -24,6 +24,7 @@ from asyncspec_nodes.http.api.chat import (
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unsupported
+from asyncspec_nodes.serving.templates import EFFORT, ChatFacts
 from asyncspec_protocol.messages import Finished
 from asyncspec_protocol.sampling import NewTokens, TopK
 
@@ -75,6 +76,16 @@ class Thinking(Struct, frozen=True):
     budget_tokens: int | None = None
 
 
+class OutputConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """``output_config``"""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+_EFFORTS = {"xhigh": "high", "max": "high"}
+"""Anthropic's efforts beyond those that chat templates have."""
+
+
 class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/messages``, and with fewer fields of ``.../count_tokens``."""
 
@@ -90,7 +101,10 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tools: tuple[ToolDefinition, ...] | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
+    # Its effort counts where the target's template has one.
+    output_config: OutputConfig | None = None
     # These change no answer.
+    context_management: object = None
     metadata: object = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
@@ -98,9 +112,9 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Raises ``ApiError``."""
         if self.max_tokens is None:
             raise invalid("max_tokens is missing", "max_tokens", "missing_required_parameter")
-        self.chat().check()
+        self.chat(ChatFacts()).check()
 
-    def chat(self) -> ChatRequest:
+    def chat(self, facts: ChatFacts) -> ChatRequest:
         """The same as a request of the chat endpoint. Raises ``ApiError``."""
         messages: list[ChatMessage] = []
         if self.system:
@@ -118,6 +132,9 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         thinks = None
         if self.thinking is not None:
             thinks = {"enable_thinking": self.thinking.type != "disabled"}
+        effort = self.output_config.effort if self.output_config else None
+        if EFFORT not in facts.options:
+            effort = None
         return ChatRequest(
             model=self.model,
             messages=tuple(messages),
@@ -133,12 +150,13 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             ),
             tool_choice=named,
             parallel_tool_calls=parallel,
+            reasoning_effort=_EFFORTS.get(effort, effort) if effort else None,
             chat_template_kwargs=thinks,
         )
 
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
-        chat = self.chat()
+        chat = self.chat(context.facts)
         return AnthropicMessage(chat, [chat.prepared(context)], context)
 
 
@@ -249,7 +267,10 @@ class AnthropicMessage(ChatCompletion):
         }
 
     def _ended(self, end: Finished | None) -> Json:
-        return {"stop_reason": _REASONS.get(self.reason(0, end) or ""), "stop_sequence": None}
+        reason = self.reason(0, end)
+        if reason == "stop" and end is not None and end.stop:
+            return {"stop_reason": "stop_sequence", "stop_sequence": end.stop}
+        return {"stop_reason": _REASONS.get(reason or ""), "stop_sequence": None}
 
     def _tokens(self, answers: Sequence[ChoiceBuffer]) -> Json:
         usage: Any = self._usage(answers)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -22,6 +22,9 @@ from asyncspec_nodes.http.api.chat import (
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid
+from asyncspec_nodes.http.api.parameters import whole
+from asyncspec_nodes.http.foreign.ollama_models import timestamp
+from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Submit
 
 _OPTIONS = {
@@ -39,20 +42,13 @@ _OPTIONS = {
 """Ollama's names of settings, and ours."""
 
 _OF_THE_SERVER = frozenset(
-    ("num_ctx", "num_gpu", "num_thread", "num_batch", "use_mmap", "num_keep")
+    ("num_ctx", "num_gpu", "num_thread", "num_batch", "use_mmap", "num_keep", "repeat_last_n")
 )
-"""Options of its engine, which change no answer that fits the context."""
+"""Options of its engine, which are ignored: answers fill the context at most, and penalties look at
+all of it."""
 
-
-class ShowRequest(Struct, frozen=True):
-    """The body of ``POST /api/show``; ``name`` is the older word for ``model``."""
-
-    model: str | None = None
-    name: str | None = None
-    verbose: bool | None = None
-
-    def check(self) -> None:
-        """Nothing more."""
+_NO_TIME = re.compile(r"-?0+(\.0*)?([nuµm]?s|m|h)?")
+"""``keep_alive`` of a request that unloads the model."""
 
 
 class OllamaFunction(Struct, frozen=True):
@@ -64,6 +60,7 @@ class OllamaCall(Struct, frozen=True):
     """A call in a history."""
 
     function: OllamaFunction
+    id: str | None = None
 
 
 class OllamaMessage(Struct, frozen=True):
@@ -74,6 +71,7 @@ class OllamaMessage(Struct, frozen=True):
     thinking: str | None = None
     tool_calls: tuple[OllamaCall, ...] | None = None
     tool_name: str | None = None
+    tool_call_id: str | None = None
     images: object = None
 
 
@@ -88,26 +86,46 @@ class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # How long a model stays in memory: this one always does.
     keep_alive: object = None
 
+    # An answer that says nothing.
+    silence: ClassVar[Json]
+
+    @property
+    def empty(self) -> bool:
+        """Whether it asks for nothing but that the model is loaded, or unloaded."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Raises ``ApiError``."""
-        self.chat().check()
+        if not self.empty:
+            self.chat(ChatFacts()).check()
 
-    def chat(self) -> ChatRequest:
+    def chat(self, facts: ChatFacts) -> ChatRequest:
         """The same as a request of the chat endpoint. Raises ``ApiError``."""
         raise NotImplementedError
 
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
-        chat = self.chat()
-        return OllamaChat(chat, [chat.prepared(context)], context)
+        if self.empty:
+            unloads = _NO_TIME.fullmatch(str(self.keep_alive)) is not None
+            return OllamaLoaded(context, self.silence, "unload" if unloads else "load")
+        chat = self.chat(context.facts)
+        return self.completion(chat, [chat.prepared(context)], context)
+
+    def completion(
+        self, chat: ChatRequest, submits: Sequence[Submit], context: RequestContext
+    ) -> OllamaChat:
+        """In the form of the endpoint."""
+        return OllamaChat(chat, submits, context)
 
     def settings(self) -> dict[str, Any]:
         """As of the chat endpoint. Raises ``ApiError``."""
         found: dict[str, Any] = {"model": self.model, "stream": self.stream is not False}
         for name, value in (self.options or {}).items():
             unlimited = name == "num_predict" and isinstance(value, int | float) and value < 0
+            if value is None:
+                continue
             if name in _OPTIONS and not unlimited:
-                found[_OPTIONS[name]] = value
+                found[_OPTIONS[name]] = whole(value)
             elif name not in _OPTIONS and name not in _OF_THE_SERVER:
                 raise invalid(f"options.{name} is not supported by this service", f"options.{name}")
         if self.format == "json":
@@ -129,9 +147,14 @@ class OllamaChatRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unkn
     messages: tuple[OllamaMessage, ...] = ()
     tools: tuple[ToolSpec, ...] | None = None
 
-    def chat(self) -> ChatRequest:
-        messages = [_message(one, f"messages[{i}]") for i, one in enumerate(self.messages)]
-        return _converted(self.settings(), messages, self.tools)
+    silence: ClassVar[Json] = {"message": {"role": "assistant", "content": ""}}
+
+    @property
+    def empty(self) -> bool:
+        return not self.messages
+
+    def chat(self, facts: ChatFacts) -> ChatRequest:
+        return _converted(self.settings(), _conversation(self.messages, facts), self.tools)
 
 
 class GenerateRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -145,7 +168,13 @@ class GenerateRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unknow
     template: str | None = None
     context: object = None
 
-    def chat(self) -> ChatRequest:
+    silence: ClassVar[Json] = {"response": ""}
+
+    @property
+    def empty(self) -> bool:
+        return not self.prompt
+
+    def chat(self, facts: ChatFacts) -> ChatRequest:
         for name in ("suffix", "images", "raw", "template", "context"):
             if getattr(self, name):
                 raise invalid(f"{name} is not supported by this service", name)
@@ -154,25 +183,58 @@ class GenerateRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unknow
             messages.insert(0, ChatMessage("system", self.system))
         return _converted(self.settings(), messages, None)
 
-    def call(self, context: RequestContext) -> Completion:
-        chat = self.chat()
-        return OllamaGenerated(chat, [chat.prepared(context)], context)
+    def completion(
+        self, chat: ChatRequest, submits: Sequence[Submit], context: RequestContext
+    ) -> OllamaChat:
+        return OllamaGenerated(chat, submits, context)
 
 
-def _message(message: OllamaMessage, where: str) -> ChatMessage:
-    if message.images:
-        raise invalid("images are not supported by this service", f"{where}.images")
-    calls = [
-        ToolCall(CalledFunction(one.function.name, one.function.arguments))
-        for one in message.tool_calls or ()
-    ]
-    return ChatMessage(
-        message.role,
-        message.content or "",
-        name=message.tool_name,
-        tool_calls=tuple(calls) or None,
-        reasoning_content=message.thinking,
-    )
+def _conversation(messages: Sequence[OllamaMessage], facts: ChatFacts) -> list[ChatMessage]:
+    """With ids of calls and results, which many clients leave out and templates may want: those
+    given, else by position."""
+    found: list[ChatMessage] = []
+    count = 0
+    # Calls of the last turn that have no result yet.
+    open_calls: list[ToolCall] = []
+    for i, message in enumerate(messages):
+        if message.images:
+            raise invalid("images are not supported by this service", f"messages[{i}].images")
+        calls = []
+        for one in message.tool_calls or ():
+            function = CalledFunction(one.function.name, one.function.arguments)
+            calls.append(ToolCall(function, one.id or _call_id(facts, function.name, count)))
+            count += 1
+        open_calls = list(calls) or open_calls
+        found.append(
+            ChatMessage(
+                message.role,
+                message.content or "",
+                name=message.tool_name,
+                tool_calls=tuple(calls) or None,
+                tool_call_id=_answered(message, open_calls) if message.role == "tool" else None,
+                reasoning_content=message.thinking,
+            )
+        )
+    return found
+
+
+def _call_id(facts: ChatFacts, name: str, number: int) -> str:
+    """Of a history's call, in the one form that Kimi's templates show or Mistral's take."""
+    return f"functions.{name}:{number}" if facts.syntax == "kimi-k2" else f"call{number:05d}"
+
+
+def _answered(result: OllamaMessage, open_calls: list[ToolCall]) -> str | None:
+    """The id of a result's call, which is open no more: as given, else that of the first open call
+    of its tool, or of any."""
+    if result.tool_call_id:
+        same = [one for one in open_calls if one.id == result.tool_call_id]
+    else:
+        named = [one for one in open_calls if one.function.name == result.tool_name]
+        same = named or open_calls
+    if not same:
+        return result.tool_call_id
+    open_calls.remove(found := same[0])
+    return found.id
 
 
 def _converted(
@@ -180,7 +242,7 @@ def _converted(
 ) -> ChatRequest:
     try:
         known = msgspec.convert({**settings, "messages": [{"role": "user"}]}, ChatRequest)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, OverflowError) as error:
         raise invalid(f"options: {error}", "options") from None
     return msgspec.structs.replace(
         known, messages=tuple(messages), tools=None if tools is None else tuple(tools)
@@ -229,7 +291,8 @@ class OllamaChat(ChatCompletion):
         for part in self._whole.joined(self.parts(index, answer)):
             if isinstance(part, Call):
                 function = {"name": part.name, "arguments": part.given}
-                found["tool_calls"].append({"function": function})
+                name = self.call_object(index, part)["id"]
+                found["tool_calls"].append({"id": name, "function": function})
             else:
                 found["content" if part.kind == "content" else "thinking"] += part.text
         return {name: value for name, value in found.items() if value or name == "content"}
@@ -238,7 +301,7 @@ class OllamaChat(ChatCompletion):
         return {**self._common(), "message": {"role": "assistant", **message}}
 
     def _common(self) -> Json:
-        return {"model": self._head["model"], "created_at": timestamp(self._created)}
+        return _common(self._head["model"], self._created)
 
     def _done(self, answers: Sequence[ChoiceBuffer]) -> Json:
         usage: Any = self._usage(answers)
@@ -268,9 +331,24 @@ class OllamaGenerated(OllamaChat):
         return {**self._common(), "response": message["content"], **thought}
 
 
-def timestamp(seconds: int) -> str:
-    """Seconds since the epoch, as Ollama writes them."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+class OllamaLoaded(Completion):
+    """The answer where nothing is asked for: the model is always there."""
+
+    def __init__(self, context: RequestContext, silence: Json, reason: str) -> None:
+        self.submits, self.stream = (), False
+        self._body = {
+            **_common(context.model, context.created),
+            **silence,
+            "done": True,
+            "done_reason": reason,
+        }
+
+    def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        return self._body
+
+
+def _common(model: object, created: int) -> Json:
+    return {"model": model, "created_at": timestamp(created)}
 
 
 def _lines(value: Json) -> bytes:

@@ -12,6 +12,7 @@ from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.chat import ChatMessage, ChatRequest, ToolSpec
 from asyncspec_nodes.http.api.errors import invalid
 from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
+from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.limits import Token
 from asyncspec_protocol.messages import Submit
 
@@ -62,4 +63,4 @@ class CountRequest(MessagesRequest, frozen=True, kw_only=True, forbid_unknown_fi
     """The body of ``POST /v1/messages/count_tokens``: a request without the answer's settings."""
 
     def check(self) -> None:
-        self.chat().check()
+        self.chat(ChatFacts()).check()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, CallEnd
 from asyncspec_nodes.chat.parser import AnswerPart, Part
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
@@ -27,7 +28,7 @@ from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unsupported
 from asyncspec_nodes.http.api.structure import NamedSchema, ResponseFormat
 from asyncspec_nodes.http.foreign.anthropic import event
-from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.messages import Finished, Submit
 from asyncspec_protocol.sampling import NewTokens
 
 
@@ -121,6 +122,8 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for i, tool in enumerate(self.tools or ()):
             if tool.type != "function":
                 raise unsupported(f"tools[{i}].type", f"a tool of type {tool.type!r}")
+        if "message.output_text.logprobs" in (self.include or ()):
+            raise unsupported("include", "message.output_text.logprobs")
         self.chat().check()
 
     def chat(self) -> ChatRequest:
@@ -198,6 +201,19 @@ def _parts(content: str | tuple[ContentPart, ...] | None) -> Any:
     return tuple(ContentPart("text" if p.type in texts else p.type, p.text) for p in content)
 
 
+def _is_cut(end: Finished | None) -> bool:
+    """By the limit of tokens."""
+    return end is not None and end.reason == "length"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        bounded_json.decode(text)
+    except ValueError:
+        return False
+    return True
+
+
 class Response(ChatCompletion):
     """Its answer, whole or as events."""
 
@@ -219,9 +235,8 @@ class Response(ChatCompletion):
         self._open = False
 
     def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
-        for part in self.parts(0, answers[0]):
-            self._add(part)
-        self._finish()
+        self._take(0, answers[0])
+        self._finish(cut=_is_cut(answers[0].end))
         return self._response(answers)
 
     def begin(self) -> bytes:
@@ -231,12 +246,12 @@ class Response(ChatCompletion):
         )
 
     def write(self, index: int, answer: ChoiceBuffer) -> bytes:
-        frames = b"".join(self._add(part) for part in self.parts(index, answer))
+        frames = self._take(index, answer)
         answer.clear()
         return frames
 
     def end(self, answers: Sequence[ChoiceBuffer]) -> bytes:
-        frames = self._finish()
+        frames = self._finish(cut=_is_cut(answers[0].end))
         response = self._response(answers)
         return frames + self._event(f"response.{response['status']}", response=response)
 
@@ -246,6 +261,16 @@ class Response(ChatCompletion):
     def _event(self, event_name: str, /, **data: object) -> bytes:
         self._sequence += 1
         return event(event_name, {"sequence_number": self._sequence - 1, **data})
+
+    def _take(self, index: int, answer: ChoiceBuffer) -> bytes:
+        """Take what has come of the answer; the events that tell it. A call that only the limit
+        has ended stays open."""
+        parts = self.parts(index, answer)
+        ends = parts.pop() if _is_cut(answer.end) and parts[-1:] == [CallEnd()] else None
+        frames = b"".join(map(self._add, parts))
+        if ends is not None and _is_json(self._items[-1]["arguments"]):
+            frames += self._add(ends)
+        return frames
 
     def _add(self, part: AnswerPart) -> bytes:
         """Take a part; the events that tell it."""
@@ -314,12 +339,12 @@ class Response(ChatCompletion):
         item = self._items[-1]
         return {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
-    def _finish(self) -> bytes:
-        """Close the open item."""
+    def _finish(self, *, cut: bool = False) -> bytes:
+        """Close the open item. ``cut``: by the limit."""
         if not self._open:
             return b""
         self._open, frames, item = False, b"", self._items[-1]
-        item["status"] = "completed"
+        item["status"] = "incomplete" if cut else "completed"
         if item["type"] != "function_call":
             inside = item["content"][0]
             logprobs: Json = {"logprobs": []} if item["type"] == "message" else {}
@@ -332,15 +357,17 @@ class Response(ChatCompletion):
 
     def _response(self, answers: Sequence[ChoiceBuffer]) -> Json:
         request, end = self._request, answers[0].end if answers else None
-        cut = end is not None and end.reason == "length"
+        cut = _is_cut(end)
         usage: Any = None
         if end is not None:
             counts: Any = self._usage(answers)
+            # Not counted apart from other tokens.
+            reasoned = any(item["type"] == "reasoning" for item in self._items)
             usage = {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
                 "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": None if reasoned else {"reasoning_tokens": 0},
                 "total_tokens": counts["total_tokens"],
             }
         return {

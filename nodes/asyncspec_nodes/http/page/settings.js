@@ -44,9 +44,12 @@ export class Settings {
   request(model, messages) {
     const system = at("system").value.trim();
     // A question that got no answer is left out.
-    const unanswered = (i) => messages[i + 1]?.role === "assistant" && !messages[i + 1].content;
+    const answered = (i) => {
+      const next = messages[i + 1];
+      return !next || (next.role === "assistant" && next.content);
+    };
     const turns = messages
-      .filter((message, i) => !unanswered(i) && (message.role === "user" || message.content))
+      .filter((message, i) => (message.role === "user" ? answered(i) : message.content))
       .map(({ role, content }) => ({ role, content }));
     return { model, ...this.numbers, messages: system ? [{ role: "system", content: system }, ...turns] : turns };
   }

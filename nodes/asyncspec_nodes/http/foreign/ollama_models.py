@@ -1,0 +1,62 @@
+"""The model as Ollama's interface describes it. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import sha256
+
+from msgspec import Struct
+
+from asyncspec_nodes.http.api.completions import Json
+
+ARCHITECTURE = "asyncspec"
+"""``general.architecture``, under which its clients look for other facts of the model."""
+
+NEVER = "9999-12-31T23:59:59Z"
+"""When the model is unloaded."""
+
+
+class ShowRequest(Struct, frozen=True):
+    """The body of ``POST /api/show``; ``name`` is the older word for ``model``."""
+
+    model: str | None = None
+    name: str | None = None
+    verbose: bool | None = None
+
+    def check(self) -> None:
+        """Nothing more."""
+
+
+def model_object(name: str, created: int) -> Json:
+    """The model as ``/api/tags`` lists it."""
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(created),
+        "size": 0,
+        # Its client shows the first twelve digits.
+        "digest": sha256(name.encode()).hexdigest(),
+        "details": {"format": "", "family": "", "families": [], "parameter_size": ""},
+    }
+
+
+def shown(model: Json, context_length: int, *, reasoning: bool) -> Json:
+    """A ``model_object`` as ``/api/show`` describes it."""
+    return {
+        **model,
+        "model_info": {
+            "general.architecture": ARCHITECTURE,
+            f"{ARCHITECTURE}.context_length": context_length,
+        },
+        "capabilities": ["completion", "tools", *(["thinking"] if reasoning else [])],
+    }
+
+
+def running(model: Json, context_length: int) -> Json:
+    """A ``model_object`` as ``/api/ps`` lists it."""
+    return {**model, "expires_at": NEVER, "size_vram": 0, "context_length": context_length}
+
+
+def timestamp(seconds: int) -> str:
+    """Seconds since the epoch, as Ollama writes them."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,137 @@
+"""Ollama's interface, by its official client and by itself, against a scripted engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from asyncspec_nodes.serving.templates import ChatFacts
+from scripted_engine import CALL, KEY, TOOLS, USER, serving
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_ollama() -> None:
+    import ollama
+
+    key = {"Authorization": f"Bearer {KEY}"}
+    async with serving() as (url, engine), ollama.AsyncClient(url, headers=key) as client:
+        ask: dict[str, Any] = {"model": "toy:latest", "messages": USER, "tools": TOOLS}
+        whole = await client.chat(**ask, options={"temperature": 0, "num_predict": 9})
+        assert whole.message.content == "I look."
+        assert whole.message.thinking == "Rome, then."
+        assert [call.function.arguments["city"] for call in whole.message.tool_calls] == [
+            "Rome",
+            "Oslo",
+        ]
+        assert (whole.done_reason, whole.eval_count, engine.asked[-1].max_new_tokens) == (
+            "stop",
+            5,
+            9,
+        )
+        parts = [part async for part in await client.chat(**ask, stream=True)]
+        assert "".join(part.message.content or "" for part in parts) == "I look."
+        assert parts[-1].done
+        assert sum(len(part.message.tool_calls or ()) for part in parts) == 2
+        history = [*USER, whole.message, {"role": "tool", "content": "sun", "tool_name": "weather"}]
+        await client.chat(**{**ask, "messages": history})
+        assert [m["role"] for m in engine.chat["messages"]] == ["user", "assistant", "tool"]
+        said = await client.generate(model="toy", prompt="Hi", format="json", think=False)
+        assert said.response.startswith("I look.")
+        assert engine.asked[-1].constraint.grammar
+        assert [model.model for model in (await client.list()).models] == ["toy"]
+        assert "tools" in ((await client.show("toy")).capabilities or ())
+        with pytest.raises(ollama.ResponseError, match=r"mirostat"):
+            await client.chat(**ask, options={"mirostat": 1})
+
+
+async def test_ollama_describes_the_model() -> None:
+    async with (
+        serving() as (url, _),
+        aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as web,
+    ):
+        async with web.head("/") as reply:  # its command asks first whether the service is there
+            assert reply.status == 200
+        async with web.get("/api/tags") as tags, web.get("/api/ps") as running:
+            (listed,), (loaded,) = (await tags.json())["models"], (await running.json())["models"]
+        assert len(bytes.fromhex(listed["digest"])) == 32
+        assert listed.items() <= loaded.items()
+        assert (loaded["context_length"], loaded["size_vram"]) == (4096, 0)
+        async with web.post("/api/show", json={"model": "toy"}) as reply:
+            info = (await reply.json())["model_info"]
+        assert info[f"{info['general.architecture']}.context_length"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("keep_alive", "reason"),
+    [(None, "load"), (-1, "load"), ("5m", "load"), (0, "unload"), ("0s", "unload")],
+)
+async def test_ollama_loads_at_once(keep_alive: object, reason: str) -> None:
+    async with (
+        serving() as (url, engine),
+        aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as web,
+    ):
+        for path, more, said in (
+            ("/api/generate", {}, {"response": ""}),
+            ("/api/generate", {"prompt": "", "stream": False}, {"response": ""}),
+            ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+        ):
+            async with web.post(path, json={"keep_alive": keep_alive, **more}) as reply:
+                body = await reply.json()
+            del body["created_at"]
+            assert body == {"model": "toy", **said, "done": True, "done_reason": reason}
+        assert not engine.asked
+
+
+def called(city: str, **more: str) -> dict[str, Any]:
+    return {**more, "function": {"name": f"of_{city}", "arguments": {"city": city}}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "ids", "matched"),
+    [
+        ([called("a", id="x"), called("b", id="y")], [{"tool_call_id": "y"}, {}], "xy", "yx"),
+        ([called("a", id="x"), called("b")], [{"tool_name": "of_b"}, {}], ["x", 1], [1, "x"]),
+        ([called("a"), called("b")], [{"tool_name": "other"}, {}, {}], [0, 1], [0, 1, None]),
+    ],
+)
+@pytest.mark.parametrize(
+    ("syntax", "made"),
+    [
+        ("mistral", ("call00000", "call00001")),
+        ("kimi-k2", ("functions.of_a:0", "functions.of_b:1")),
+    ],
+)
+async def test_ollama_ids_of_calls(
+    calls: Any, results: Any, ids: Any, matched: Any, syntax: str, made: tuple[str, str]
+) -> None:
+    """Mistral's templates take nine letters and digits, Kimi's show calls by them alone."""
+    async with (
+        serving(facts=ChatFacts(syntax, True)) as (url, engine),
+        aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as web,
+    ):
+        history = [
+            *USER,
+            {"role": "assistant", "tool_calls": calls},
+            *({"role": "tool", "content": "sun", **one} for one in results),
+        ]
+        async with web.post("/api/chat", json={"messages": history, "tools": TOOLS}) as reply:
+            assert reply.status == 200
+        _, turn, *found = engine.chat["messages"]
+        named = [made[one] if isinstance(one, int) else one for one in ids]
+        assert [call["id"] for call in turn["tool_calls"]] == named
+        named = [made[one] if isinstance(one, int) else one for one in matched]
+        assert [one.get("tool_call_id") for one in found] == named
+
+
+async def test_ollama_says_ids_of_calls() -> None:
+    async with (
+        serving(f"{CALL}\n{CALL}") as (url, _),
+        aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as web,
+    ):
+        ask = {"messages": USER, "tools": TOOLS, "stream": False}
+        async with web.post("/api/chat", json=ask) as reply:
+            calls = (await reply.json())["message"]["tool_calls"]
+        assert len({call["id"] for call in calls} - {""}) == 2
