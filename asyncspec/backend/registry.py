@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from asyncspec.backend.base import Backend, in_target
@@ -33,8 +35,21 @@ def backend_name(model: str) -> str:
     prefix, colon, _ = model.partition(":")
     if colon and prefix in MODULES:
         return prefix
-    last = model.rpartition("/")[2]
+    last = _without_revision(model).rpartition("/")[2]
     return LLAMA if (end := _GGUF.search(last)) and end.end() == len(last) else DEFAULT
+
+
+def _without_revision(model: str) -> str:
+    """``ORG/NAME`` of ``ORG/NAME@REVISION``, where the revision may have a "/"; the names of files
+    behind one and of local paths as they are."""
+    repository, at, rest = model.partition("@")
+    written_as_path = model.startswith((".", "/", "~")) or repository.count("/") > 1
+    if not at or written_as_path or rest.lower().endswith(".gguf"):
+        return model
+    with suppress(OSError):  # no path can be so long
+        if Path(model).exists():
+            return model
+    return repository
 
 
 def backend_of(model: str) -> Backend:

@@ -21,7 +21,13 @@ from asyncspec.core.placement.model import (
     evaluate,
 )
 from asyncspec.core.placement.rate import plain_rate, throughput_rate
-from asyncspec.core.placement.search import MAX_STATES, _span_seconds, place
+from asyncspec.core.placement.search import (
+    MAX_WORK,
+    _span_seconds,
+    keeps_order,
+    order_work,
+    place,
+)
 
 
 def mixed_rate(slowest: float, whole: float) -> float:
@@ -33,7 +39,9 @@ BALANCED = throughput_rate(16)
 RATES = (plain_rate, BALANCED, throughput_rate(2), mixed_rate)
 few = st.integers(1, 4)
 seconds = st.sampled_from([0.0, 0.1, 0.5, 3.0])
-layer_costs = st.builds(LayerCost, weights=few, work=few, slot=st.integers(0, 1), results=few)
+layer_costs = st.builds(
+    LayerCost, weights=few, work=few, slot=st.integers(0, 1), results=few, session=st.integers(0, 1)
+)
 
 
 def within(target: TargetCost) -> TargetCost:
@@ -52,6 +60,7 @@ targets = st.builds(
     scores=st.integers(0, 1),
     row_bytes=few,
     slots=st.integers(0, 2),
+    sessions=st.integers(1, 3),
     # Sums of these are rounded.
     layer_seconds=st.sampled_from([0.0, 0.0003, 0.5]),
     pass_seconds=st.sampled_from([0.0, 0.0002, 3.0]),
@@ -178,12 +187,43 @@ def test_dozens_of_equal_devices_are_searched_in_every_order() -> None:
 
 def test_many_different_devices_keep_their_order() -> None:
     devices = [Device(f"d{number}", 10**9, 1000.0 + number) for number in range(14)]
-    assert 2 ** len(devices) > MAX_STATES
+    assert keeps_order(uniform(28), devices, Network())
     found = place(uniform(28), devices, Network(), BALANCED)
     assert found is not None
     names = [int(stage.device.name[1:]) for stage in found.stages]
     assert names == sorted(names)
     assert found.slowest == pytest.approx(max(s.seconds for s in found.stages))
+
+
+@pytest.mark.parametrize(
+    ("layers", "kinds", "all_orders"),
+    [
+        (64, [1] * 6, True),
+        (64, [1] * 8, False),
+        (16, [1] * 8, True),
+        (80, [24], True),
+        (80, [12, 12], True),
+        (80, [6, 6, 6, 6], False),
+    ],
+)
+def test_all_orders_are_searched_where_that_takes_seconds(
+    layers: int, kinds: list[int], all_orders: bool
+) -> None:
+    assert (order_work(layers, kinds) <= MAX_WORK) == all_orders
+    devices = [
+        Device(f"d{kind}-{number}", 1, 1.0 + kind)
+        for kind, count in enumerate(kinds)
+        for number in range(count)
+    ]
+    assert keeps_order(uniform(layers), devices, Network()) != all_orders
+
+
+def test_every_session_takes_memory_of_its_own() -> None:
+    target = TargetCost((LayerCost(10, 10, slot=1, session=5),) * 4, slots=3, sessions=2)
+    assert target.cache((0, 2)) == 2 * (3 + 2 * 5)
+    assert target.memory((0, 4)) == 40 + 4 * 13
+    assert place(target, [Device("d", 92, 1.0)], Network(), plain_rate) is not None
+    assert place(target, [Device("d", 91, 1.0)], Network(), plain_rate) is None
 
 
 def test_a_tied_matrix_is_held_once_by_a_single_stage() -> None:

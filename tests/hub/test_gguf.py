@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.backend.llama.model_file import locate, short_name
+from asyncspec.backend.hf.files import hub as hub_files
+from asyncspec.backend.hub import HubName
+from asyncspec.backend.llama.model_file import HubFile, locate, parse, short_name
+from asyncspec.backend.registry import backend_name
 from asyncspec.core.errors import CheckpointError
 from hub.fake_hub import FakeHub
 from hub.test_hub import Machine, machine
@@ -90,6 +93,34 @@ def test_a_folder_with_one_model(tmp_path: Path) -> None:
     (tmp_path / "n.gguf").touch()
     with pytest.raises(CheckpointError, match="has 2 GGUF models"):
         locate(f"llama:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "revision"),
+    [
+        ("org/m-GGUF@feature/x", "llama", "feature/x"),
+        ("org/m-GGUF@feature/x:Q8_0", "llama", "feature/x"),
+        ("org/m-GGUF@main/Q8_0/m.gguf", "llama", "main"),
+        ("org/m@feature/x-gguf", "hf", "feature/x-gguf"),
+        ("org/m@main/m.gguf", "llama", "main"),
+    ],
+)
+def test_a_branch_may_have_slashes(name: str, backend: str, revision: str) -> None:
+    assert backend_name(name) == backend
+    if backend == "llama":
+        found = parse(name)
+        assert isinstance(found, HubFile)
+        assert found.repository.revision == revision
+    else:
+        assert hub_files.parse(name) == HubName("org/m", revision)
+
+
+def test_a_local_path_has_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "m-gguf@2" / "checkpoint").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert backend_name("m-gguf@2/checkpoint") == "hf"
+    assert backend_name(str(tmp_path / "m-gguf@2" / "checkpoint")) == "hf"
+    assert backend_name("./folder@2/m.gguf") == "llama"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import PaceTable, even_split, layout
-from asyncspec_nodes.cluster.file import load, parse, to_toml
+from asyncspec_nodes.cluster.file import examine, load, parse, to_toml
 
 EXAMPLES = Path(__file__).parents[2] / "nodes" / "examples"
 
@@ -95,8 +95,17 @@ def test_draft_nodes_need_no_table() -> None:
         (("[target]", "[limits]\nsilence_seconds = nan\n[target]"), "limits.silence_seconds: "),
         (("[target]", "[pace.2]\nseconds = inf\n[target]"), "inf is no number"),
         (("port = 7700", "port = 1e999"), "node[0].port: "),
+        (
+            ("port = 7701", "port = 7701\nmemory_gib = 1e300"),
+            "memory_gib: expected float <",
+        ),
+        (("port = 7701", "port = 7701\nlatency_ms = 1e300"), "latency_ms: expected float <"),
+        (("port = 7701", "port = 7701\ngb_per_second = 1e-320"), "gb_per_second: expected float >"),
         (("[target]", '[source]\nhost = "10.0.0.9"\nport = 7703\n[target]'), "10.0.0.9 (rank 3)"),
-        (("[target]", '[source]\nhost = "localhost"\nport = 7702\n[target]'), "ranks 2 and 3 both"),
+        (
+            ("[target]", '[source]\nhost = "localhost"\nport = 7702\n[target]'),
+            "rank 2 and rank 3 both",
+        ),
         (
             ('path = "model"', 'path = "model"\n[security]\nca = "a"'),
             "key: security.certificate",
@@ -184,6 +193,43 @@ def test_an_even_split_covers_every_layer_once(layers: int, stages: int) -> None
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda p: p.name)
 def test_the_examples_load(path: Path) -> None:
     assert load(path).stages >= 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("http = 8000", "http = 8000", "http of rank 0 and http of rank 1 both have the address"),
+        ("http = 7701", "", "http of rank 0 and rank 1 both have the address 127.0.0.1:7701"),
+        ("", "http = 7701", "rank 1 and http of rank 1 both have the address 127.0.0.1:7701"),
+        ("", 'listen = "127.0.0.1:7700"', "rank 0 and listen of rank 1 both have the address"),
+        ("http = 8000", 'listen = "127.0.0.1:8000"', "http of rank 0 and listen of rank 1 both"),
+        ('listen = "10.0.0.1:1"', 'listen = "10.0.0.1:1"', "listen of rank 0 and listen of rank 1"),
+        ("http = 8000", "http = 8001", ""),
+        ('listen = "127.0.0.1:7700"', "http = 8000", ""),
+        # Of containers on one machine, and machines behind one address.
+        *[
+            (f'listen = "{one}:7700"\nhttp = 8000', f'listen = "{other}:7700"\nhttp = 8000', "")
+            for one, other in [("0.0.0.0", "0.0.0.0"), ("::", "::"), ("10.0.0.1", "10.0.0.2")]
+        ],
+    ],
+)
+def test_no_port_of_a_machine_is_given_twice(first: str, second: str, says: str) -> None:
+    text = GOOD.replace('name = "home"', 'name = "home"\ninsecure = true')
+    text = text.replace("port = 7700", f"port = 7700\n{first}")
+    text = text.replace("port = 7701", f"port = 7701\n{second}")
+    if not says:
+        parse(text)
+        return
+    with pytest.raises(UserError) as error:
+        parse(text)
+    assert says in str(error.value)
+
+
+def test_machines_may_have_the_same_private_addresses_and_ports() -> None:
+    text = GOOD.replace('name = "home"', 'name = "home"\ninsecure = true')
+    for port in (7700, 7702):
+        text = text.replace(f"port = {port}", f'port = {port}\nlisten = "10.0.0.1:7"\nhttp = 8000')
+    assert parse(text).at(2).http == 8000
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -279,6 +325,44 @@ def test_a_device_comes_from_the_node_then_the_file() -> None:
 def test_the_draft_node_has_no_file_of_its_own() -> None:
     with pytest.raises(UserError, match="target is for verify stages"):
         parse(GOOD.replace("rank = 0\n", 'rank = 0\ntarget = "m.gguf"\n'))
+
+
+ABOUT_PATHS = [
+    ('path = "~no-such-user/x"', "'~no-such-user/x' cannot be a path: "),
+    ('path = "a\\u0000b"', r"'a\x00b' cannot be a path: "),
+    (f'path = "{"x" * 5000}"', f"'{'x' * 80}...' cannot be a path: "),
+    ('path = "model"\nchat_template = "~no-such-user/x"', "cannot be a path: "),
+    ('path = "model"\nchat_template = "a\\u0000b"', "cannot be a path: "),
+    ('path = "model"\n[draft]\nsource = "eagle:~no-such-user/x"', "cannot be a path: "),
+    (
+        'path = "model"\n[security]\nca = "a\\u0000b"\ncertificate = "c"\nkey = "k"',
+        "cannot be a path: ",
+    ),
+    ("path = " + "[" * 3000 + "]" * 3000, "it is nested too deeply"),
+]
+
+
+@pytest.mark.parametrize(("lines", "says"), ABOUT_PATHS, ids=range(len(ABOUT_PATHS)))
+def test_what_cannot_be_a_path(tmp_path: Path, lines: str, says: str) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(GOOD.replace('path = "model"', lines))
+    with pytest.raises(UserError) as error:
+        load(file)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    found, faults = examine(file)
+    assert found is None
+    assert [fault for fault in faults if says in fault]
+
+
+def test_a_path_of_the_working_directory_is_none_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "c.toml").write_text(GOOD)
+    with pytest.raises(UserError, match=r"model is in the working directory, and not in .*; give"):
+        load(tmp_path / "c.toml")
 
 
 def test_a_hub_id_stays_one(tmp_path: Path) -> None:

@@ -58,6 +58,16 @@ def test_a_description_of_devices_and_links(capsys: pytest.CaptureFixture[str]) 
     assert load(EXAMPLE).users[0].token_ms == pytest.approx(18.0 + 0.1, abs=0.02)
 
 
+def test_every_user_has_a_name_of_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "devices.toml"
+    file.write_text(SERVER + USER + 'name = "user2"\n' + USER + USER + "count = 2\n")
+    found = answer(capsys, str(file))
+    assert [*found["throughput_by_user"]] == ["user2", "user3", "user3-1", "user3-2"]
+    assert len(found["throughput_by_user"]) == found["users"]
+
+
 def test_the_text_says_who_limits_and_what_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "dipsd", str(EXAMPLE)]) == 0
     out = capsys.readouterr().out
@@ -122,6 +132,12 @@ def test_a_wrong_argument(capsys: pytest.CaptureFixture[str], argv: list[str], s
         (SERVER + USER + "count = 1024\n" + USER, "there are 1025 users; at most 1024"),
         (SERVER.replace("1.0\n", "1e-9\n", 2) + USER, "the target's weights do not fit"),
         (SERVER + USER + "prefix = 100000000", "the users' caches hold 100000000 positions"),
+        (SERVER + USER + 'name = "a"\n' + USER + 'name = "a"\n', "two users are called a; give"),
+        (
+            SERVER + USER + 'name = "a"\ncount = 2\n' + USER + 'name = "a-2"\n',
+            "two users are called a-2; give",
+        ),
+        (SERVER.replace("tflops = ", "tflops = 1e-300 # ", 1) + USER, "stage[0].tflops: "),
         ("user = []\nstage = []\n" + SERVER.split("[[stage]]")[0], "there are no users"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.placement.model import HANDLING_SECONDS
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.planning.device_sources import from_statuses
-from asyncspec_nodes.cluster.config import layout
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.config import TargetTable, layout
 from asyncspec_nodes.cluster.file import load, parse
 from asyncspec_nodes.cluster.placement import target_cost, with_layers
 from asyncspec_protocol.ids import Rank
@@ -118,10 +120,181 @@ def test_a_cluster_file_places_itself_and_can_be_written(
     assert load(file).stages == 2
 
 
+WITH_PACES = """
+[pace.1]
+seconds = 0.1
+[pace.2]
+seconds = 0.2  # the slow one
+[pace.3]
+seconds = 0.3
+[pace.0]
+level_seconds = 0.4
+[source]
+host = "127.0.0.1"
+port = 7709
+[pace.4]
+level_seconds = 0.5
+"""
+
+
+def test_paces_stay_with_their_machines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(CLUSTER + WITH_PACES)
+    addresses = {"one": 7703, "two": 7701}
+    devices = tmp_path / "devices.toml"
+    devices.write_text(
+        "".join(
+            f'[[machine]]\nname = "{name}"\nmemory_gib = 1\nlayer_ms = 10\n'
+            f'host = "127.0.0.1"\nport = {port}\n'
+            for name, port in addresses.items()
+        )
+    )
+    answer(capsys, str(devices), "--stages", "2", "--policy", "chain", "--write", str(file))
+    written = load(file)
+    ports = {node.port: node.rank for node in written.node}
+    assert {ports[7701], ports[7703]} == {1, 2}
+    assert written.pace[ports[7701]].seconds == 0.1
+    assert written.pace[ports[7703]].seconds == 0.3
+    assert written.pace[0].level_seconds == 0.4
+    assert written.pace[3].level_seconds == 0.5
+    assert len(written.pace) == 4
+
+
+PLAIN_CLUSTER = f"""
+[target]
+path = "{BUNDLED_TARGET}"
+quantize = "int4"
+dtype = "float32"
+[limits]
+sessions = 3
+[[node]]
+rank = 1
+host = "127.0.0.1"
+port = 7701
+[[node]]
+rank = 2
+host = "127.0.0.1"
+port = 7702
+"""
+
+
+def test_a_cluster_files_target_is_planned_as_it_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(PLAIN_CLUSTER)
+    devices = (*machine("a"), "--target", str(BUNDLED_TARGET), "--policy", "autoregressive")
+    fixed = ("--policy", "autoregressive")
+
+    def held(*argv: str) -> int:
+        return sum(stage["weights_bytes"] for stage in answer(capsys, *argv)["stages"])
+
+    assert held(str(file), *fixed) == held(*devices, "--quantize", "int4", "--dtype", "float32")
+    assert held(str(file), *fixed, "--quantize", "none") == held(*devices, "--dtype", "float32")
+    # So is that of the file that is written into; what contradicts it is refused.
+    assert held(*machine("a"), *machine("b"), "--write", str(file), *fixed) == held(str(file))
+    says = complaint(capsys, str(file), "--quantize", "none", "--write", str(file))
+    assert "[target] quantize is int4, and the plan is for none" in says
+
+
+def test_unstated_speeds_and_memory_are_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(PLAIN_CLUSTER)
+    found = answer(capsys, str(file), "--stages", "2")
+    assert found["tokens_per_second"] == {"plain": None, "flow": None}
+    for stage in found["stages"]:
+        assert stage["pass_ms"] is None
+        assert stage["device_bytes"] is None
+    assert cli.main(["plan", "layers", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "no speed is predicted" in text
+    assert "pass ms" not in text
+
+
+def test_a_new_file_has_the_planned_target(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = tmp_path / "devices.toml"
+    devices.write_text(
+        '[draft]\nhost = "127.0.0.1"\n[[machine]]\nname = "a"\nhost = "127.0.0.1"\n'
+        "memory_gib = 4\ngb_per_second = 1\n"
+    )
+    monkeypatch.chdir(BUNDLED_TARGET.parent)
+    file = tmp_path / "new.toml"
+    options = ("--dtype", "float32", "--quantize", "int8", "--mode", "fast", "--device", "cpu")
+    target = ("--target", BUNDLED_TARGET.name, "--sessions", "5")
+    answer(capsys, str(devices), *target, *options, "--write", str(file))
+    written = load(file)
+    wanted = TargetTable(str(BUNDLED_TARGET), "float32", "fast", "int8", "cpu")
+    assert written.target == wanted
+    assert written.limits.sessions == 5
+
+
+def test_states_of_sessions_take_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RECURRENT))
+    one = target_cost(str(tmp_path), StageOptions(), 64)
+    many = target_cost(str(tmp_path), StageOptions(), 64, sessions=16)
+    # A matrix of 64 by 64 numbers for each of 4 heads, at least.
+    assert many.cache((0, 1)) - one.cache((0, 1)) >= 15 * 4 * 64 * 64 * 2
+    assert many.cache((3, 4)) == one.cache((3, 4))
+    argv = ("--target", str(tmp_path), "--context", "64", *machine("a"))
+    sessions = [answer(capsys, *argv, "--sessions", number) for number in ("1", "16")]
+    least, most = (found["stages"][0]["memory_bytes"] for found in sessions)
+    assert most - least == many.memory((0, 4)) - one.memory((0, 4))
+
+
+RECURRENT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 256,
+    "max_position_embeddings": 1024,
+    "num_experts": 0,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "full_attention_interval": 4,
+    "torch_dtype": "bfloat16",
+}
+
+
+def test_the_machine_that_is_short_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ("--machine", "small:memory_gib=0.01,layer_ms=10")
+    argv = ("--stages", "2", *machine("large"), *small)
+    assert "small is too small for any stage" in complaint(capsys, *argv)
+    short = CLUSTER.replace("gb_per_second = 4", "memory_gib = 0.00000001")
+    with pytest.raises(UserError, match=r"rank 2 is too small.* it has 0.00 GiB; add a \[\[node"):
+        with_layers(parse(short))
+
+
+def test_a_row_keeps_links_busy(capsys: pytest.CaptureFixture[str]) -> None:
+    def speed(mbit: str) -> dict[str, float]:
+        two = (f"layer_ms=10,mbit={mbit}", f"layer_ms=10,mbit={mbit}")
+        machines = (*machine("a", two[0]), *machine("b", two[1]))
+        target = ("--target", str(BUNDLED_TARGET), "--stages", "2", "--context", "64")
+        found: dict[str, float] = answer(capsys, *target, *machines)["tokens_per_second"]
+        return found
+
+    wide, narrow = speed("1000"), speed("0.5")
+    # A pass of many rows takes many times as long to send as one of a single row.
+    assert narrow["flow"] / wide["flow"] < 0.8 * narrow["plain"] / wide["plain"]
+
+
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
         ((), "on which devices?"),
+        (machine("a", "mbit=inf"), "Expected float < 1000000000.0"),
+        (("--machine", "a:memory_gib=inf,layer_ms=1"), "Expected float < 1000000000.0"),
         ((*machine("a"), str(EXAMPLE)), "DEVICES and --machine both say what to plan for"),
         (machine("a", "speed=3"), "unknown field speed; give for example"),
         (machine("a", "mbit=1"), "machine a: give gb_per_second or layer_ms"),

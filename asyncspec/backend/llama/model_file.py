@@ -15,13 +15,14 @@ from msgspec import Struct
 
 from asyncspec.backend.hub import HubName, download
 from asyncspec.core.errors import CheckpointError
+from asyncspec.core.paths import expanded
 
 PREFIX = "llama:"
 DEFAULT_QUANT = "Q4_K_M"
 """llama.cpp's own, of a repository without more."""
 
 _HUB = re.compile(
-    r"(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[^:/]+))?(:(?P<quant>[\w-]+)|/(?P<file>.+\.gguf))?"
+    r"(?P<id>[\w.-]+/[\w.-]+?)(@(?P<revision>[^:]+?))?(:(?P<quant>[\w-]+)|/(?P<file>.+\.gguf))?"
 )
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
@@ -37,7 +38,7 @@ class HubFile(Struct, frozen=True):
 
 def path_of(name: str) -> Path:
     """The path that a name stands for where it is local."""
-    return Path(name.removeprefix(PREFIX)).expanduser()
+    return expanded(name.removeprefix(PREFIX))
 
 
 def short_name(name: str) -> str:

@@ -29,6 +29,8 @@ class LayerCost(Struct, frozen=True):
     slot: int = 0
     # Of results of passes.
     results: int = 0
+    # Of the cache, for each session, whatever its length: the state of recurrent layers.
+    session: int = 0
 
 
 class TargetCost(Struct, frozen=True):
@@ -44,6 +46,8 @@ class TargetCost(Struct, frozen=True):
     row_bytes: int = 0
     # Slots of all caches: tokens of the sessions at a time, and their trees.
     slots: int = 0
+    # At a time.
+    sessions: int = 1
     # Seconds of a layer, and of a pass, that no reading of weights explains: starting products.
     layer_seconds: float = 0.0
     pass_seconds: float = 0.0
@@ -68,8 +72,12 @@ class TargetCost(Struct, frozen=True):
         return sum(layer.weights for layer in self.layers[slice(*span)])
 
     def cache(self, span: Span) -> int:
-        """Keys and values of all slots."""
-        return self.slots * sum(layer.slot for layer in self.layers[slice(*span)])
+        """Keys and values of all slots, and what each session takes besides."""
+        return sum(map(self.layer_cache, self.layers[slice(*span)]))
+
+    def layer_cache(self, layer: LayerCost) -> int:
+        """Of one layer."""
+        return self.slots * layer.slot + self.sessions * layer.session
 
     def other(self, span: Span) -> int:
         """What a process takes besides weights and cache."""
@@ -160,6 +168,8 @@ class Placement(Struct, frozen=True):
     slowest: float
     # Seconds of a token without speculation: all passes, links and latencies.
     whole: float
+    # For so many of these a row keeps links busy.
+    row_seconds: float
 
     @property
     def link_seconds(self) -> float:
@@ -193,8 +203,9 @@ def evaluate(
     # Tokens and verdicts are small; hidden states travel between stages alone.
     whole += network.between(network.draft, devices[0]).latency
     whole += network.between(devices[-1], network.draft).latency
+    sent = 0.0
     for one, other in pairwise(devices):
         link = network.between(one, other)
         busy = link.row_seconds(target.row_bytes)
-        slowest, whole = max(slowest, busy), whole + link.latency + busy
-    return Placement(stages, slowest, whole)
+        slowest, whole, sent = max(slowest, busy), whole + link.latency + busy, sent + busy
+    return Placement(stages, slowest, whole, sent)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
 from itertools import groupby
 
 import numpy as np
@@ -31,10 +32,30 @@ from asyncspec.core.placement.rate import Rate
 
 Vector = NDArray[np.float64]
 State = tuple[tuple[int, ...], int]
-"""How many devices of each kind are in use (in a given order: of all), and the last one's kind."""
+"""How many devices of each kind are in use (in a given order: of all, where a number of stages is
+asked for), and the last one's kind."""
 
-MAX_STATES = 6000
+Origins = dict[State, list[tuple[State, int]]]
+"""By state and end of its last stage: the state before, and where that stage begins."""
+
+MAX_WORK = 20_000_000
 """Of which all orders are searched, within seconds; beyond, devices keep their given order."""
+
+
+def order_work(layers: int, kinds: Sequence[int]) -> int:
+    """About how many sums a search of all orders takes for each shortest way: states, kinds of
+    devices that each goes on with, and spans of layers. ``kinds``: how many devices of each."""
+    states = math.prod(count + 1 for count in kinds) * len(kinds)
+    return states * len(kinds) * (layers + 1) ** 2
+
+
+def keeps_order(target: TargetCost, devices: Sequence[Device], network: Network) -> bool:
+    """Whether ``place`` leaves devices in their given order since there are too many others."""
+    return _too_many(target, _kinds(devices, network))
+
+
+def _too_many(target: TargetCost, kinds: Sequence[Sequence[Device]]) -> bool:
+    return order_work(len(target.layers), [*map(len, kinds)]) > MAX_WORK
 
 
 def place(
@@ -69,75 +90,85 @@ class _Search:
     ) -> None:
         self._target, self._network, self._constraints = target, network, constraints
         self._kinds = _kinds(devices, network)
-        many = math.prod(len(kind) + 1 for kind in self._kinds) * len(self._kinds)
-        self._ordered = constraints.ordered or many > MAX_STATES
+        self._ordered = constraints.ordered or _too_many(target, self._kinds)
         if self._ordered:
             self._kinds = [[device] for device in devices]
-        self._seconds = [_span_seconds(target, kind[0]) for kind in self._kinds]
+        # [end, first]: a stage's begin is sought among numbers that lie side by side.
+        self._seconds = [np.ascontiguousarray(_span_seconds(target, k[0]).T) for k in self._kinds]
 
     def shortest(self, bound: float) -> Placement | None:
         """The shortest way of which every stage and link takes less than ``bound`` seconds."""
-        layers = len(self._target.layers)
+        layers, stages = len(self._target.layers), self._constraints.stages
         allowed = [np.where(table < bound, table, np.inf) for table in self._seconds]
         start = np.full(layers + 1, np.inf)
         start[0] = 0.0
-        kinds = 1 if self._ordered else len(self._kinds)
-        reached: dict[State, Vector] = {((0,) * kinds, -1): start}
-        came: dict[tuple[State, int], tuple[State, int]] = {}
-        best, least, depth = None, np.inf, 0
-        wave = list(reached)
-        while wave:
-            depth += 1
-            following: dict[State, Vector] = {}
-            for state in wave:
-                for kind, after in self._next(state):
-                    self._extend(
-                        state, kind, after, reached[state], allowed, bound, following, came
-                    )
-            reached = following
-            wave = [state for state, sums in following.items() if np.isfinite(sums).any()]
-            for state in wave:
-                last = self._kinds[state[1]][0]
-                back = self._network.between(last, self._network.draft).latency
-                whole = float(following[state][layers]) + back
-                if whole < least and self._constraints.stages in (None, depth):
+        root: State = ((0,) * (1 if self._ordered else len(self._kinds)), -1)
+        reached: dict[State, Vector] = {root: start}
+        came: Origins = {}
+        # Fewest devices first, and earlier ones: all ways to a state are known when it is taken.
+        waiting = [(0, -1, 0, root)]
+        best, least = None, np.inf
+        while waiting:
+            *_, state = heappop(waiting)
+            sums, last, count = reached.pop(state), state[1], sum(state[0])
+            if last >= 0 and stages in (None, count):
+                back = self._network.between(self._kinds[last][0], self._network.draft).latency
+                if (whole := float(sums[layers]) + back) < least:
                     best, least = state, whole
+            for kind, after in self._next(state):
+                found = self._extend(state, kind, sums, allowed[kind], bound)
+                if found is not None and self._merge(state, after, *found, reached, came):
+                    place_in_order = after[1] if self._ordered else 0
+                    heappush(waiting, (sum(after[0]), place_in_order, len(came), after))
         return None if best is None else self._trace((best, layers), came)
 
     def _next(self, state: State) -> Iterator[tuple[int, State]]:
-        used, last = state
+        (used, last), stages = state, self._constraints.stages
+        if stages is not None and sum(used) >= stages:
+            return
         if self._ordered:
-            for kind in range(last + 1, len(self._kinds)):
-                yield kind, ((used[0] + 1,), kind)
+            # Enough are left behind it.
+            needed = 0 if stages is None else stages - used[0] - 1
+            count = 0 if stages is None else used[0] + 1
+            for kind in range(last + 1, len(self._kinds) - needed):
+                yield kind, ((count,), kind)
             return
         for kind, devices in enumerate(self._kinds):
             if used[kind] < len(devices):
                 yield kind, ((*used[:kind], used[kind] + 1, *used[kind + 1 :]), kind)
 
     def _extend(
-        self,
-        state: State,
-        kind: int,
-        after: State,
-        sums: Vector,
-        allowed: Sequence[Vector],
-        bound: float,
-        following: dict[State, Vector],
-        came: dict[tuple[State, int], tuple[State, int]],
-    ) -> None:
-        """Shortest ways to every end of a stage on a further device."""
+        self, state: State, kind: int, sums: Vector, allowed: Vector, bound: float
+    ) -> tuple[Vector, NDArray[np.intp]] | None:
+        """Shortest ways to every end of a stage on a further device, and where it begins."""
         link = self._link(state[1], kind)
         busy = link.row_seconds(self._target.row_bytes) if state[1] >= 0 else 0.0
         if busy >= bound:
-            return
-        ways = sums[:, None] + allowed[kind]
-        firsts = ways.argmin(axis=0)
-        found = ways[firsts, np.arange(len(sums))] + link.latency + busy
-        known = following.get(after)
-        better = np.isfinite(found) if known is None else found < known
-        for end in np.flatnonzero(better).tolist():
-            came[after, end] = (state, int(firsts[end]))
-        following[after] = found if known is None else np.where(better, found, known)
+            return None
+        ways = sums + allowed
+        firsts = ways.argmin(axis=1)
+        found: Vector = ways[np.arange(len(sums)), firsts] + link.latency + busy
+        return (found, firsts) if np.isfinite(found).any() else None
+
+    @staticmethod
+    def _merge(
+        state: State,
+        after: State,
+        found: Vector,
+        firsts: NDArray[np.intp],
+        reached: dict[State, Vector],
+        came: Origins,
+    ) -> bool:
+        """Keep what is shorter than other ways to the state ``after``; whether it is new."""
+        origins = [(state, first) for first in firsts.tolist()]
+        known = reached.get(after)
+        if known is None:
+            reached[after], came[after] = found, origins
+            return True
+        for end in np.flatnonzero(found < known).tolist():
+            came[after][end] = origins[end]
+        np.minimum(known, found, out=known)
+        return False
 
     def _link(self, last: int, kind: int) -> Connection:
         device, network = self._kinds[kind][0], self._network
@@ -147,13 +178,11 @@ class _Search:
         other = self._kinds[last][-1] if last == kind else self._kinds[last][0]
         return network.between(other, device)
 
-    def _trace(
-        self, at: tuple[State, int], came: dict[tuple[State, int], tuple[State, int]]
-    ) -> Placement:
+    def _trace(self, at: tuple[State, int], came: Origins) -> Placement:
         chosen: list[tuple[int, Span]] = []
-        while at in came:
-            before = came[at]
-            chosen.append((at[0][1], (before[1], at[1])))
+        while (state := at[0]) in came:
+            before = came[state][at[1]]
+            chosen.append((state[1], (before[1], at[1])))
             at = before
         pools = [list(kind) for kind in self._kinds]
         placed = [(pools[kind].pop(0), span) for kind, span in reversed(chosen)]
@@ -179,7 +208,7 @@ def _span_seconds(target: TargetCost, device: Device) -> Vector:
     stage: [L+1, L+1]."""
     costs = target.layers
     layers = len(costs)
-    held = [layer.weights + target.slots * layer.slot + layer.results for layer in costs]
+    held = [layer.weights + target.layer_cache(layer) + layer.results for layer in costs]
     memory = _differences(held) + target.other((0, 0))
     memory[0, layers] = target.memory((0, layers))
     ends = np.arange(layers + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
@@ -14,6 +15,7 @@ from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions, Repack
 from asyncspec.backend.registry import LLAMA, backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
+from asyncspec.core.paths import expanded
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import checkpoints
@@ -203,7 +205,7 @@ def read_arguments(
 def is_local(target: str) -> bool:
     """Whether a target's name is a path of this machine."""
     path = target.removeprefix(f"{LLAMA}:")
-    return Path(path).expanduser().exists()
+    return os.path.exists(expanded(path))
 
 
 def _local_config(

@@ -6,13 +6,13 @@ import argparse
 import os
 import socket
 import sys
-from pathlib import Path
 
 from setproctitle import getproctitle, setproctitle
 
 from asyncspec.backend.registry import backend_of
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
+from asyncspec.core.paths import expanded
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
 from asyncspec_nodes.console.hosts import address, is_host
@@ -106,8 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     target = arguments.target
     if target is not None:
         backend_of(target).inspect(target)
-        if Path(target).expanduser().exists():
-            target = str(Path(target).expanduser().absolute())
+        if os.path.exists(path := expanded(target)):
+            target = str(path.absolute())
     options = AgentOptions(
         arguments.name,
         advertise=read_advertise(arguments.advertise),

@@ -165,7 +165,7 @@ def _target_cost(config: Config, context: int | None) -> TargetCost:
     target = config.target
     options = config.stage_options
     with exit_on_interrupt():
-        cost = target_cost(target.path, options, context)
+        cost = target_cost(target.path, options, context, config.limits.sessions)
     most = max_tree_nodes(POLICIES[config.draft.policy], 4)
     return replace(cost, slots=cost.slots + config.limits.sessions * most)
 
@@ -174,9 +174,9 @@ def _draft_bytes(config: Config) -> int:
     """What the draft node takes of this machine."""
     target = config.target.path
     models = [name for name in parts(config.draft.source) if name not in WITHOUT_MODEL]
+    how = (target, config.target.dtype, config.engine_of(0).device)
     weights = sum(
-        backend_of_source(name, target).source_footprint(name, target, config.target.dtype).weights
-        for name in models
+        backend_of_source(name, target).source_footprint(name, *how).weights for name in models
     )
     return weights + backend_of(target).runtime_bytes
 

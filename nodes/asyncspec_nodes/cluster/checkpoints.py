@@ -14,6 +14,7 @@ import asyncspec
 from asyncspec.backend.base import EAGLE, MTP, ModelInfo, reads_features, twin_quantize
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError, reading
+from asyncspec.core.paths import expanded
 from asyncspec_nodes.cluster.config import check_stages
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
@@ -100,5 +101,6 @@ def read_template(name: str | None) -> str | None:
     """A Jinja template: a file's or ``PLAIN``; None: the tokenizer's own. Raises ``UserError``."""
     if name is None or name == PLAIN:
         return name and _PLAIN
+    path = expanded(name)
     with reading(f"the chat template {name}"):
-        return Path(name).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")

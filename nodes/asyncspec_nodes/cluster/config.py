@@ -29,8 +29,9 @@ DEFAULT_STAGES = 3
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
-Above = Annotated[float, Meta(gt=0)]
+# The bounds lie far beyond any use; they keep sums from overflowing.
+NotNegative = Annotated[float, Meta(ge=0, lt=1e9)]
+Above = Annotated[float, Meta(gt=1e-9, lt=1e9)]
 
 AUTO: Literal["auto"] = "auto"
 

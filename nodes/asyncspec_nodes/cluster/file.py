@@ -6,7 +6,8 @@ key. Nothing here opens a checkpoint or a socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,12 +17,20 @@ from msgspec.structs import replace
 from asyncspec.backend.base import DEFAULT_OPTIONS, EAGLE, EngineOptions, twin_quantize
 from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
+from asyncspec.core.paths import expanded
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, each, is_name, parts
-from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable, check_layers
+from asyncspec_nodes.cluster.config import (
+    DRAFTING,
+    PASSES,
+    Config,
+    NodeTable,
+    PaceTable,
+    check_layers,
+)
 from asyncspec_nodes.console.arguments import host_and_port
-from asyncspec_nodes.console.hosts import is_host, is_loopback
+from asyncspec_nodes.console.hosts import address, is_host, is_loopback
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Role
@@ -79,8 +88,12 @@ def examine(path: Path) -> tuple[Config | None, list[str]]:
         toml_file.load(path, "the cluster file", read)
     except UserError as error:
         faults.append(str(error).removeprefix(f"{path}: "))
-    sound = found and not faults
-    return (_absolute(found[0], path.absolute().parent) if sound else None), faults
+    if faults:
+        return None, faults
+    try:
+        return _absolute(found[0], path.absolute().parent), []
+    except UserError as error:
+        return None, [str(error)]
 
 
 def _check_paces(config: Config) -> None:
@@ -137,19 +150,36 @@ def _check_ranks(config: Config) -> None:
 
 
 def _check_addresses(config: Config) -> None:
-    seen: dict[tuple[str, int], int] = {}
+    seen: dict[tuple[str, str, int], str] = {}
     for node in config.nodes:
         if not is_host(node.host):
             raise UserError(f"{node.host!r} is not a host name or an address (rank {node.rank})")
-        other = seen.setdefault((node.host, node.port), node.rank)
-        if other != node.rank:
-            raise UserError(
-                f"ranks {other} and {node.rank} both have the address {node.host}:{node.port}"
-            )
+        for whose, host, port in _ports(node):
+            # Private addresses may be the same on machines with different ones for the others.
+            other = seen.setdefault((node.host, host, port), whose)
+            if other != whose:
+                raise UserError(
+                    f"{other} and {whose} both have the address {host}:{port}; change one of them"
+                )
         check_reach(config, node.host, f"rank {node.rank}")
         if node.listen is not None:
             host, _ = host_and_port(f"listen of rank {node.rank}:", node.listen)
             check_reach(config, host, f"listen of rank {node.rank}")
+
+
+def _ports(node: NodeTable) -> Iterator[tuple[str, str, int]]:
+    """What a node takes on its machine, with whose it is. One that listens on every address may be
+    in a container, whose ports are its own."""
+    whose, own = f"rank {node.rank}", node.host
+    yield whose, node.host, node.port
+    if node.listen is not None:
+        own, port = host_and_port(f"listen of {whose}:", node.listen)
+        if (found := address(own)) is not None and found.is_unspecified:
+            return
+        if (own, port) != (node.host, node.port):
+            yield f"listen of {whose}", own, port
+    if node.http is not None:
+        yield f"http of {whose}", own, node.http
 
 
 def check_reach(config: Config, host: str, whose: str) -> None:
@@ -186,16 +216,17 @@ def _absolute(config: Config, base: Path) -> Config:
     """Existing paths beside the file win; else a target or draft is a Hugging Face id."""
     security, template = config.security, config.target.chat_template
     if security is not None:
-        keys = {name: str(base / key) for name, key in to_builtins(security).items() if key}
+        named = {name: key for name, key in to_builtins(security).items() if key}
+        keys = {name: str(expanded(key, base)) for name, key in named.items()}
         security = replace(security, **keys)
     if template is not None and template != PLAIN:
-        template = str(base / Path(template).expanduser())
-    target = with_backend(_beside(base, config.target.path), config.target.backend)
+        template = str(expanded(template, base))
+    target = with_backend(beside(base, config.target.path), config.target.backend)
     return replace(
         config,
         target=replace(config.target, path=target, chat_template=template),
         node=tuple(
-            replace(node, target=_beside(base, node.target)) if node.target else node
+            replace(node, target=beside(base, node.target)) if node.target else node
             for node in config.node
         ),
         draft=replace(config.draft, source=each(config.draft.source, partial(_source, base))),
@@ -205,13 +236,23 @@ def _absolute(config: Config, base: Path) -> Config:
 
 def _source(base: Path, name: str) -> str:
     if name.startswith(EAGLE):
-        return EAGLE + _beside(base, name.removeprefix(EAGLE))
-    return name if is_name(name) else _beside(base, name)
+        return EAGLE + beside(base, name.removeprefix(EAGLE))
+    return name if is_name(name) else beside(base, name)
 
 
-def _beside(base: Path, name: str) -> str:
+def beside(base: Path, name: str) -> str:
+    """A model's name whose path is in the directory ``base``: absolute where it exists or is
+    written as one, else an id. Raises ``UserError``, also for a path of the working directory,
+    which other nodes do not have."""
     if name.startswith(prefix := f"{LLAMA}:"):
-        return prefix + _beside(base, name.removeprefix(prefix))
-    path = base / Path(name).expanduser()
+        return prefix + beside(base, name.removeprefix(prefix))
+    path = expanded(name, base)
     written_as_path = name.startswith((".", "/", "~"))
-    return str(path) if written_as_path or path.exists() else name
+    if written_as_path or os.path.exists(path):
+        return str(path)
+    if os.path.exists(name):
+        raise UserError(
+            f"{name} is in the working directory, and not in {base}, where the cluster file is; "
+            "give its absolute path"
+        )
+    return name

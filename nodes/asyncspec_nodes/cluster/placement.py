@@ -41,17 +41,30 @@ WEIGHTLESS = 1 << 24
 ENOUGH = 1 << 60
 """Bytes of a device whose memory is not stated."""
 
+BY_OPTION = "add a device or memory, or choose a smaller --context, --quantize or target"
+BY_KEY = "add a [[node]] or memory_gib, or choose [target] quantize or a smaller target"
+"""What to do where a target does not fit, by who asks."""
 
-def target_cost(name: str, options: StageOptions, slots: int | None = None) -> TargetCost:
-    """The target as stages hold it, with caches for so many slots (default: of its context, at
-    most ``MAX_CONTEXT``). Raises ``UserError``; no weights are downloaded."""
+
+def target_cost(
+    name: str, options: StageOptions, slots: int | None = None, sessions: int = 1
+) -> TargetCost:
+    """The target as stages hold it, with caches of so many sessions for so many slots in all
+    (default: of its context, at most ``MAX_CONTEXT``). Raises ``UserError``; no weights are
+    downloaded."""
     backend = backend_of(name)
     info = backend.inspect(name)
     every = [*combinations(range(info.layers + 1), 2)]
     spans = [(layer, layer + 1) for layer in range(info.layers)]
     *single, whole = backend.footprints(name, [*spans, (0, info.layers)], options)
     layers = tuple(
-        LayerCost(one.weights, one.weights - one.embedding or WEIGHTLESS, one.slot, one.results)
+        LayerCost(
+            one.weights,
+            one.weights - one.embedding or WEIGHTLESS,
+            one.slot,
+            one.results,
+            one.session,
+        )
         for one in single
     )
     layer_seconds, pass_seconds = OVERHEAD.get(backend_name(name), (0.0, 0.0))
@@ -62,6 +75,7 @@ def target_cost(name: str, options: StageOptions, slots: int | None = None) -> T
         scores=max(one.scores for one in single),
         row_bytes=info.hidden_size * _item_bytes(name, info, options.dtype),
         slots=min(info.context_length, MAX_CONTEXT) if slots is None else slots,
+        sessions=sessions,
         layer_seconds=layer_seconds,
         pass_seconds=pass_seconds,
         refused=backend.refused_spans(name, every),
@@ -93,19 +107,32 @@ def best_placement(
     network: Network,
     rate: Rate,
     constraints: Constraints = FREE,
+    advice: str = BY_OPTION,
 ) -> Placement:
-    """Raises ``UserError`` where there is none."""
+    """Raises ``UserError`` with ``advice`` where there is none."""
     # It imports numpy, which most commands and nodes can do without.
     from asyncspec.core.placement.search import place
 
     found = place(target, devices, network, rate, constraints)
     if found is None:
-        raise UserError(why_not(target, devices, constraints))
+        raise UserError(why_not(target, devices, constraints, advice))
     return found
 
 
-def why_not(target: TargetCost, devices: Sequence[Device], constraints: Constraints) -> str:
-    """Why a target has no placement on devices."""
+def keeps_order(target: TargetCost, devices: Sequence[Device], network: Network) -> bool:
+    """Whether ``best_placement`` leaves devices in their given order, as too many are different."""
+    from asyncspec.core.placement import search
+
+    return search.keeps_order(target, devices, network)
+
+
+def why_not(
+    target: TargetCost,
+    devices: Sequence[Device],
+    constraints: Constraints,
+    advice: str = BY_OPTION,
+) -> str:
+    """Why a target has no placement on devices, and ``advice`` where they are too small."""
     layers, stages = len(target.layers), constraints.stages
     if stages is not None and stages > min(len(devices), layers):
         return (
@@ -116,15 +143,46 @@ def why_not(target: TargetCost, devices: Sequence[Device], constraints: Constrai
     if not target.can_be_cut(stages):
         count = "stages" if stages is None else f"{stages} stages"
         return f"the target cannot be cut into {count}: {reason}"
+    if stages == len(devices) and (short := _too_small(target, devices, constraints)):
+        device, span = short
+        return (
+            f"{device.name} is too small for any stage: layers {span[0]} to {span[1] - 1} take "
+            f"{target.memory(span) / GIB:.2f} GiB with cache and process, and it has "
+            f"{device.memory / GIB:.2f} GiB; {advice}"
+        )
     needed = target.weights((0, layers)) + target.cache((0, layers))
     each = target.other((0, 0))
-    there = sum(device.memory for device in devices)
+    stated = [device.memory for device in devices if device.memory < ENOUGH]
+    whose = "devices" if len(stated) == len(devices) else "devices whose memory is stated"
     besides = f"; not every cut is possible: {reason}" if reason else ""
     return (
         f"the target does not fit: weights and cache take {needed / GIB:.2f} GiB and every stage's "
-        f"process {each / GIB:.2f} GiB more, and the devices have {there / GIB:.2f} GiB; add a "
-        f"device or memory, or choose a smaller --context, --quantize or target{besides}"
+        f"process {each / GIB:.2f} GiB more, and the {whose} have {sum(stated) / GIB:.2f} GiB; "
+        f"{advice}{besides}"
     )
+
+
+def _too_small(
+    target: TargetCost, devices: Sequence[Device], constraints: Constraints
+) -> tuple[Device, Span] | None:
+    """The first device, each of which holds a stage, that has no memory for any; and the layers
+    that take least there."""
+    layers, last = len(target.layers), len(devices) - 1
+    possible = [span for span in combinations(range(layers + 1), 2) if span not in target.refused]
+    for number, device in enumerate(devices):
+        spans = possible
+        if constraints.ordered:
+            spans = [
+                (first, end)
+                for first, end in possible
+                # Each of the others has a layer, before these or behind them.
+                if number <= first and last - number <= layers - end
+                if (first == 0) == (number == 0) and (end == layers) == (number == last)
+            ]
+        least = min(spans, key=target.memory, default=None)
+        if least is not None and target.memory(least) > device.memory:
+            return device, least
+    return None
 
 
 def with_layers(config: Config) -> Config:
@@ -134,11 +192,12 @@ def with_layers(config: Config) -> Config:
         return config
     stages = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
     found = best_placement(
-        target_cost(config.target.path, config.stage_options),
+        target_cost(config.target.path, config.stage_options, sessions=config.limits.sessions),
         devices_of(stages),
         Network(draft=draft_of(config)),
         throughput_rate(config.limits.sessions),
         Constraints(len(stages), ordered=True),
+        BY_KEY,
     )
     spans = {node.rank: one.layers for node, one in zip(stages, found.stages, strict=True)}
     placed = [replace(node, layers=spans[node.rank]) if node.rank else node for node in config.node]
@@ -146,7 +205,8 @@ def with_layers(config: Config) -> Config:
 
 
 def devices_of(stages: Sequence[NodeTable]) -> list[Device]:
-    """What a cluster file says of its stages' machines; nodes of one host share its memory."""
+    """What a cluster file says of its stages' machines; nodes of one host share its memory. Where
+    no speed is stated all are equally fast, and how fast means nothing."""
     known = [node.gb_per_second for node in stages if node.gb_per_second]
     mean = sum(known) / len(known) if known else 1.0
     hosts = [node.host for node in stages]

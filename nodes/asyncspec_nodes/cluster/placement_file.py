@@ -7,25 +7,34 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from msgspec.structs import replace
+from tomlkit import TOMLDocument
 from tomlkit.exceptions import TOMLKitError
 
 from asyncspec.core.errors import UserError, reading, writing
 from asyncspec.core.placement.model import Placement
-from asyncspec_nodes.cluster.config import Config, NodeTable, TargetTable
-from asyncspec_nodes.cluster.file import parse, to_toml
+from asyncspec_nodes.cluster.config import Config, NodeTable
+from asyncspec_nodes.cluster.file import load, parse, to_toml
+from asyncspec_protocol.ids import is_draft
 
 Address = tuple[str, int]
+
+_TARGET = ("path", "dtype", "mode", "quantize")
+_LLAMA = ("gpu_layers", "kv_type")
+"""Keys that decide what a stage takes."""
 
 
 def write(
     path: Path,
-    target: str,
+    planned: Config,
     placement: Placement,
     addresses: Mapping[str, Address],
     draft: Address | None,
 ) -> None:
-    """Into a file that exists, or a new one. Raises ``UserError``."""
+    """Into a file that exists and has the same target, or a new one, with what was ``planned`` of
+    the target and its sessions. Raises ``UserError``."""
     if path.exists():
+        _check_same(path, planned)
         with reading(f"the cluster file {path}"):
             text = path.read_text(encoding="utf-8")
         try:
@@ -34,9 +43,23 @@ def write(
         except (TOMLKitError, UserError) as error:
             raise UserError(f"{path}: {error}") from None
     else:
-        text = _new(path, target, placement, addresses, draft)
+        text = _new(path, planned, placement, addresses, draft)
     with writing(f"the cluster file {path}"):
         path.write_text(text, encoding="utf-8")
+
+
+def _check_same(path: Path, planned: Config) -> None:
+    """Raises ``UserError`` where the file's target takes other memory than the planned one."""
+    there = load(path)
+    for table, keys in (("target", _TARGET), ("llama", _LLAMA)):
+        one, other = getattr(there, table), getattr(planned, table)
+        for key in keys:
+            has, wanted = getattr(one, key), getattr(other, key)
+            if has != wanted:
+                raise UserError(
+                    f"{path}: [{table}] {key} is {has}, and the plan is for {wanted}; plan for the "
+                    "same, or change the file first"
+                )
 
 
 def _changed(text: str, placement: Placement, addresses: Mapping[str, Address]) -> str:
@@ -59,6 +82,10 @@ def _changed(text: str, placement: Placement, addresses: Mapping[str, Address]) 
                 "its stage"
             )
         kept.append((rank, node, stage.layers))
+    moved = {int(node["rank"]): rank for rank, node, _ in kept}
+    if "source" in document:  # a node behind the last stage
+        moved[len(stages) + 1] = len(kept) + 1
+    _move_paces(document, moved)
     for rank, node, layers in kept:
         node["rank"] = rank
         node["layers"] = list(layers)
@@ -70,13 +97,32 @@ def _changed(text: str, placement: Placement, addresses: Mapping[str, Address]) 
     return tomlkit.dumps(document)
 
 
+def _move_paces(document: TOMLDocument, ranks: Mapping[int, int]) -> None:
+    """Paces stay with their nodes, whose new ``ranks`` these are; those of stages that were left
+    out go."""
+    paces: Any = document.get("pace")
+    if paces is None:
+        return
+    tables = {int(rank): table for rank, table in paces.items()}
+    kept = {ranks.get(rank, rank): rank for rank in tables if rank in ranks or is_draft(rank)}
+    if kept == {rank: rank for rank in tables}:
+        return
+    # Tables of the file that do not follow each other cannot be changed one by one.
+    document.remove("pace")
+    moved = tomlkit.table(is_super_table=True)
+    for rank in sorted(kept):
+        moved.append(str(rank), tables[kept[rank]])
+    if kept:
+        document.append("pace", moved)
+
+
 def _names(device: str, rank: int) -> bool:
     return device == f"rank {rank}" or device.endswith(f"(rank {rank})")
 
 
 def _new(
     path: Path,
-    target: str,
+    planned: Config,
     placement: Placement,
     addresses: Mapping[str, Address],
     draft: Address | None,
@@ -88,4 +134,4 @@ def _new(
     nodes = [NodeTable(0, *draft)]
     for rank, stage in enumerate(placement.stages, start=1):
         nodes.append(NodeTable(rank, *addresses[stage.device.name], layers=stage.layers))
-    return to_toml(Config(target=TargetTable(path=target), node=tuple(nodes)))
+    return to_toml(replace(planned, node=tuple(nodes)))

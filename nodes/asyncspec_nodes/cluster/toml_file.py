@@ -46,6 +46,8 @@ def decode_all(text: str, kind: type[T]) -> tuple[T | None, list[str]]:
         _check_finite(found, "")
     except tomllib.TOMLDecodeError as error:
         return None, [f"not valid TOML: {error}"]
+    except RecursionError:
+        return None, ["not valid TOML: it is nested too deeply"]
     except UserError as error:
         return None, [str(error)]
     while True:

@@ -35,7 +35,7 @@ class Prediction(Struct, frozen=True):
 def predict(
     placement: Placement, policy: str, draft: DraftModel, shape: PassShape, row_bytes: int
 ) -> Prediction:
-    """Of a greedy answer after a short prompt."""
+    """Of a greedy answer after a short prompt. ``row_bytes``: of hidden states."""
     seconds = [stage.seconds for stage in placement.stages]
     longest = max(seconds)
     count = len(seconds)
@@ -43,8 +43,7 @@ def predict(
         stage=StageCost(longest, shape.plateau, longest * shape.row_share),
         slow={rank: one / longest for rank, one in enumerate(seconds, start=1)},
         draft=DraftCost(draft.level_seconds),
-        # Every link as slow as the mean one: their sum is what a token waits for.
-        wire=LinkCost(placement.link_seconds / (count + 1)),
+        wire=_mean_link(placement, row_bytes),
         width=max(1, row_bytes // 2),
     )
     setting = Setting(
@@ -56,3 +55,11 @@ def predict(
     )
     (times,) = simulate(setting, policy).times
     return Prediction(1 / placement.whole, (len(times) - 1) / max(1e-12, times[-1] - times[0]))
+
+
+def _mean_link(placement: Placement, row_bytes: int) -> LinkCost:
+    """What each link is like if all are equal: a row waits for the sum of their latencies, and
+    keeps those between stages busy for as long in sum."""
+    between, busy = len(placement.stages) - 1, placement.row_seconds
+    latency = max(0.0, placement.link_seconds - busy) / (between + 2)
+    return LinkCost(latency, between * row_bytes / busy if busy else 0.0)

@@ -36,6 +36,7 @@ from asyncspec.backend.hf.files.headers import (
 from asyncspec.backend.hf.model_config import GENERATION_CONFIG
 from asyncspec.backend.hub import HubName, download, hub_errors
 from asyncspec.core.errors import CheckpointError
+from asyncspec.core.paths import expanded
 from asyncspec_protocol.links import HUB
 
 _TOKENIZER_FILES = ("*.json", "*.model", "*.txt", "*.jinja")
@@ -46,20 +47,20 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 def parse(name: str | Path) -> Path | HubName:
     """A local directory, or a name on the Hub. Raises ``CheckpointError`` for what is neither."""
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = expanded(name)
+    if os.path.isdir(path):
         return path
     text = str(name)
     model, _, revision = text.partition("@")
-    if text.startswith((".", "/", "~")) or model.count("/") > 1 or path.exists():
+    if text.startswith((".", "/", "~")) or model.count("/") > 1 or os.path.exists(path):
         raise CheckpointError(f"there is no directory {text}; give a checkpoint's directory")
     return HubName(model, revision or None)
 
 
 def short_name(name: str) -> str:
     """What users call a model: the last part of its directory's path, or of its id."""
-    path = Path(name).expanduser()
-    return path.name if path.is_dir() else Path(name.partition("@")[0]).name
+    path = expanded(name)
+    return path.name if os.path.isdir(path) else Path(name.partition("@")[0]).name
 
 
 def locate(name: str | Path, *, pickled: bool = False) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -23,7 +25,8 @@ from asyncspec.dipsd.online.request import measured_deployment
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.console.bounds import GB
 
-Positive = Annotated[float, Meta(gt=0, lt=1e12)]
+# The bounds lie far beyond any use; they keep sums and quotients finite.
+Positive = Annotated[float, Meta(ge=1e-9, lt=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, lt=1e12)]
 T = TypeVar("T")
 
@@ -146,10 +149,15 @@ def _given(value: T | None, key: str) -> T:
 
 
 def _users(file: PlanFile) -> tuple[User, ...]:
+    taken = Counter(name for one in file.user if one.name for name in _names(one.name, one.count))
+    if twice := next((name for name, times in taken.items() if times > 1), None):
+        raise UserError(f"two users are called {twice}; give each a name of its own")
     users: list[User] = []
     for i, table in enumerate(file.user):
-        base = table.name or f"user{len(users) + 1}"
-        names = [base] if table.count == 1 else [f"{base}-{n + 1}" for n in range(table.count)]
+        bases = (f"user{n}" for n in count(len(users) + 1))
+        free = (b for b in bases if taken.keys().isdisjoint(_names(b, table.count)))
+        names = _names(table.name or next(free), table.count)
+        taken.update(names)
         times = (_token_ms(file, table, i), table.link_ms, table.link_token_ms)
         users += [User(name, table.alpha, table.prefix, *times) for name in names]
     if not users:
@@ -157,6 +165,10 @@ def _users(file: PlanFile) -> tuple[User, ...]:
     if len(users) > MAX_USERS:
         raise UserError(f"there are {len(users)} users; at most {MAX_USERS} can be planned for")
     return tuple(users)
+
+
+def _names(base: str, count: int) -> list[str]:
+    return [base] if count == 1 else [f"{base}-{n + 1}" for n in range(count)]
 
 
 def _token_ms(file: PlanFile, table: UserTable, i: int) -> float:

@@ -17,7 +17,7 @@ from asyncspec.core.placement.model import Connection, Device, Network, TargetCo
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.config import Above, Config, NotNegative, Port
-from asyncspec_nodes.cluster.file import parse
+from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.placement import devices_of, draft_of
 from asyncspec_nodes.console.bounds import BYTES_PER_MEGABIT, GB, GIB
 from asyncspec_protocol.ids import DRAFT
@@ -73,6 +73,8 @@ class Devices(Struct, frozen=True):
     # By the device's name, where known: host and port of its stage.
     addresses: dict[str, tuple[str, int]] = {}
     draft_address: tuple[str, int] | None = None
+    # Whether the speed of any device is known; if not, all are taken for equally fast.
+    timed: bool = True
 
 
 def from_options(options: Sequence[str], target: TargetCost) -> Devices:
@@ -94,12 +96,15 @@ def _device(text: str) -> DeviceTable:
 
 def from_file(path: Path, target: TargetCost) -> Devices:
     """Of a file of devices, or of a cluster file's stages. Raises ``UserError``."""
+    if (config := read_cluster(path)) is not None:
+        return from_config(config)
+    return _devices(toml_file.load(path, "the devices", _read), target)
+
+
+def read_cluster(path: Path) -> Config | None:
+    """The cluster file that ``path`` is; None for a file of devices. Raises ``UserError``."""
     text = toml_file.load(path, "the devices", lambda text: text)
-    if "[[machine]]" in text:
-        found = toml_file.load(path, "the devices", lambda text: _read(text))
-        return _devices(found, target)
-    config = toml_file.load(path, "the devices", parse)
-    return from_config(config)
+    return None if "[[machine]]" in text else load(path)
 
 
 def _read(text: str) -> DevicesFile:
@@ -123,6 +128,7 @@ def from_config(config: Config) -> Devices:
         Network(draft=draft_of(config)),
         {f"rank {node.rank}": (node.host, node.port) for node in stages},
         None if draft is None else (draft.host, draft.port),
+        timed=any(node.gb_per_second for node in stages),
     )
 
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.backend.base import StageOptions
-from asyncspec.backend.registry import with_backend
+from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
+from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
-from asyncspec.core.placement.model import Constraints, Placement, TargetCost
+from asyncspec.core.placement.model import Constraints, PlacedStage, Placement, TargetCost
 from asyncspec.core.placement.rate import (
     DEFAULT_SHAPE,
     PassShape,
@@ -32,15 +33,14 @@ from asyncspec_nodes.cli.planning import device_sources
 from asyncspec_nodes.cli.planning.device_sources import Devices
 from asyncspec_nodes.cluster import placement, placement_file
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import LimitsTable, TargetTable
-from asyncspec_nodes.cluster.file import load
+from asyncspec_nodes.cluster.config import Config, LimitsTable, TargetTable
+from asyncspec_nodes.cluster.file import beside, check_options, load
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.simulation.prediction import DraftModel, Prediction, predict
 
 GOALS = ("throughput", "answer", "plain")
-SESSIONS = LimitsTable().sessions
 TOP, DECAY = 0.6, 1.0
 """A middling draft model of its own."""
 
@@ -51,7 +51,10 @@ class LayersPlan(Struct, frozen=True):
     target: TargetCost
     devices: Devices
     placement: Placement
-    prediction: Prediction
+    # Whether devices are left in their given order.
+    ordered: bool
+    # None: no device's speed is known.
+    prediction: Prediction | None
     policy: str
     draft: DraftModel
 
@@ -79,7 +82,7 @@ def add_arguments(parser: Parser) -> None:
     cluster_options.add_address_arguments(parser)
     parser.exclude(("machine",), cluster_options.CONNECTING)
     add("--target", metavar="DIR|GGUF|HF_ID", help="no weights are fetched; default: demo model")
-    bounds.COUNT.add_to(parser, "--stages", "N", "just so many (default: as many as are best)")
+    bounds.COUNT.add_to(parser, "--stages", "N", "default: as many as are best")
     add(
         "--best-for",
         choices=GOALS,
@@ -87,9 +90,8 @@ def add_arguments(parser: Parser) -> None:
         help="throughput: all sessions at a time; answer: one, with speculation; plain: one, "
         "without (default: throughput)",
     )
-    bounds.COUNT.add_to(
-        parser, "--sessions", "N", f"at a time (default: {SESSIONS})", default=SESSIONS
-    )
+    text = f"at a time (default: the cluster file's, else {LimitsTable().sessions})"
+    bounds.COUNT.add_to(parser, "--sessions", "N", text)
     text = f"of all sessions (default: the model's, at most {placement.MAX_CONTEXT})"
     bounds.POSITIONS.add_to(parser, "--context", "TOKENS", text)
     add("--policy", default="flow", metavar="NAME", help="to predict the speed of (default: flow)")
@@ -97,7 +99,7 @@ def add_arguments(parser: Parser) -> None:
     bounds.CHANCE.add_to(parser, "--top", "P", text, default=TOP)
     text = f"factor on it for every further token (default: {DECAY:g})"
     bounds.CHANCE.add_to(parser, "--decay", "F", text, default=DECAY)
-    text = "a level of a draft tree (default: a thirtieth of a pass over the whole target)"
+    text = "a level of a draft tree (default: a thirtieth of a pass over the target)"
     bounds.SECONDS.add_to(parser, "--draft-seconds", "S", text)
     text = f"rows that cost no more than one (default: {DEFAULT_SHAPE.plateau})"
     bounds.COUNT.add_to(parser, "--plateau", "ROWS", text, default=DEFAULT_SHAPE.plateau)
@@ -125,11 +127,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if problem := POLICIES.problem(arguments.policy):
         raise UserError(problem)
-    name, options = _target(arguments)
+    planned = _planned(arguments)
+    name, sessions = planned.target.path, planned.limits.sessions
     with exit_on_interrupt():
-        target = placement.target_cost(name, options, arguments.context)
+        target = placement.target_cost(name, planned.stage_options, arguments.context, sessions)
     most = max_tree_nodes(POLICIES[arguments.policy], arguments.stages or 4)
-    target = msgspec.structs.replace(target, slots=target.slots + most)
+    target = replace(target, slots=target.slots + most)
     devices = _devices(arguments, target)
     shape = PassShape(arguments.plateau, arguments.row_share)
     level = arguments.draft_seconds
@@ -137,40 +140,58 @@ def run(arguments: argparse.Namespace) -> int:
         level = placement.draft_level_seconds(target, devices.devices)
     rates: dict[str, Rate] = {
         "plain": plain_rate,
-        "throughput": throughput_rate(arguments.sessions),
+        "throughput": throughput_rate(sessions),
     }
     rate = rates.get(arguments.best_for) or speculative_rate(level, shape)
-    found = placement.best_placement(
-        target, devices.devices, devices.network, rate, Constraints(arguments.stages)
-    )
+    where, policy = (target, devices.devices, devices.network), arguments.policy
     draft = DraftModel(arguments.top, arguments.decay, level)
-    plan = LayersPlan(
-        target,
-        devices,
-        found,
-        predict(found, arguments.policy, draft, shape, target.row_bytes),
-        arguments.policy,
-        draft,
-    )
+    speed = None
+    with exit_on_interrupt():
+        found = placement.best_placement(*where, rate, Constraints(arguments.stages))
+        ordered = placement.keeps_order(*where)
+        if devices.timed:
+            speed = predict(found, policy, draft, shape, target.row_bytes)
+    plan = LayersPlan(target, devices, found, ordered, speed, policy, draft)
     if arguments.write is not None:
-        placement_file.write(arguments.write, name, found, devices.addresses, devices.draft_address)
+        placement_file.write(
+            arguments.write, planned, found, devices.addresses, devices.draft_address
+        )
     as_json = msgspec.json.encode(as_dict(plan)).decode() + "\n"
     sys.stdout.write(as_json if arguments.json else table(plan))
     return 0
 
 
-def _target(arguments: argparse.Namespace) -> tuple[str, StageOptions]:
-    file = arguments.config or arguments.devices
-    listed = None
-    if arguments.target is None and file is not None and file.is_file():
-        text = file.read_text(encoding="utf-8", errors="replace")
-        listed = load(file).target.path if "[target]" in text else None
-    name = with_backend(
-        arguments.target or listed or str(BUNDLED_TARGET), arguments.backend or "auto"
-    )
-    how = TargetTable(name, **given(arguments, TargetTable.__struct_fields__[1:]))
-    options = cluster_options.read_engine_options(arguments, name)
-    return name, how.stage_options(options)
+def _planned(arguments: argparse.Namespace) -> Config:
+    """What a cluster would be told of its target and sessions: by the cluster file that there is,
+    unless options say something else. It has no nodes."""
+    file = _cluster_file(arguments) or Config(TargetTable(str(BUNDLED_TARGET)), ())
+    table = file.target
+    if (named := arguments.target) is not None:
+        # The path of a cluster file is beside it.
+        table = replace(table, path=beside(Path.cwd(), named), backend="auto")
+    path = with_backend(table.path, arguments.backend or "auto")
+    table = replace(table, path=path, **given(arguments, TargetTable.__struct_fields__[1:]))
+    # Raises for options that the target does not have.
+    cluster_options.read_engine_options(arguments, path)
+    llama = file.llama if backend_name(path) == LLAMA else DEFAULT_OPTIONS
+    options = given(arguments, EngineOptions.__struct_fields__)
+    if "device" in options:  # which is [target]'s
+        options["device"] = DEFAULT_OPTIONS.device
+    llama = replace(llama, **options)
+    check_options(path, llama, "[llama]")
+    limits = replace(file.limits, **given(arguments, ("sessions",)))
+    return Config(table, (), limits=limits, llama=llama)
+
+
+def _cluster_file(arguments: argparse.Namespace) -> Config | None:
+    """The one that is planned for, else the one that is written into."""
+    if arguments.config is not None:
+        return load(arguments.config)
+    listed = None if arguments.devices is None else device_sources.read_cluster(arguments.devices)
+    written: Path | None = arguments.write
+    if listed is None and written is not None and written.exists():
+        return load(written)
+    return listed
 
 
 def _devices(arguments: argparse.Namespace, target: TargetCost) -> Devices:
@@ -183,7 +204,8 @@ def _devices(arguments: argparse.Namespace, target: TargetCost) -> Devices:
 
 def as_dict(plan: LayersPlan) -> dict[str, Any]:
     """The JSON object."""
-    target = plan.target
+    target, speed = plan.target, plan.prediction
+    timed = speed is not None
     return {
         "stages": [
             {
@@ -194,50 +216,63 @@ def as_dict(plan: LayersPlan) -> dict[str, Any]:
                 "cache_bytes": target.cache(stage.layers),
                 "runtime_bytes": target.other(stage.layers),
                 "memory_bytes": stage.memory,
-                "device_bytes": stage.device.memory,
-                "pass_ms": 1000 * stage.seconds,
+                "device_bytes": None if _boundless(stage) else stage.device.memory,
+                "pass_ms": 1000 * stage.seconds if timed else None,
             }
             for rank, stage in enumerate(plan.placement.stages, start=1)
         ],
         "left_out": _left_out(plan),
+        "ordered": plan.ordered,
         "link_ms": 1000 * plan.placement.link_seconds,
         "tokens_per_second": {
-            "plain": plan.prediction.plain,
-            plan.policy: plan.prediction.policy,
+            "plain": speed and speed.plain,
+            plan.policy: speed and speed.policy,
         },
-        "draft": {"top": plan.draft.top, "level_ms": 1000 * plan.draft.level_seconds},
+        "draft": {
+            "top": plan.draft.top,
+            "level_ms": 1000 * plan.draft.level_seconds if timed else None,
+        },
         "context": target.slots,
     }
 
 
 def table(plan: LayersPlan) -> str:
     """The same for readers."""
-    target = plan.target
+    target, speed = plan.target, plan.prediction
     found = Table("stage", "device", "layers", box=None, pad_edge=False)
-    for head in ("weights", "cache", "runtime", "GiB", "of", "pass ms"):
+    heads = ("weights", "cache", "runtime", "GiB", "of", *(("pass ms",) if speed else ()))
+    for head in heads:
         found.add_column(head, justify="right")
     for rank, stage in enumerate(plan.placement.stages, start=1):
         span = stage.layers
         parts = (target.weights(span), target.cache(span), target.other(span), stage.memory)
-        there = stage.device.memory
         found.add_row(
             *(f"V{rank}", stage.device.name, f"{span[0]}-{span[1] - 1}"),
             *(f"{size / bounds.GIB:.2f}" for size in parts),
-            f"{there / bounds.GIB:.2f}" if there < placement.ENOUGH else "",
-            f"{1000 * stage.seconds:.2f}",
+            "" if _boundless(stage) else f"{stage.device.memory / bounds.GIB:.2f}",
+            *((f"{1000 * stage.seconds:.2f}",) if speed else ()),
         )
     text = StringIO()
     Console(file=text, width=120).print(found)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     if left := _left_out(plan):
         lines.append(f"left out: {', '.join(left)}")
-    speed = plan.prediction
-    lines.append(
-        f"predicted: {speed.plain:.1f} tokens/s plain, {speed.policy:.1f} with {plan.policy} "
-        f"(a draft whose first candidate is right in {plan.draft.top:.0%}, "
-        f"{1000 * plan.draft.level_seconds:.2f} ms a level)"
-    )
+    if plan.ordered:
+        lines.append("devices are in the given order: they have too many others to try")
+    if speed is None:
+        lines.append("no speed is predicted: no stage has gb_per_second")
+    else:
+        lines.append(
+            f"predicted: {speed.plain:.1f} tokens/s plain, {speed.policy:.1f} with {plan.policy} "
+            f"(a draft whose first candidate is right in {plan.draft.top:.0%}, "
+            f"{1000 * plan.draft.level_seconds:.2f} ms a level)"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _boundless(stage: PlacedStage) -> bool:
+    """Whether its device's memory is not stated."""
+    return stage.device.memory >= placement.ENOUGH
 
 
 def _left_out(plan: LayersPlan) -> list[str]:
