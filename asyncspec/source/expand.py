@@ -100,10 +100,14 @@ class StateGrower(Generic[S]):
         return [self._propose(self._state(node), width) for node in nodes]
 
     def _state(self, node: int) -> S:
-        if node not in self._states:
-            parent, token = self._candidates[node]
-            self._states[node] = self._extend(self._state(parent), token)
-        return self._states[node]
+        missing = []  # not by recursion: a path may be longer than Python allows
+        while node not in self._states:
+            missing.append(node)
+            node = self._candidates[node][0]
+        state = self._states[node]
+        for node in reversed(missing):
+            state = self._states[node] = self._extend(state, self._candidates[node][1])
+        return state
 
 
 def path_grower(successors: Callable[[tuple[int, ...], int], Proposal]) -> Grower:

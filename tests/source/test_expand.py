@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -117,3 +118,13 @@ def test_no_proposals_are_requested_for_an_empty_tree() -> None:
 def test_impossible_tokens_are_no_candidates() -> None:
     grower = path_grower(lambda path, width: ([1, 2], [-0.5, -math.inf]))
     assert beam(grower, Shape(1, 2, 9)) == ((TIP,), (1,), (-0.5,))
+
+
+def test_a_tree_grows_below_a_path_longer_than_python_recurses() -> None:
+    """A request may name a policy that drafts so far ahead."""
+    length = 2 * sys.getrecursionlimit()
+    known = tuple(range(-1, length - 1)), (1,) * length, (0.0,) * length
+    shape, ones = Shape(1, 1, 1), path_grower(lambda path, width: ([len(path)], [0.0]))
+    parents, tokens, _ = beam(ones, shape, Start(known, (length - 1,)))
+    assert tokens == (*known[1], length)
+    assert parents == tuple(range(-1, length))
