@@ -372,7 +372,8 @@ def check_answer(cluster: Cluster, request: Request) -> None:
     stopped = bool(expected) and expected[-1] in request.stop_tokens
     assert finish.reason == ("stop" if stopped else "length")
     assert finish.stats["new_tokens"] == len(expected)
-    assert finish.stats["wasted_rows"] >= 0
+    assert 0 <= finish.stats["wasted_rows"] <= finish.stats["rows"]
+    assert finish.stats["shared_tokens"] < len(request.prompt)
 
 
 def check_empty(cluster: Cluster) -> None:

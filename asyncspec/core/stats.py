@@ -106,7 +106,7 @@ class Counters(Struct, frozen=True):
     earlier: tuple[SessionId, ...] = ()
     # Breaks of the pipeline in a row without a token between them.
     breaks: int = 0
-    # Prompt tokens taken over from other sessions.
+    # Tokens that the first session took over from others: of the prompt, and of what was given.
     shared: int = 0
     started: float = 0.0
     # When the first of its sessions was opened.
@@ -152,8 +152,8 @@ def summary(
 ) -> dict[str, float]:
     """The statistics that a user gets. ``given``: how many of the new tokens are an earlier draft
     node's, of whose work nothing is known."""
-    # Rows of a run without speculation.
-    useful_rows = stages * (prompt_tokens + new_tokens - 1 - counters.shared)
+    # Rows of a run without speculation. A stop string may have taken given tokens back.
+    useful_rows = stages * max(0, prompt_tokens + new_tokens - 1 - counters.shared)
     first = ended if counters.first_token is None else counters.first_token
     opened = ended if counters.opened is None else counters.opened
     seconds = ended - first
@@ -185,7 +185,7 @@ def summary(
         "stage_seconds": counters.stage_seconds,
         "bytes_sent": counters.bytes_sent,
         "sessions": counters.sessions,
-        "shared_tokens": counters.shared,
+        "shared_tokens": min(counters.shared, prompt_tokens),
     }
 
 

@@ -60,6 +60,14 @@ class FlowMemory(Struct, frozen=True):
         return self.level.call + levels * self.level.at(self.sessions * self.shape.rows)
 
     @property
+    def speculating_now(self) -> MeasuredSpeed:
+        """Of the present shape's kind; without speculation of the kind that more is known of."""
+        one, several = self.speculating
+        if self.shape.rows:
+            return several if self.shape.levels else one
+        return max(one, several, key=lambda speed: speed.tokens)
+
+    @property
     def draft_is_free(self) -> bool:
         """The draft node could draft twice as much, and slows no other down."""
         processors = (self.contention or ALONE).processors
@@ -209,7 +217,7 @@ class Flow(Policy, frozen=True):
             "root_levels": known.shape.first,
             "segment_levels": known.shape.levels,
             "segment_rows": known.shape.rows,
-            "speed_rate": max(speed.mean(1.0) for speed in known.speculating),
+            "speed_rate": known.speculating_now.mean(1.0),
         }
         if known.plain.doubt < 0.5:
             # While drafts keep the draft node busy, round trips say too little of plain decoding.

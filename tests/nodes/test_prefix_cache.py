@@ -37,7 +37,8 @@ def served_together(cluster: Cluster, *requests: Request) -> list[dict[str, floa
         cluster.submit(request)
     cluster.world.run(until=1e9)
     for request in requests:
-        assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
+        expected = cluster.expected(request)[len(request.given) :]
+        assert tuple(cluster.world.tokens[request.request]) == expected
     return [cluster.world.finished[request.request].stats for request in requests]
 
 
@@ -101,6 +102,36 @@ def test_a_session_that_runs_is_a_beginning_too() -> None:
     for request in (long, late):
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
     assert cluster.world.finished[1].stats["shared_tokens"] == len(LONG) - 1
+
+
+def test_what_is_found_again_after_a_break_is_not_counted_again() -> None:
+    cluster = Cluster(UnitCosts(), stages=2, min_common_prefix=8)
+    asked = [ask(n, prompt=(*LONG, n, 2, 3), max_new_tokens=60) for n in (1, 2)]
+
+    def lose() -> None:
+        cluster.world.restart(Rank(2), cluster.stage(Rank(2)))
+        cluster.world.at(cluster.world.now + 1, cluster.connect_all)
+
+    for when in (45.0, 95.0):
+        cluster.world.at(when, lose)
+    first, second = served_together(cluster, *asked)
+    assert (first["sessions"], second["sessions"]) == (3, 3)
+    assert (first["shared_tokens"], second["shared_tokens"]) == (0, len(LONG))
+    for stats in (first, second):
+        read = 93 + 60 - 1 - stats["shared_tokens"]
+        assert stats["wasted_rows"] == stats["rows"] - 2 * read
+
+
+def test_what_is_found_of_given_tokens_is_no_part_of_the_prompt() -> None:
+    cluster = Cluster(UnitCosts(), stages=2, min_common_prefix=8)
+    answer = cluster.expected(ask(prompt=(1, 2, 3), max_new_tokens=40))
+    asked = [
+        ask(n, prompt=(1, 2, 3), max_new_tokens=40, given=answer[:given])
+        for n, given in enumerate((20, 30))
+    ]
+    stats = served(cluster, *asked)[1]
+    assert stats["shared_tokens"] == 3
+    assert stats["wasted_rows"] == stats["rows"] - 2 * (3 + 40 - 1 - (3 + 19))
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:

@@ -224,7 +224,8 @@ def test_measured_speeds_replace_expected_ones_until_they_are_old(
 @given(
     st.floats(0.1, 9),
     st.floats(0, 1),
-    st.lists(st.floats(1, 64), min_size=2, max_size=2, unique=True),
+    # Means of whole numbers of rows.
+    st.lists(st.integers(10, 640).map(lambda n: n / 10), min_size=2, max_size=2, unique=True),
     st.floats(0, 9),
 )
 def test_draft_rows_cost_what_levels_of_several_numbers_take(
@@ -540,6 +541,23 @@ def test_statistics_hold_the_learned_rates() -> None:
     assert stats["row_cost_rate"] == pytest.approx(0.11, abs=0.02)
     assert "plain_tokens_per_second" not in stats
     assert not describe(run(0.9, SLOW_ROWS, "chain").stats[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "rate"),
+    [(RoundShape(4, 0, 4), 1.0), (RoundShape(0, 1, 4), 0.5), (RoundShape(0, 0, 0), 0.5)],
+)
+def test_the_speed_of_speculation_is_that_of_the_present_kind(
+    shape: RoundShape, rate: float
+) -> None:
+    """And without speculation the one that was measured, not the one that is only expected."""
+    speeds = MeasuredSpeed(), MeasuredSpeed().observe(100, 250.0, 1.0)
+    for at, speculating in (
+        (shape, speeds),
+        (replace(shape, first=shape.levels, levels=shape.first), speeds[::-1]),
+    ):
+        memory = FlowMemory(plain_rate=1.0, speculating=speculating, shape=at)
+        assert Flow().stats(memory)["speed_rate"] == pytest.approx(rate, abs=0.1)
 
 
 def two_stages() -> PipelineCosts:

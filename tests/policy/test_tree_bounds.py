@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.core.machine import Effect, Input, Request
+from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.jobs import draft_jobs
+from asyncspec.core.machine import Compute, Effect, Input, Request
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy, max_tree_nodes
 from asyncspec.policy.chain import Chain
@@ -17,12 +19,13 @@ from asyncspec.policy.flow import Flow
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
-from asyncspec.policy.registry import POLICIES
+from asyncspec.policy.registry import LOSSLESS, POLICIES
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.limits import MAX_TREE_NODES
 from asyncspec_protocol.messages import Message, PruneIndices
 from cluster import Cluster, ask
+from costs import UnitCosts
 from effort import examples
 from laws import Shaken, check_after, clusters
 
@@ -173,3 +176,48 @@ def test_a_tree_that_is_full_grows_no_more_and_all_goes_on(
 )
 def test_tree_budgets_of_policies(name: str, stages: int, most: int) -> None:
     assert max_tree_nodes(POLICIES[name], stages) == most
+
+
+def draft_depths(spec: str, tokens: int = 60) -> list[tuple[int, int]]:
+    """Levels that a policy asked for, and those of the draft request, by request. The text is
+    checked."""
+    cluster, depths = Cluster(UnitCosts(), stages=4), list[tuple[int, int]]()
+
+    def watch(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        for job in [e.job for e in effects if isinstance(e, Compute) and rank == DRAFT]:
+            for tree in draft_jobs(job):
+                request = cluster.state(DRAFT).sessions[tree.session].draft_request
+                if request is not None and request.growth is not None:
+                    depths.append((request.growth.shape.depth, tree.depth))
+
+    request = ask(policy=spec, max_new_tokens=tokens)
+    cluster.world.watch = watch
+    cluster.submit(request)
+    cluster.world.run(until=BOUND)
+    assert tuple(cluster.world.tokens[0]) == cluster.expected(request)
+    return depths
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "chain:k=9999",
+        "chunked:size=9999,depth=9999,width=1",
+        "pruned:size=9999,depth=9999,width=1",
+        "static-tree:branching=" + "x".join("1" * 99),
+        "pipedec:width=1,children=1,depth=9999,levels=9999",
+        "flowspec:k=1,d_init=9999,d_exp=9999,d_most=9999",
+        "dip-sd:length=9999,plan=false",
+        "dip-sd:length=9999,plan=false,ahead=true",
+    ],
+)
+def test_a_deep_tree_takes_several_draft_requests(spec: str) -> None:
+    """Any user may ask for one, and the drafts of all sessions wait for each request's levels. A
+    policy that waits for a whole round's tree goes on with less of it."""
+    asked, drafted = zip(*draft_depths(spec), strict=True)
+    assert max(asked) > PARAMETERS.max_draft_levels == max(drafted)
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_no_default_tree_is_cut(name: str) -> None:
+    assert all(wanted == drafted for wanted, drafted in draft_depths(name))

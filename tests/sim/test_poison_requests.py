@@ -110,6 +110,9 @@ def test_a_poison_request_may_have_emitted_tokens() -> None:
     given_out = tuple(cluster.world.tokens[0])
     assert len(given_out) >= 20 - len(request.prompt)
     assert given_out == cluster.expected(request)[: len(given_out)]
+    stats = cluster.world.finished[0].stats
+    useful = 2 * (len(request.prompt) + len(given_out) - 1)
+    assert max(0, stats["rows"] - useful) == stats["wasted_rows"] < stats["rows"]
 
 
 def test_machines_that_come_and_go_cost_no_request_that_goes_on() -> None:

@@ -169,6 +169,9 @@ class CostModelParameters(Struct, frozen=True):
     max_draft_tokens: int = 256
     # Most rows of a draft batch: tokens it takes in, and nodes of a level.
     max_draft_rows: int = 512
+    # Most levels of one draft request, each a pass of the draft model that all sessions of the
+    # batch wait for. No policy's defaults ask for more than 20; deeper trees take further requests.
+    max_draft_levels: int = 32
 
 
 PARAMETERS = CostModelParameters()

@@ -40,7 +40,7 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         left = tuple(other for other in state.backlog if other is not queued)
         if error := refusal(state, queued.request):
             state = replace(state, backlog=left)
-            effects = (*effects, lifecycle.unserved(queued, "error", error, now, TOO_LARGE))
+            effects = (*effects, lifecycle.unserved(state, queued, "error", error, now, TOO_LARGE))
         elif has_room(state, queued.request):
             state, opened = _open(replace(state, backlog=left), queued, now)
             effects += opened
@@ -75,7 +75,9 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
     match = prefix_cache.longest_match(state, prefix_cache.prompt_key(state, queued))
     prefix = request.prompt + given
     last = NodeId(len(prefix) - 1)
-    counters = queued.counters.plus(sessions=1, shared=match.common_prefix)
+    # What later sessions find is mostly what the earlier ones have read.
+    shared = 0 if queued.counters.sessions else match.common_prefix
+    counters = queued.counters.plus(sessions=1, shared=shared)
     if counters.opened is None:
         counters = replace(counters, opened=now)
     session = DraftSession(

@@ -47,7 +47,7 @@ def dispatch_draft_requests(state: DraftState, now: float) -> tuple[DraftState, 
             state.sessions[job.session],
             draft_request=replace(request, at=now),
             source_length=request.length,
-            last_depth=request.growth.shape.depth if request.growth else 0,
+            last_depth=job.depth,
             draft_batch=batch,
         )
         state = state.with_session(session)
@@ -93,14 +93,16 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     )
     if growth is None:
         return job
-    # A user may name a policy with any parameters: they are cut to what a message can say.
+    # A user may name a policy with any parameters: they are cut to what a message can say and other
+    # sessions' drafts can wait for.
     shape, most = growth.shape, MAX_NODES
     start = trees.paths_to(session.tree, growth.frontier)
     parents, tokens, scores = start.known
     expanded = max(1, min(shape.beam or shape.width, most), len(start.frontier))
     children = max(1, min(most, MAX_CANDIDATES // expanded))
     widest = min(max(1, shape.width, *shape.widths), children)
-    levels = min(most, MAX_TREE_NODES // expanded, MAX_CANDIDATES // (expanded * widest))
+    levels = min(MAX_TREE_NODES // expanded, MAX_CANDIDATES // (expanded * widest))
+    levels = min(PARAMETERS.max_draft_levels, levels)
     return replace(
         job,
         depth=min(shape.depth, levels),

@@ -186,7 +186,14 @@ def finish_if_complete(
     return replace(state, finishing=left), (SetTimer(stats_timer(key), None), finish)
 
 
-def unserved(queued: QueuedRequest, reason: str, detail: str, now: float, code: str = "") -> Finish:
+def unserved(
+    state: DraftState,
+    queued: QueuedRequest,
+    reason: str,
+    detail: str,
+    now: float,
+    code: str = "",
+) -> Finish:
     """The end of a request that is in no session."""
     request, counters = queued.request, queued.counters
     stats = summary(
@@ -194,7 +201,7 @@ def unserved(queued: QueuedRequest, reason: str, detail: str, now: float, code: 
         prompt_tokens=len(request.prompt),
         new_tokens=len(queued.given),
         ended=now,
-        stages=0,
+        stages=state.config.stages,
         given=len(request.given),
     )
     return Finish(
@@ -319,7 +326,7 @@ def _broken(
         queued = _requeued(session, new_breaks)
         breaks = queued.counters.breaks
         if silent == [session] and breaks >= state.config.max_breaks:
-            effects.append(unserved(queued, "error", _poison_detail(breaks), now, BREAKS))
+            effects.append(unserved(state, queued, "error", _poison_detail(breaks), now, BREAKS))
         else:
             waiting.append(queued)
     waiting.sort(key=lambda queued: (not queued.counters.is_suspect, queued.request.request))
@@ -358,7 +365,7 @@ def rejoin_failed(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if state.up:
         return state, ()
     detail = "the pipeline is not complete: " + missing_peers(state)
-    failed = tuple(unserved(queued, "error", detail, now) for queued in state.backlog)
+    failed = tuple(unserved(state, queued, "error", detail, now) for queued in state.backlog)
     return replace(state, backlog=()), failed
 
 

@@ -147,7 +147,8 @@ def _submitted(state: DraftState, request: Request, now: float) -> tuple[DraftSt
 def _cancelled(state: DraftState, request_id: int, now: float) -> tuple[DraftState, Effects]:
     match _find(state, request_id):
         case QueuedRequest() as queued:
-            return _dequeued(state, queued), (lifecycle.unserved(queued, "cancelled", "", now),)
+            finish = lifecycle.unserved(state, queued, "cancelled", "", now)
+            return _dequeued(state, queued), (finish,)
         case DraftSession() as session:
             return lifecycle.finish_request(state, session, "cancelled", now)
         case _:
@@ -167,7 +168,7 @@ def _stopped(
         raise LocalProtocolError(f"an answer of {len(given)} tokens cannot end with token {kept}")
     match found:
         case QueuedRequest():
-            finish = lifecycle.unserved(replace(found, given=given[:kept]), "stop", "", now)
+            finish = lifecycle.unserved(state, replace(found, given=given[:kept]), "stop", "", now)
             return _dequeued(state, found), (finish,)
         case DraftSession():
             return lifecycle.finish_request(state, found.truncated(kept), "stop", now)
