@@ -1,13 +1,14 @@
 """Trace lines without what users asked and were told.
 
 Token ids become 0, but for those of segments and verdicts: the analysis follows a session's path by
-which of them are equal, so a keyed hash of session and token stands for each. Checksums go too, as
-a guess could be tried against them. Such lines cannot be replayed.
+which of them are equal, so a keyed hash of session and token stands for each. Log-probabilities
+become 0 and checksums go, as a guess could be tried against them. Such lines cannot be replayed.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -41,14 +42,24 @@ class Mask:
         match message:
             case Segment(session=session, tokens=tokens):
                 return replace(message, tokens=self._hashed(session, tokens))
-            case Verdict(session=session, tokens=tokens, top_tokens=top):
-                hashed = self._hashed(session, tokens)
-                return replace(message, tokens=hashed, top_tokens=_hidden(top))
-            case Expand(committed=committed, tokens=tokens):
-                gone = {"committed": _hidden(committed), "tokens": _hidden(tokens)}
-                return replace(message, **gone, grammar="")
-            case Expanded(tokens=tokens):
-                return replace(message, tokens=_hidden(tokens))
+            case Verdict(session=session, tokens=tokens):
+                return replace(
+                    message,
+                    tokens=self._hashed(session, tokens),
+                    top_tokens=_hidden(message.top_tokens),
+                    top_token_log_probs=_hidden(message.top_token_log_probs),
+                    token_log_probs=_hidden(message.token_log_probs),
+                )
+            case Expand():
+                return replace(
+                    message,
+                    committed=_hidden(message.committed),
+                    tokens=_hidden(message.tokens),
+                    scores=_hidden(message.scores),
+                    grammar="",
+                )
+            case Expanded():
+                return _without_tokens(message)
             case Open():
                 return replace(message, constraint=UNCONSTRAINED)
             case _:
@@ -73,14 +84,12 @@ class Mask:
                 return event
 
     def _result(self, result: records.JobResult) -> records.JobResult:
-        expanded = result.expanded and replace(
-            result.expanded, tokens=_hidden(result.expanded.tokens)
-        )
         return replace(
             result,
             tokens=None if result.tokens is None else _hidden(result.tokens),
-            expanded=expanded,
-            top_tokens=tuple((_hidden(ids), scores) for ids, scores in result.top_tokens),
+            expanded=result.expanded and _without_tokens(result.expanded),
+            top_tokens=tuple((_hidden(ids), _hidden(scores)) for ids, scores in result.top_tokens),
+            token_log_probs=_hidden(result.token_log_probs),
             parts=tuple(map(self._result, result.parts)),
         )
 
@@ -102,5 +111,9 @@ class Mask:
         return tuple(found)
 
 
-def _hidden(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    return (0,) * len(tokens)
+def _without_tokens(tree: Expanded) -> Expanded:
+    return replace(tree, tokens=_hidden(tree.tokens), scores=_hidden(tree.scores))
+
+
+def _hidden(values: Sequence[float]) -> tuple[int, ...]:
+    return (0,) * len(values)

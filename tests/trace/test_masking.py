@@ -8,13 +8,15 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.trace.masking import Mask
+from asyncspec.trace.records import JobResult, Step
 from asyncspec_protocol.clients import MAX_MASK_BYTES, ClientMessage
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import Collect, Message, Segment, Verdict
+from asyncspec_protocol.messages import Collect, Expanded, Message, Segment, Verdict
 from asyncspec_protocol.sampling import UNCONSTRAINED
 from protocol.message_strategies import KINDS, of_kind
 
@@ -35,12 +37,30 @@ def test_no_message_keeps_a_token(message: Message, key: bytes) -> None:
                 assert len(set(hidden)) == len(set(value))
             else:
                 assert set(hidden) <= {0}
+        elif "LogProb" in str(kind):
+            # A guess at the text can be tried against them, as the model is known.
+            assert hidden == (0,) * len(value)
         elif name == "constraint":
             assert hidden == UNCONSTRAINED
         elif name == "grammar":
             assert not hidden
         else:
             assert hidden == value
+
+
+def test_no_result_of_a_job_keeps_a_token() -> None:
+    tree = Expanded(SessionId(0), Version(0), 3, (-1, 0), (7, 8), (-0.5, -1.5))
+    drawn = JobResult(
+        0, 1.0, tokens=(7, 8), top_tokens=(((7,), (-0.5,)),) * 2, token_log_probs=(-0.5, -1.5)
+    )
+    grown = JobResult(0, 1.0, expanded=tree)
+    line = Mask(b"a").line(Step(0, 0, 0.0, 1.0, JobResult(0, 1.0, parts=(drawn, grown))))
+    assert isinstance(line, Step)
+    assert isinstance(line.input, JobResult)
+    assert line.input.parts == (
+        replace(drawn, tokens=(0, 0), top_tokens=(((0,), (0,)),) * 2, token_log_probs=(0, 0)),
+        replace(grown, expanded=replace(tree, tokens=(0, 0), scores=(0, 0))),
+    )
 
 
 @given(st.text(max_size=70))

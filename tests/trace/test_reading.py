@@ -12,14 +12,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Forward, Job
+from asyncspec.core.machine import Emit
 from asyncspec.core.sampling import Sampling
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.critical_path import latency_breakdowns, token_times
 from asyncspec.trace.analysis.summary import Utilisation, summarise
-from asyncspec.trace.analysis.timeline import Timeline
-from asyncspec.trace.records import Issued, Ran, Record, Reported, Step, Trace
-from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Expand, Message
+from asyncspec.trace.analysis.timeline import Span, Timeline
+from asyncspec.trace.records import Issued, Ran, ReceivedMessage, Record, Reported, Step, Trace
+from asyncspec_protocol.ids import Rank, draft_rank
+from asyncspec_protocol.messages import Expand, Message, Open, PruneIndices
 from cluster import Cluster, ask
 from laws import FEATURES, SMALL, Shaken
 from trace_events import check_rules, exported
@@ -220,6 +221,86 @@ def test_a_request_that_was_there_already_counts_from_the_start(
     for device in summarise(found).devices:
         passes = sum(s.until - s.at for s in found.spans if s.rank == device.rank and s.rows)
         assert device.busy > 0 or not (found.tokens and passes)
+
+
+def passes(found: Timeline) -> dict[tuple[int, int, int], Span]:
+    """By stage and segment."""
+    spans = [span for span in found.spans if span.kind == "compute"]
+    return {(span.rank, span.session, span.segment): span for span in spans}
+
+
+@given(delays, policies, st.integers(1, 3), st.integers(0, 40))
+def test_a_recording_that_begins_late_tells_useful_rows_from_others(
+    delays: list[int], policy: str, stages: int, start: int
+) -> None:
+    """But for sessions of which neither the opening nor a prune was recorded."""
+    whole = run(Shaken(delays), policy, stages, requests=2).trace()
+    late = recorded_between(whole, start, 1e9)
+    came = [line.input for line in late.lines if isinstance(line, Step)]
+    known = {
+        event.message.session
+        for event in came
+        if isinstance(event, ReceivedMessage) and isinstance(event.message, Open | PruneIndices)
+    }
+    every = passes(build(whole))
+    for name, span in passes(build(late)).items():
+        assert span.useful == (every[name].useful if span.session in known else -1)
+
+
+@pytest.mark.parametrize("policy", sorted(SMALL))
+def test_passes_for_a_draft_node_that_was_not_recorded(policy: str) -> None:
+    cluster = Cluster(Shaken([1, 2]), stages=2, drafts=2, policies=SMALL, record=True)
+    for number in range(2):
+        cluster.submit(ask(number, policy=policy), draft_rank(number))
+    cluster.world.run()
+    trace = cluster.trace()
+    every = passes(build(trace))
+    steps = [line for line in trace.lines if isinstance(line, Step)]
+    own = [effect for step in steps for effect in step.effects if isinstance(effect, Reported)]
+    assert sum(span.rows for span in every.values()) == sum(one.rows for one in own)
+    assert sum(span.dead for span in every.values()) == sum(one.dead_rows for one in own)
+    mine = tuple(line for line in trace.lines if line.rank != draft_rank(1))
+    part = passes(build(replace(trace, lines=mine)))
+    # What the last verdict of an answer accepts is in no prune.
+    emitted = [e for step in steps for e in step.effects if isinstance(e, Emit) and e.request == 1]
+    lost = [every[name].useful - span.useful for name, span in part.items()]
+    assert min(lost) >= 0
+    assert sum(lost) <= 2 * emitted[-1].hits
+
+
+def test_passes_of_which_nothing_tells_the_use_are_left_out() -> None:
+    whole = run(Shaken([1]), "flowspec", 2).trace()
+    lines = tuple(
+        line
+        for line in whole.lines
+        if not isinstance(line, Step)
+        or not isinstance(line.input, ReceivedMessage)
+        or not isinstance(line.input.message, Open | PruneIndices)
+    )
+    found = build(replace(whole, lines=lines))
+    assert {span.useful for span in passes(found).values()} == {-1}
+    summary = summarise(found)
+    assert all(one.wrong == one.dead == 0 for one in summary.devices)
+    assert summary.bottleneck.endswith(
+        " Rows of a session count as neither useful nor wasted: "
+        "what became of them was not recorded."
+    )
+    check_rules(exported(found))
+
+
+@pytest.mark.parametrize("pause", [100, 1000])
+def test_no_rows_are_in_flight_between_requests(pause: int) -> None:
+    cluster = Cluster(Shaken([1]), stages=2, policies=SMALL, record=True)
+    for number in range(2):
+        request = ask(number, policy="flowspec")
+        cluster.world.at(float(number * pause), cluster.submit, request)
+    cluster.world.run()
+    found = build(cluster.trace())
+    alone = build(run(Shaken([1]), "flowspec", 2).trace())
+    assert found.duration > pause
+    assert summarise(found).rows_in_flight == pytest.approx(
+        summarise(alone).rows_in_flight, rel=0.2
+    )
 
 
 @given(delays, policies, st.integers(0, 40), st.integers(1, 2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from importlib import resources
+from typing import Any
 
 import msgspec
 import pytest
@@ -71,7 +72,20 @@ def test_a_trace_of_one_of_several_draft_nodes(asked: int) -> None:
     assert [request.request for request in line.requests] == [asked]
     assert len(line.tokens) == len(cluster.world.tokens[asked])
     found = model(line, summarise(line))
-    assert sorted(lane.name for lane in found.lanes) == [f"D{asked}", "V1", "V2"]
+    names = dict(enumerate(lane.name for lane in found.lanes))
+    assert sorted(names.values()) == [f"D{asked}", "V1", "V2"]
+    spans: Any = found.spans
+    ways = {
+        (names[lane], peer)
+        for kind, lane, peer in zip(spans["kind"], spans["lane"], spans["peer"], strict=True)
+        if kind == KINDS.index("transfer")
+    }
+    assert ways == {(f"D{asked}", "V1"), ("V1", "V2"), ("V2", f"D{asked}")}
+    marks: Any = found.marks
+    marked = zip(marks["kind"], marks["lane"], strict=True)
+    misses = [names[lane] for kind, lane in marked if kind == "miss"]
+    assert misses == [f"D{asked}"] * sum(one.end == "miss" for one in line.rounds)
+    assert misses
 
 
 def test_the_page_gets_segments_and_losses() -> None:

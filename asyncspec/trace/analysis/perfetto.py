@@ -7,12 +7,13 @@ the passes on all stages to the step that received its verdict. Times are whole 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import msgspec
 
 from asyncspec.trace.analysis.timeline import Instant, SegmentLifetime, Span, Timeline, side_by_side
+from asyncspec_protocol.ids import SessionId, owner
 
 Event = dict[str, Any]
 
@@ -30,8 +31,11 @@ _ARGUMENTS = ("session", "segment", "rows", "useful", "dead", "first", "last", "
 
 
 def export(timeline: Timeline) -> bytes:
-    events = [event for i, s in enumerate(side_by_side(timeline.spans)) for event in _span(i, s)]
-    events += [event for i, one in enumerate(timeline.lifetimes) for event in _flow(i, one)]
+    # Sessions of a draft node that was not recorded have spans on it all the same.
+    ranks = {node.rank for node in timeline.nodes}
+    spans = side_by_side([span for span in timeline.spans if span.rank in ranks])
+    events = [event for i, span in enumerate(spans) for event in _span(i, span)]
+    events += [event for i, one in enumerate(timeline.lifetimes) for event in _flow(i, one, ranks)]
     events += map(_instant, timeline.instants)
     # By time; a slice that contains another comes first.
     events.sort(key=lambda event: (event["ts"], -int(event.get("dur", 0))))
@@ -69,12 +73,14 @@ def _span(number: int, span: Span) -> Iterator[Event]:
     yield {**both, "ph": "e", "ts": until}
 
 
-def _flow(number: int, lifetime: SegmentLifetime) -> Iterator[Event]:
-    """Bound to the slices around its moments; at least two of them."""
-    moments = [(0, MACHINE, lifetime.sent)]
+def _flow(number: int, lifetime: SegmentLifetime, ranks: Container[int]) -> Iterator[Event]:
+    """Bound to the slices around its moments on the recorded ``ranks``; at least two of them."""
+    draft = int(owner(SessionId(lifetime.session)))
+    moments = [(draft, MACHINE, lifetime.sent)]
     moments += [(h.rank, DEVICE, h.started) for h in lifetime.hops if h.started is not None]
     if lifetime.verified is not None:
-        moments.append((0, MACHINE, lifetime.verified))
+        moments.append((draft, MACHINE, lifetime.verified))
+    moments = [moment for moment in moments if moment[0] in ranks]
     if len(moments) < 2:
         return
     phases = ["s", *"t" * (len(moments) - 2), "f"]

@@ -1,11 +1,13 @@
 """What each stage did with each segment, the committed paths, and the lifetimes of segments.
 
-A stage's knowledge is rebuilt from what it received, with the same ``Liveness`` that it used.
+A stage's knowledge is rebuilt from what it received, with the same ``Liveness`` that it used. Of a
+session that was opened before the recording began it is known from the first prune on; prunes also
+tell the paths of sessions whose draft node was not recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -13,7 +15,7 @@ from asyncspec.core.liveness import Liveness
 from asyncspec.trace.analysis.log import LogStep, NodeLog
 from asyncspec.trace.analysis.timeline import SegmentLifetime, Visit
 from asyncspec.trace.records import Issued, JobResult, ReceivedMessage, Sent
-from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.ids import NodeId, owner
 from asyncspec_protocol.messages import Floor, Open, PruneIndices, Segment, Verdict
 
 Name = tuple[int, int]
@@ -28,7 +30,11 @@ class StageView:
         self.visits: dict[Name, Visit] = {}
         # Prompt lengths of the sessions that were opened.
         self.prompts: dict[int, int] = {}
+        # Nodes on the committed paths, by the prunes that came.
+        self.committed: dict[int, set[NodeId]] = {}
         self._alive: dict[int, Liveness] = {}
+        # By draft node: its sessions below are over.
+        self._floors: dict[int, int] = {}
         self._passes: dict[int, list[Visit]] = {}
         for step in node.steps:
             if isinstance(step.input, ReceivedMessage):
@@ -46,11 +52,14 @@ class StageView:
                 self._alive[session] = Liveness(length)
             case Segment(session, segment):
                 self.visits[session, segment] = Visit(self.rank, at, message)
-            case PruneIndices(session) if session in self._alive:
-                self._alive[session] = self._alive[session].apply(message)
+            case PruneIndices(session):
+                # Nodes that no prune names any more, the prompt's too, have passed every stage.
+                alive = self._alive.get(session, Liveness(0))
+                self._alive[session] = alive.apply(message)
+                self.committed.setdefault(session, set()).update(message.accepted)
             # Not Close: rows of a running pass count as they were at its arrival.
             case Floor(first):
-                self._alive = {s: alive for s, alive in self._alive.items() if s >= first}
+                self._floors[owner(first)] = first
             case _:
                 pass
 
@@ -73,17 +82,20 @@ class StageView:
 
     def _living(self, visit: Visit, ids: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
         session = visit.message.session
-        if session not in self._alive:
-            return ids if session not in self.prompts else ()
-        return tuple(filter(self._alive[session].alive, ids))
+        if session < self._floors.get(owner(session), 0):
+            return ()
+        alive = self._alive.get(session)
+        return ids if alive is None else tuple(filter(alive.alive, ids))
 
 
 class Path(Struct, frozen=True):
     """A session's committed path, as far as it can be followed."""
 
+    # 0: the recording began after the session.
     prompt_length: int = 0
-    # After the prompt; and of each of its tokens the segment whose verdict brought it.
+    # After the prompt.
     nodes: frozenset[int] = frozenset()
+    # Of each token after the prompt the segment whose verdict brought it.
     segments: tuple[int, ...] = ()
 
     def useful(self, node: int) -> bool:
@@ -94,11 +106,15 @@ class Path(Struct, frozen=True):
 def read_segments(
     drafts: Sequence[NodeLog], stages: Sequence[StageView]
 ) -> tuple[Mapping[int, Path], list[SegmentLifetime]]:
-    """The paths of sessions, as far as they can be followed, and all segments as they were sent."""
+    """The paths of the sessions of which one can be followed, and all segments as they were
+    sent."""
     visits: dict[Name, list[Visit]] = {}
     prompts: dict[int, int] = {}
+    committed: dict[int, set[NodeId]] = {}
     for view in sorted(stages, key=lambda view: view.rank):
         prompts |= view.prompts
+        for session, nodes in view.committed.items():
+            committed.setdefault(session, set()).update(nodes)
         for name, visit in view.visits.items():
             visits.setdefault(name, []).append(visit)
     sent: dict[Name, float] = {}
@@ -115,7 +131,8 @@ def read_segments(
         for effect in step.effects:
             if isinstance(effect, Sent) and effect.kind == "segment":
                 sent[effect.session, effect.segment] = step.at
-    paths = _paths(prompts, [visit.message for row in visits.values() for visit in row], tokens)
+    messages = (visit.message for row in visits.values() for visit in row)
+    paths = _paths(prompts, committed, messages, tokens)
     last = max((view.rank for view in stages), default=0)
     lifetimes = []
     for name in sent.keys() | visits.keys():
@@ -136,35 +153,50 @@ def read_segments(
 
 def _paths(
     prompts: Mapping[int, int],
-    messages: Sequence[Segment],
+    committed: Mapping[int, set[NodeId]],
+    messages: Iterable[Segment],
     verdicts: Mapping[tuple[int, int], tuple[int, int]],
 ) -> dict[int, Path]:
-    """By session: from the last prompt node, each next node is the child with the verdict's token.
-    ``verdicts``: by (session, node), the next token and the segment that brought it."""
+    """By session: the ``committed`` nodes and those above them; and from the last prompt node, each
+    next node is the child with the verdict's token. ``verdicts``: by (session, node), the next
+    token and the segment that brought it."""
+    parents: dict[tuple[int, int], int] = {}
     # By session, parent and token. Segments carry tokens at the first stage, and at later ones
     # where draws depend on them.
     children: dict[tuple[int, int, int], int] = {}
-    sessions = dict.fromkeys(prompts)
     for message in messages:
+        of = message.session
+        for node, parent in zip(message.ids, message.parents, strict=True):
+            parents[of, node] = parent
         if message.tokens:
-            sessions[message.session] = None
             nodes = zip(message.ids, message.parents, message.tokens, strict=True)
             for node, parent, token in nodes:
                 # Of two nodes for one token the first was dead when the second was issued.
-                key = message.session, parent, token
-                children[key] = max(node, children.get(key, node))
-    paths = {}
-    for session in sessions:
-        length = prompts.get(session, 0)
-        at: int | None = length - 1
-        found: list[int] = []
-        segments: list[int] = []
+                children[of, parent, token] = max(node, children.get((of, parent, token), node))
+
+    def below(session: int, at: int | None) -> Iterator[tuple[int | None, int]]:
+        """The next nodes of the path, and the segments that brought them; the last one's token may
+        be no node."""
         while at is not None and (session, at) in verdicts:
             token, segment = verdicts[session, at]
-            segments.append(segment)
             at = children.get((session, at, token))
-            found += [] if at is None else [at]
-        paths[session] = Path(length, frozenset(found), tuple(segments))
+            yield at, segment
+
+    paths: dict[int, Path] = {}
+    for session in {*prompts, *committed}:
+        length = prompts.get(session, 0)
+        steps = list(below(session, length - 1))
+        found = {node for node, _ in steps if node is not None}
+        for node in committed.get(session, ()):
+            at: int | None = node
+            while at is not None and at >= length and at not in found:
+                found.add(at)
+                at = parents.get((session, at))
+        # An answer's last nodes are in no prune.
+        last = below(session, max(found, default=None))
+        found.update(node for node, _ in last if node is not None)
+        segments = tuple(segment for _, segment in steps)
+        paths[session] = Path(length, frozenset(found), segments)
     return paths
 
 

@@ -10,6 +10,7 @@ from asyncspec.trace.analysis.log import Log, LogStep, NodeLog
 from asyncspec.trace.analysis.segments import Path, StageView
 from asyncspec.trace.analysis.timeline import Instant, Round, SegmentLifetime, Span, Visit, by_time
 from asyncspec.trace.records import Blocked, Issued, Ran, ReceivedMessage, Sent, Silence
+from asyncspec_protocol.ids import SessionId, owner
 from asyncspec_protocol.messages import Credit, PruneIndices
 
 
@@ -38,7 +39,7 @@ def read_spans(
             spans += _without_credit(node)
     for view in stages:
         for visit in view.visits.values():
-            spans += _visit(visit, paths.get(visit.message.session, Path()))
+            spans += _visit(visit, paths.get(visit.message.session))
     for lifetime in lifetimes:
         spans += _transfers(lifetime)
     return sorted(spans, key=by_time)
@@ -78,13 +79,14 @@ def _without_credit(node: NodeLog) -> Iterator[Span]:
             empty = step.until
 
 
-def _visit(visit: Visit, path: Path) -> Iterator[Span]:
+def _visit(visit: Visit, path: Path | None) -> Iterator[Span]:
     name = visit.message.session, visit.message.segment
     if visit.started is None or visit.ended is None:
         return
     yield Span(visit.rank, "queue", visit.received, visit.started, *name)
-    useful = set(filter(path.useful, visit.ids))
-    rows = len(visit.ids), len(useful), len(visit.dead - useful)
+    useful = set() if path is None else set(filter(path.useful, visit.ids))
+    known = -1 if path is None else len(useful)
+    rows = len(visit.ids), known, len(visit.dead - useful)
     ends = min(visit.ids, default=-1), max(visit.ids, default=-1)
     yield Span(visit.rank, "compute", visit.started, visit.ended, *name, *rows, *ends)
     # A segment that is sent on in a later step than it ended in has waited for credit.
@@ -94,19 +96,25 @@ def _visit(visit: Visit, path: Path) -> Iterator[Span]:
 
 def _transfers(lifetime: SegmentLifetime) -> Iterator[Span]:
     """Between nodes. Where clocks are off by more than it took, it took no time."""
-    ends = [(0, lifetime.sent, None), *((h.rank, h.sent, h.received) for h in lifetime.hops)]
-    ends.append((0, None, lifetime.verified))
+    draft = _draft(lifetime.session)
+    ends = [(draft, lifetime.sent, None), *((h.rank, h.sent, h.received) for h in lifetime.hops)]
+    ends.append((draft, None, lifetime.verified))
     name = lifetime.session, lifetime.segment
     for (rank, sent, _), (peer, _, received) in pairwise(ends):
         if sent is not None and received is not None:
             yield Span(rank, "transfer", sent, max(sent, received), *name, peer=peer)
 
 
+def _draft(session: int) -> int:
+    """The rank of a session's draft node."""
+    return owner(SessionId(session))
+
+
 def read_instants(log: Log, rounds: Sequence[Round]) -> list[Instant]:
     """All of them, in order of time."""
     instants = [one for node in log.nodes for step in node.steps for one in _of_step(step)]
     instants += [
-        Instant(0, one.until, one.end, one.session, f"{one.tokens} tokens")
+        Instant(_draft(one.session), one.until, one.end, one.session, f"{one.tokens} tokens")
         for one in rounds
         if one.end == "miss"
     ]

@@ -25,7 +25,8 @@ class Utilisation(Struct, frozen=True):
     """Shares of the time in which requests ran; the last eight sum to 1.
 
     ``useful``, ``wrong`` and ``dead`` split the time of passes by their rows: of nodes that ended
-    on the committed path, of wrong guesses, and of nodes dead before the pass had ended.
+    on the committed path, of wrong guesses, and of nodes dead before the pass had ended; by the
+    rows of which that is known.
     """
 
     rank: int
@@ -72,7 +73,7 @@ class Summary(Struct, frozen=True):
     misses: int
     tokens_per_round: float
     hit_rate: float
-    # Mean number of rows between being sent and being verified, pruned or lost.
+    # Mean number of rows between being sent and being verified, pruned or lost, while requests ran.
     rows_in_flight: float
     devices: tuple[Utilisation, ...]
     requests: tuple[LatencyBreakdown, ...]
@@ -95,12 +96,12 @@ def summarise(timeline: Timeline) -> Summary:
     devices = [_utilisation(rank, timeline.name(rank), spans[rank], windows) for rank in ranks]
     later = [token for token in timeline.tokens if token.index]
     depths, hits = Counter(t.depth for t in later), Counter(t.depth for t in later if t.hit)
-    rounds, ran = len(timeline.rounds), windows[-1][1] - windows[0][0] if windows else 0.0
-    in_flight = sum(map(_row_seconds, timeline.lifetimes))
+    rounds, ran = len(timeline.rounds), length(windows)
+    in_flight = sum(_row_seconds(one, windows) for one in timeline.lifetimes)
     reasons = [describe(request.stats) for request in timeline.requests]
     return Summary(
         speculation=next((f"{one[0].upper()}{one[1:]}." for one in reversed(reasons) if one), ""),
-        bottleneck=bottleneck(decoding or requests, devices),
+        bottleneck=f"{bottleneck(decoding or requests, devices)} {timeline.without_path}".rstrip(),
         duration=timeline.duration,
         tokens=len(timeline.tokens),
         rounds=rounds,
@@ -173,7 +174,7 @@ def _split(spans: Sequence[Span], windows: Sequence[Interval]) -> tuple[float, f
     # Rows in all, useful and dead ones of each pass, by its time: sessions may share one.
     passes: dict[Interval, tuple[int, int, int]] = {}
     for span in spans:
-        if span.kind == "compute" and span.rows:
+        if span.kind == "compute" and span.rows and span.useful >= 0:
             rows, useful, dead = passes.get((span.at, span.until), (0, 0, 0))
             own = (rows + span.rows, useful + span.useful, dead + span.dead)
             passes[span.at, span.until] = own
@@ -216,13 +217,13 @@ def length(intervals: Iterable[Interval]) -> float:
     return sum(until - at for at, until in intervals)
 
 
-def _row_seconds(lifetime: SegmentLifetime) -> float:
+def _row_seconds(lifetime: SegmentLifetime, windows: Sequence[Interval]) -> float:
     """Rows of a segment times the seconds until its verdict, or until it was last seen."""
     moments = [lifetime.sent]
     for hop in lifetime.hops:
         moments += [t for t in (hop.received, hop.ended, hop.sent) if t is not None]
     end = max(moments) if lifetime.verified is None else lifetime.verified
-    return len(lifetime.ids) * (end - lifetime.sent)
+    return len(lifetime.ids) * length(cut([(lifetime.sent, end)], windows))
 
 
 def _hops(timeline: Timeline) -> tuple[HopBytes, ...]:

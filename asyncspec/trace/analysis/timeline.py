@@ -37,6 +37,7 @@ class Span(Struct, frozen=True):
     segment: int = -1
     # Of a pass: its rows; those whose node ended on the committed path; those whose node was
     # already dead when the pass ended. The others were wrong guesses not yet known to be wrong.
+    # -1 useful rows: the session's path was not recorded.
     rows: int = 0
     useful: int = 0
     dead: int = 0
@@ -157,6 +158,15 @@ class Timeline(Struct, frozen=True):
     def stages(self) -> int:
         """Number of verify stages; 0 where no node was recorded."""
         return max((node.stages for node in self.nodes), default=0)
+
+    @property
+    def without_path(self) -> str:
+        """A sentence about the sessions of which nothing tells whether their rows were useful;
+        empty: there are none."""
+        count = len({span.session for span in self.spans if span.useful < 0})
+        sessions = f"{count} sessions" if count > 1 else "a session"
+        left_out = f"Rows of {sessions} count as neither useful nor wasted"
+        return f"{left_out}: what became of them was not recorded." if count else ""
 
     def name(self, rank: int) -> str:
         return device_name(rank, self.stages)

@@ -10,7 +10,7 @@ function workOf(span) {
   if (spans.kind[span] === KIND.draft) return DRAFTING;
   if (spans.kind[span] === KIND.cache) return TIDYING;
   const rows = spans.rows[span];
-  if (!rows) return [1, 0, 0, 0, 0];
+  if (!rows || spans.useful[span] < 0) return [1, 0, 0, 0, 0];
   const useful = spans.useful[span] / rows, dead = spans.dead[span] / rows;
   return [useful, 1 - useful - dead, dead, 0, 0];
 }

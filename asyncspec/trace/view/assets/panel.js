@@ -56,7 +56,7 @@ function showHops(parent, lifetime) {
   const lasted = (from, to) => (from < 0 || to < 0 ? "–" : milliseconds(to - from));
   for (const [lane, received, started, ended, , came, , went] of lifetimes.hops[lifetime]) {
     const pass = passes.get(lane);
-    const split = pass === undefined ? ["–", "–", "–"] : [spans.useful[pass],
+    const split = pass === undefined || spans.useful[pass] < 0 ? ["–", "–", "–"] : [spans.useful[pass],
       spans.rows[pass] - spans.useful[pass] - spans.dead[pass], spans.dead[pass]];
     rowOf(body, [lanes[lane].name, came, ...split, went, lasted(received, started), lasted(started, ended)]);
   }

@@ -18,7 +18,8 @@ function describeSpan(span) {
   lines.push(`${milliseconds(until - at)}: from ${milliseconds(at)} to ${milliseconds(until)}`);
   if (kind === "compute") {
     const rows = spans.rows[span], useful = spans.useful[span], dead = spans.dead[span];
-    lines.push(`${plural(rows, "row")}: ${useful} useful, ${rows - useful - dead} wrong, ${dead} dead`);
+    const fate = `${useful} useful, ${rows - useful - dead} wrong, ${dead} dead`;
+    lines.push(`${plural(rows, "row")}: ${useful < 0 ? "what became of them was not recorded" : fate}`);
     lines.push(`nodes ${nodeRange(spans.first[span], spans.last[span])}`);
   }
   if (kind === "draft") lines.push(`${plural(spans.rows[span], "node")} asked for`);
