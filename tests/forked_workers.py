@@ -60,6 +60,8 @@ class _Worker:
         self.connection, theirs = multiprocessing.Pipe()
         # What of its file it has not begun, and what it is at.
         self.waiting, self.running = deque(items), -1
+        # Whether it has said that it ends.
+        self.done = False
         self.process: ForkProcess = multiprocessing.get_context("fork").Process(
             target=_work, args=(session, number, theirs, items, [*others, self.connection])
         )
@@ -80,6 +82,7 @@ class _Controller:
         self._files: deque[list[int]] = deque(self._repeat * self._repeats)
         self._workers: dict[Connection, _Worker] = {}
         self._number = 0
+        self._reported = 0
         self._reporter: Any = self._session.config.pluginmanager.get_plugin("terminalreporter")
 
     def run(self, processes: int) -> None:
@@ -97,6 +100,9 @@ class _Controller:
                         raise self._session.Failed(self._session.shouldfail)
                     if self._session.shouldstop:
                         raise self._session.Interrupted(self._session.shouldstop)
+            missing = len(self._session.items) * self._repeats - self._reported
+            if missing > 0:
+                raise self._session.Interrupted(f"{missing} tests were never reported")
         finally:
             self._stop()
 
@@ -131,6 +137,11 @@ class _Controller:
             worker.waiting.extend(items)
             worker.connection.send(items)
             return
+        if name == "done":
+            worker.done = True
+            return
+        if name == "pytest_runtest_logfinish":
+            self._reported += 1
         if name == "running":
             worker.running = values
             worker.waiting.remove(values)
@@ -158,12 +169,13 @@ class _Controller:
         del self._workers[worker.connection]
         worker.connection.close()
         worker.process.join()
-        if worker.process.exitcode == 0 and not worker.waiting:
+        if worker.done and worker.process.exitcode == 0 and not worker.waiting:
             return
         item = self._session.items[max(worker.running, 0)]
         text = f"the process of the tests ended with exit code {worker.process.exitcode}"
         report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
         self._hook.pytest_runtest_logreport(report=report)
+        self._reported += 1
         self._show_failure(report)
         if worker.waiting:
             self._fork(tuple(worker.waiting))
@@ -245,6 +257,7 @@ def _work(
                     following = None  # the same file again: with fixtures of its own
                 setproctitle(f"pytest {item.nodeid}")
                 config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            connection.send(("done", None))
         except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionResetError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller tells why
         finally:

@@ -69,11 +69,37 @@ FILES = {
 }
 
 
+ENDS = {
+    "test_c.py": """
+        def test_fine():
+            pass
+
+        def test_interrupted():
+            raise KeyboardInterrupt
+    """,
+    "test_d.py": """
+        import os
+
+        def test_fine():
+            pass
+
+        def test_ended():
+            os._exit(0)
+    """,
+}
+"""The last test of a file ends its process, which then has exit code 0."""
+
+
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    for name, text in FILES.items():
-        (tmp_path / name).write_text("\n".join(line[8:] for line in text.splitlines()))
+    write(tmp_path, FILES)
     return tmp_path
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Files of indented text."""
+    for name, text in files.items():
+        (folder / name).write_text("\n".join(line[8:] for line in text.splitlines()))
 
 
 def run(folder: Path, *options: str) -> tuple[int, str]:
@@ -106,6 +132,15 @@ def test_every_test_is_reported_once(suite: Path) -> None:
     for text in ("what it said", "no end", "beware", "ended with exit code -9"):
         assert text in output
     assert (suite / "ended").exists()
+
+
+def test_a_test_that_ends_its_process_fails(tmp_path: Path) -> None:
+    write(tmp_path, {"conftest.py": FILES["conftest.py"], **ENDS})
+    code, output = run(tmp_path)
+    assert code == pytest.ExitCode.TESTS_FAILED, output
+    assert "2 failed, 2 passed" in output
+    for name in ("test_c.py::test_interrupted", "test_d.py::test_ended"):
+        assert f"FAILED {name} - the process" in output
 
 
 def test_it_stops_where_pytest_would(suite: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from asyncspec.core.errors import UserError
+from tools.bench.__main__ import main
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -56,3 +57,17 @@ def test_nothing_gets_smaller_and_layers_come_in_whole_rounds(small: Path, tmp_p
         enlarge(small, tmp_path / "large", Size(16, 48, 2))
     with pytest.raises(UserError, match="3 layers are no multiple of the 2 there"):
         enlarge(small, tmp_path / "large", Size(32, 48, 3))
+
+
+def test_the_source_stays_and_a_folder_that_cannot_be_is_one_line(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file.name: file.read_bytes() for file in small.iterdir()}
+    (tmp_path / "link").symlink_to(small)
+    for out in (small, tmp_path / "link"):
+        assert main(["enlarge", str(out), "--source", str(small), "--hidden", "64"]) == 2
+        assert capsys.readouterr().err.endswith("is the source itself; write to another folder\n")
+    assert {file.name: file.read_bytes() for file in small.iterdir()} == before
+    out = small / "config.json" / "large"
+    assert main(["enlarge", str(out), "--source", str(small)]) == 2
+    assert f"bench: cannot write {out}: " in capsys.readouterr().err

@@ -67,6 +67,17 @@ def test_it_runs_the_cells_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     short = json.loads(capsys.readouterr().out)
     assert [one["cell"].count("tokens=4 texts=2") for one in short["by cell"]] == [1, 1]
     assert main([*words[:-2], "--tokens", "1"]) == 2
+    capsys.readouterr()
+    for wrong, text in (
+        (tmp_path / "no" / "map.svg", "there is no folder"),
+        (tmp_path / "map.jpeg2", "the name must end in .png or .svg"),
+        (tmp_path, "the name must end in"),
+    ):
+        # Before any cell: these would take days.
+        assert main(["grid", "--cells", "wide", "--count", "9999", "--plot", str(wrong)]) == 2
+        said = capsys.readouterr().err
+        assert text in said
+        assert said.count("\n") == 1
     assert main(["grid", "--cells", str(tmp_path / "no.json")]) == 2
     file.write_text('[{"stages": 2, "draft": 1}]')
     assert main(["grid", "--cells", str(file)]) == 2

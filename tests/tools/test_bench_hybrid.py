@@ -88,12 +88,13 @@ def test_displaced_proposals_are_those_that_only_the_mixture_ranks_higher() -> N
 def test_every_token_of_an_answer_is_explained_or_was_never_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "one.jsonl").write_text('{"turns": ["def add(a, b):"]}\n')
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text('{"turns": ["def add(a, b):"]}\n')
     words = ["explain", "--prompts", str(tmp_path), "--max-new-tokens", "12", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["prompt"] == "one/0"
-    assert 0 < len(found["places"]) <= 11
+    assert [one["prompt"] for one in found] == ["one/0", "two/0"]
+    assert all(0 < len(one["places"]) <= 11 for one in found)
 
 
 @pytest.mark.torch
@@ -113,6 +114,7 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["hybrid", "--policies", "nosuch"], "unknown policy"),
         (["hybrid", "--policies", "autoregressive"], "needs no token source"),
         (["hybrid", "--per-file", "0"], "it must be at least 1"),
+        (["hybrid", "--out", "pyproject.toml/x"], "cannot write pyproject.toml/x"),
         (["explain", "--set", "nosuch"], "there is no set"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,29 @@ def test_a_table_names_machine_commit_and_command(
     assert table.date
     # Cells without a value of their own are not written.
     assert "caption" not in json.loads((tmp_path / "sources.json").read_text())["tables"]["first"]
+
+
+@pytest.mark.parametrize(
+    ("place", "printed", "said"),
+    [
+        ("sources#t", "", "not one JSON value"),
+        ("sources#t", '{"a": 1}\n{"a": 2}\n', "not one JSON value"),
+        ("sources#t:b", '{"a": {"x": 1}}', "no key 'b'; there are a"),
+        ("sources#t:b", "[1]", "no key 'b'; there are no keys"),
+    ],
+)
+def test_what_cannot_be_recorded_is_a_users_mistake(
+    place: str, printed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "FOLDER", tmp_path)
+
+    def run() -> int:
+        sys.stdout.write(printed)
+        return 0
+
+    with pytest.raises(UserError, match=said):
+        recording.record(place, [], run)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("place", ["sources", "#t", "../sources#t", "sources#"])

@@ -17,7 +17,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from tools.bench.__main__ import main
-from tools.bench.serving import command, fairness, memory, padded, prefill, simulated, soak
+from tools.bench.serving import command, fairness, memory, padded, plots, prefill, simulated, soak
 from tools.bench.serving.load import percentile, steady
 from tools.bench.serving.parts import PARTS
 from tools.bench.serving.pool import through
@@ -220,6 +220,17 @@ def test_mistakes_of_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ):
         assert main(["serving", *argv]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_the_padded_figure_says_what_its_stages_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    titles: list[str] = []
+    monkeypatch.setattr(plots, "draw", lambda panels, unit, file: titles.extend(panels))
+    draw = PARTS["padded"].draw
+    assert draw is not None
+    draw(padded.Padded({}, {}, {}), tmp_path / "padded.png")
+    assert titles == ["4 x 80 ms"]
 
 
 def test_figures_are_written(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.gguf_models import convert
 from tools.bench.bits.shapes import PUBLISHED, Shape
@@ -49,6 +51,49 @@ def test_a_missing_device_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
     assert "device cuda7: llama.cpp finds cpu" in capsys.readouterr().err
     assert main(["--device", "cuda7", "--only", "torch"]) == 2
     assert "device cuda7: torch " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--only", "gguf", "--device", "x"], ["--target", "m.gguf"]])
+def test_gguf_models_need_llama_cpp(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    assert main([*words, "--no-tests"]) == 2
+    said = 'check_device: llama.cpp is not installed; GGUF files need it: pip install "asyncspec['
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--only", "torch", "--target", "m.gguf"], "leave --only torch out"),
+        (["--draft", "m.gguf"], "--draft is the draft model of --target"),
+        (["--only", "cpu"], "invalid choice: 'cpu'"),
+        (["--devices", "cpu"], "unrecognized arguments: --devices cpu"),
+        (["--out", "no/report.md"], "--out no/report.md: there is no folder no"),
+    ],
+)
+def test_a_users_mistake_is_a_line(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(words)
+    except SystemExit as end:  # argparse's way
+        code = int(str(end.code))
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert text in err
+
+
+def test_a_cluster_that_fails_is_no_mistake_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        raise ClusterError("node 1 has ended")
+
+    monkeypatch.setattr(torch_devices, "measure", failing)
+    assert main(["--device", "cpu", "--only", "torch", "--no-tests"]) == 1
+    assert capsys.readouterr().err == "check_device: node 1 has ended\n"
 
 
 @pytest.mark.nightly

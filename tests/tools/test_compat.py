@@ -77,7 +77,11 @@ def test_a_command_that_fails_shows_its_last_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "text"),
-    [(["--keep", "tools"], "exists"), (["--pin", "a b", "--oldest"], "NAME==VERSION")],
+    [
+        (["--keep", "tools"], "exists"),
+        (["--pin", "a b", "--oldest"], "NAME==VERSION"),
+        (["--newst"], "unrecognized arguments: --newst"),
+    ],
 )
 def test_a_mistake_is_one_line(words: list[str], text: str) -> None:
     line = [sys.executable, str(ROOT / "tools/compat"), *words]

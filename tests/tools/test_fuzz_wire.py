@@ -11,9 +11,13 @@ import pytest
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import Incoming
 from asyncspec_protocol.framing import Frame
+from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Collect
 from tools.fuzz_wire.__main__ import main
+from tools.fuzz_wire.attack import Connection
 from tools.fuzz_wire.bed import Bed, Found
+from tools.fuzz_wire.mutations import frame_of
+from tools.fuzz_wire.replay import Saved
 
 
 @pytest.mark.parametrize("role", ["draft", "verify", "source"])
@@ -27,8 +31,6 @@ def test_mutated_frames_disturb_nobody(role: str, capsys: pytest.CaptureFixture[
 def test_a_node_that_ends_is_found_and_its_frames_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And sending them again finds it again."""
-
     checks = count()
 
     def check(bed: Bed) -> None:
@@ -40,11 +42,10 @@ def test_a_node_that_ends_is_found_and_its_frames_are_kept(
     named = ["--role", "verify", "--save", str(saved), "--json"]
     assert main([*named, "--frames", "500"]) == 1
     assert f"--replay {saved}" in capsys.readouterr().err
-    connections = json.loads(saved.read_text())
-    assert connections
-    assert all(one["rank"] in (1, 2) and one["frames"] for one in connections)
-    monkeypatch.undo()
-    assert main(["--replay", str(saved), "--json"]) == 0
+    kept = json.loads(saved.read_text())
+    assert (kept["role"], kept["seed"]) == ("verify", 0)
+    assert kept["connections"]
+    assert all(one["rank"] in (1, 2) and one["frames"] for one in kept["connections"])
 
 
 def test_a_mistake_that_ends_one_link_alone_is_found(
@@ -58,11 +59,50 @@ def test_a_mistake_that_ends_one_link_alone_is_found(
         handle(self, link, frame)
 
     monkeypatch.setattr(Incoming, "frame", frame)
-    named = ["--role", "verify", "--save", str(tmp_path / "found.json"), "--json"]
-    assert main([*named, "--frames", "500"]) == 1
-    assert "a node has made a mistake: OverflowError('negative')" in capsys.readouterr().err
+    saved = tmp_path / "found.json"
+    assert main(["--role", "verify", "--save", str(saved), "--frames", "500", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert "a node has made a mistake: OverflowError('negative')" in err
+    (found,) = json.loads(out)
+    # Sending them again finds it again, for as long as the mistake is there.
+    assert main(["--replay", str(saved), "--json"]) == 1
+    (again,) = json.loads(capsys.readouterr().out)
+    assert again["found"] == found["found"]
+    monkeypatch.undo()
+    assert main(["--replay", str(saved), "--json"]) == 0
+    (mended,) = json.loads(capsys.readouterr().out)
+    assert mended["answers"] >= 5
+    assert all(size > 0 for size in mended["memory MiB"])
 
 
-def test_no_frames_are_a_users_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--frames", "0"]) == 2
-    assert "less than 1" in capsys.readouterr().err
+def test_a_replay_has_the_hostile_stages_of_its_attack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "found.json"
+    Saved("draft", 3, [Connection(0, [frame_of(client_hello("fuzzed"))])]).write(saved)
+    assert main(["--replay", str(saved), "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["from hostile stages"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--frames", "0"], "--frames is 0; it must be at least 1"),
+        (["--role", "none"], "invalid choice: 'none'"),
+        (["--save", "no/where.json"], "--save no/where.json: there is no folder no"),
+        (["--save", "."], "--save . cannot be written"),
+        (["--replay", "no/where.json"], "--replay no/where.json: "),
+        (["--replay", "pyproject.toml"], "--replay pyproject.toml: Expected `object`"),
+    ],
+)
+def test_a_users_mistake_is_a_line(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(words)
+    except SystemExit as end:  # argparse's way
+        code = int(str(end.code))
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert text in err

@@ -93,9 +93,13 @@ def test_a_test_that_fails_without_a_mutant_kills_nothing(project: Path) -> None
         tried(project, Mutant("wrong", "return 1", "return 3", "test_wrong"))
 
 
-@pytest.mark.parametrize("wrong", [["--only", "nothing"], ["--jobs", "0"]])
+@pytest.mark.parametrize("wrong", [["--only", "nothing"], ["--jobs", "0"], ["--jobs", "x"]])
 def test_a_users_mistake(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(wrong) == 2
+    try:
+        code = main(wrong)
+    except SystemExit as end:  # argparse's way
+        code = int(str(end.code))
+    assert code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

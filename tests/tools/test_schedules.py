@@ -38,3 +38,14 @@ def test_a_users_mistake(wrong: list[str], capsys: pytest.CaptureFixture[str]) -
         command.main(None, wrong)
     assert end.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_interrupt_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "as_done", interrupted)
+    assert command.main(None, ["--count", "10", "--json"]) == 1
+    assert capsys.readouterr().err == "schedules: interrupted\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ import pytest
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import Config
 from effort import nightly
-from tools.testbed import command, description
+from tools.testbed import command, description, state
+from tools.testbed.remove import remove
 from tools.testbed.run import options_for
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +64,32 @@ def test_a_mistake_is_a_line_and_exit_code_2(
     assert err.startswith("testbed")
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_the_folder_of_all_beds_is_the_users_alone(tmp_path: Path) -> None:
+    made = state.private(tmp_path / "run" / "beds")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert state.private(made) == made
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(made)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o770)
+    foreign = ["file", "link", "open"]
+    if os.geteuid() == 0:
+        (tmp_path / "other").mkdir(mode=0o700)
+        os.chown(tmp_path / "other", 12345, 12345)
+        foreign.append("other")
+    for name in foreign:
+        with pytest.raises(UserError, match=f"{name} is not a folder of yours alone"):
+            state.private(tmp_path / name)
+
+
+def test_a_bed_removes_no_folder_but_its_own(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("years")
+    bed = state.State("asb-none", 1, 1, 1, None, (), (), scratch=str(tmp_path))
+    with pytest.raises(UserError, match="set TMPDIR as where the bed was made"):
+        remove(bed)
+    assert (tmp_path / "thesis").exists()
 
 
 def test_the_ready_made_beds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,6 +105,9 @@ def main(argv: list[str] | None = None) -> int:
     except AsyncSpecError as error:
         sys.stderr.write(f"bench: {error}\n")
         return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        sys.stderr.write("bench: interrupted\n")
+        return 1
     return code
 
 

@@ -33,6 +33,7 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.console.bounds import COUNT
 from tools.bench.options import check_numbers
+from tools.bench.selection import make_folder
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")
@@ -80,10 +81,12 @@ def enlarge(source: Path, out: Path, size: Size, dtype: torch.dtype = torch.bflo
     """Write the enlarged checkpoint; bytes of weights. Raises ``UserError``."""
     config = read_config(source)
     _check(source, config, size)
+    if out.resolve() == source.resolve():
+        raise UserError(f"{out} is the source itself; write to another folder")
+    make_folder(out)
     old = size_of(config)
     tensors = _load(source)
     random = torch.Generator().manual_seed(0)
-    out.mkdir(parents=True, exist_ok=True)
     grown: Tensors = {}
     for name, tensor in _layers_spread(tensors, old.layers, size.layers // old.layers, random):
         grown[name] = _grow(name, tensor.float(), old, size, random).to(dtype)

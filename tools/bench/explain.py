@@ -119,11 +119,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run every prompt once, and print."""
-    for prompt, stats, places in _explained(options):
-        if options.json:
-            print(json.dumps({"prompt": prompt, "places": msgspec.to_builtins(places)}))
-        else:
-            print("\n".join((*lines(prompt, places), *sums(stats, places), "")))
+    explained = _explained(options)
+    if options.json:
+        found = [{"prompt": prompt, "places": places} for prompt, _, places in explained]
+        print(json.dumps(msgspec.to_builtins(found)))
+        return 0
+    for prompt, stats, places in explained:
+        print("\n".join((*lines(prompt, places), *sums(stats, places), "")))
     return 0
 
 

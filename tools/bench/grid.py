@@ -32,10 +32,12 @@ from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.dipsd.machines.cases import Turning
 from tools.bench.options import SEVERAL, check_numbers
 from tools.bench.pool import as_done
+from tools.bench.selection import check_file
 
 PLAIN, FLOWSPEC, FLOW = "autoregressive", "flowspec", "flow"
 FIXED = (PLAIN, "chain", "chain-streamed", "static-tree", "pruned", "pipedec", "specpipe", FLOWSPEC)
 RATIOS = ("over plain", "over best fixed", "over flowspec")
+PLOTS = (".png", ".svg", ".pdf")
 
 
 class Cell(Struct, frozen=True, forbid_unknown_fields=True):
@@ -235,13 +237,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--texts", type=int, help="a cell (default: the cells' own, 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a heat map (.png, .svg)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help=f"draw a heat map ({', '.join(PLOTS)})"
+    )
     parser.add_argument("--json", action="store_true")
 
 
 def run(options: argparse.Namespace) -> int:
     """Simulate all cells and print ratios: those of the worst cells, means and least values."""
     check_numbers(options, count=COUNT, jobs=COUNT, tokens=SEVERAL, texts=COUNT)
+    if options.plot is not None:
+        check_file("--plot", options.plot, PLOTS)
     given = {key: getattr(options, key) for key in ("tokens", "texts") if getattr(options, key)}
     cells = [replace(cell, **given) for cell in _cells(options.cells, options.count)]
     work = [(cell, policy) for cell in cells for policy in (*FIXED, FLOW)]
@@ -251,12 +257,13 @@ def run(options: argparse.Namespace) -> int:
         for (cell, policy), found in as_done(options.jobs, speed, work):
             speeds[cell][policy] = found
             progress.advance(bar)
-    if options.plot:
-        _draw(speeds, options.plot)
     if options.json:
-        print(json.dumps(_as_json(speeds), indent=1))
+        print(json.dumps(_as_json(speeds), indent=1), flush=True)
     else:
         Console().print(_table(speeds))
+    # Last: what took hours is shown, whatever comes of the figure.
+    if options.plot is not None:
+        _draw(speeds, options.plot)
     return 0
 
 

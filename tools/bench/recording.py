@@ -44,10 +44,7 @@ def record(argument: str, argv: Sequence[str], run: Callable[[], int]) -> int:
         code = run()
     if code:
         return code
-    figures = json.loads(printed.getvalue())
-    if key:
-        figures = figures[key]
-    columns, rows = tabulated(figures)
+    columns, rows = tabulated(_figures(printed.getvalue(), key))
     made = {
         "machine": ", ".join(f"{k} {v}" if k in ("python", "torch") else v for k, v in _here()),
         "commit": commit(),
@@ -60,6 +57,20 @@ def record(argument: str, argv: Sequence[str], run: Callable[[], int]) -> int:
     text = msgspec.json.format(msgspec.json.encode(results), indent=1)
     file.write_bytes(text + b"\n")
     return 0
+
+
+def _figures(printed: str, key: str) -> Any:
+    """What a benchmark has printed, or the value of one of its keys. Raises ``UserError``."""
+    try:
+        figures = json.loads(printed)
+    except ValueError as error:
+        raise UserError(f"--record: what was printed is not one JSON value: {error}") from None
+    if not key:
+        return figures
+    if not isinstance(figures, dict) or key not in figures:
+        known = ", ".join(figures) if isinstance(figures, dict) else "no keys"
+        raise UserError(f"--record: the figures have no key {key!r}; there are {known}")
+    return figures[key]
 
 
 def tabulated(figures: Any) -> tuple[tuple[Column, ...], tuple[tuple[str | int | float, ...], ...]]:

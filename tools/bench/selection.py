@@ -1,8 +1,9 @@
-"""What users may choose of a benchmark: some of its parts, and a folder for its figures."""
+"""What users may choose of a benchmark: some of its parts, a folder for its figures, a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from asyncspec.core.errors import UserError
@@ -25,3 +26,14 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror}") from None
+
+
+def check_file(option: str, file: Path, suffixes: Sequence[str] = ()) -> None:
+    """Raise ``UserError`` where a file that an option names cannot be written, before the work for
+    it begins. ``suffixes``: of its name, where it must have one of them."""
+    if suffixes and file.suffix not in suffixes:
+        raise UserError(f"{option} {file}: the name must end in {' or '.join(suffixes)}")
+    if not file.parent.is_dir():
+        raise UserError(f"{option} {file}: there is no folder {file.parent}")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UserError(f"{option} {file} cannot be written")

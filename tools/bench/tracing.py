@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.progress import Progress
 
@@ -36,6 +35,7 @@ from asyncspec_nodes.console.bounds import COUNT, Bounds
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.simulation.replay import Player
 from asyncspec_protocol.messages import Finished, Submit
+from tools.bench.limits.cpu_time import cpu_seconds
 from tools.bench.options import SEVERAL, check_numbers
 
 PROMPT = "Once upon a time there was a little girl who"
@@ -106,10 +106,10 @@ async def _measure(options: Namespace) -> tuple[list[float], list[float], int]:
                             writer = TraceWriter(Path(folder) / "trace")
                             collector = TraceDownload(client, writer, last=0.0)
                             await recording.enter_async_context(collector)
-                        before = _cpu_seconds()
+                        before = sum(map(cpu_seconds, cluster.pids))
                         seconds[traced] += await _ask(client, options)
                     # Recording ends with the delivery of the last events.
-                    busy[traced] += _cpu_seconds() - before
+                    busy[traced] += sum(map(cpu_seconds, cluster.pids)) - before
                     lines += collector.lines if traced else 0
                 if not busy[False]:
                     short = f"--max-new-tokens is {options.max_new_tokens}"
@@ -151,12 +151,6 @@ def _once_more(node: NodeRecord, lines: Sequence[Record]) -> float:
         ENCODER.encode_lines(records)
         tries.append(time.perf_counter() - start)
     return min(tries)
-
-
-def _cpu_seconds() -> float:
-    """Of all nodes, since they were started."""
-    nodes = psutil.Process().children()
-    return sum(sum(node.cpu_times()[:2]) for node in nodes)
 
 
 async def _ask(client: Client, options: Namespace) -> float:

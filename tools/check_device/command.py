@@ -17,10 +17,11 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.backend.hf import device as torch_names
+from asyncspec.backend.llama.library import MISSING
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.console.arguments import Version
+from asyncspec_nodes.console.arguments import Parser, Version
 from tools.bench.bits.shapes import PUBLISHED
-from tools.bench.selection import chosen_parts
+from tools.bench.selection import check_file, chosen_parts
 from tools.check_device import torch_devices
 
 DEVICE_VARIABLE = "ASYNCSPEC_TEST_DEVICE"
@@ -31,9 +32,9 @@ MODELS = "llama-3.2-1b,qwen3-4b"
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="check_device", description=__doc__)
+    made = Parser(prog="check_device", description=__doc__)
     add = made.add_argument
     add("--version", action=Version)
     add("--device", action="append", metavar="NAME", help="default: the CPU and every GPU")
@@ -64,9 +65,11 @@ class Report(Struct):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 where everything that was tried works."""
+    """Exit code: 0 where everything that was tried works, 2 a user's mistake, 1 anything else."""
     options = parser().parse_args(argv)
     try:
+        if options.out is not None:
+            check_file("--out", options.out)
         found = report(options)
         text = "\n\n".join([found.machine, *found.parts])
         if options.json:
@@ -76,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.out.write_text(text + "\n", encoding="utf-8")
     except (AsyncSpecError, OSError) as error:
         print(f"check_device: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, UserError) else 1
     return 0 if found.good else 1
 
 
@@ -85,7 +88,7 @@ def report(options: argparse.Namespace) -> Report:
     cores = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     found = Report(f"Python {platform.python_version()}, {cores}")
     models = chosen_parts(options.models, PUBLISHED, "--models")
-    gguf = find_spec("llama_cpp") is not None and options.only != "torch"
+    gguf = _wants_gguf(options)
     of_torch, of_llama = _devices(options, gguf=gguf)
     if of_torch:
         _torch(found, options, of_torch, models)
@@ -95,6 +98,20 @@ def report(options: argparse.Namespace) -> Report:
         good, said = _command(["tools/bench", "peers", "--llama-cpp", str(options.llama_cpp)], {})
         found.add(said, good=good)
     return found
+
+
+def _wants_gguf(options: argparse.Namespace) -> bool:
+    """Whether llama.cpp's devices are checked: left out where it is not installed and no option is
+    about it. Raises ``UserError``."""
+    asked = options.target is not None or options.draft is not None
+    if asked and options.only == "torch":
+        raise UserError("--target and --draft are GGUF models; leave --only torch out")
+    if options.draft is not None and options.target is None:
+        raise UserError("--draft is the draft model of --target; give that, too")
+    there = find_spec("llama_cpp") is not None
+    if not there and (asked or options.only == "gguf"):
+        raise UserError(MISSING)
+    return there and options.only != "torch"
 
 
 def _devices(options: argparse.Namespace, *, gguf: bool) -> tuple[list[str], list[str]]:

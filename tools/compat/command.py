@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.console.arguments import Version
+from asyncspec_nodes.console.arguments import Parser, Version
 from tools.compat.environment import Environment, Failure, build_wheel
 from tools.compat.requirements import (
     ANY,
@@ -58,9 +58,9 @@ class Outcome(Struct):
 STEPS = ("install", "run", "tests")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="compat",
         description="Install the wheel in new environments with the oldest and the newest versions "
         "that pyproject.toml allows of its requirements; in each, decode a prompt with the bundled "

@@ -69,16 +69,8 @@ class Attack:
         self.recent.append(made)
         drafter = Drafter(rng, first_session(draft_rank(draft)), lambda: self._bed.live_session)
         try:
-            port, read = await send(
-                self._bed.ports[rank],
-                self._frames(rng, made, draft, drafter),
-                rng,
-                drafter.received,
-            )
-        except ConnectionRefusedError:  # it ends
-            await asyncio.sleep(5.0)
-            self._bed.check()
-            raise
+            frames = self._frames(rng, made, draft, drafter)
+            port, read = await send_or_find(self._bed, rank, frames, rng, drafter.received)
         finally:
             self._drafts.discard(draft)
         self.frames += read
@@ -133,6 +125,22 @@ class Attack:
         made.frames.append(frame)
         made.mutated.append(mutated)
         return frame
+
+
+async def send_or_find(
+    bed: Bed,
+    rank: int,
+    frames: Iterable[bytes],
+    rng: random.Random,
+    received: Callable[[Message], None] = lambda message: None,
+) -> tuple[int, int]:
+    """``send`` to a rank. Raises ``Found`` where its node has ended."""
+    try:
+        return await send(bed.ports[rank], frames, rng, received)
+    except ConnectionRefusedError:  # it ends
+        await asyncio.sleep(5.0)
+        bed.check()
+        raise
 
 
 async def send(

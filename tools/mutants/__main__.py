@@ -6,7 +6,6 @@ must fail. Exit code 1 where one survives, or does not fit the sources any more.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ sys.path[0] = str(ROOT)
 
 import msgspec  # noqa: E402
 
-from asyncspec_nodes.console.arguments import Version  # noqa: E402
+from asyncspec_nodes.console.arguments import Parser, Version  # noqa: E402
 from tools.mutants.catalogue import MUTANTS  # noqa: E402
 from tools.mutants.gate import Failing, Gate, Result  # noqa: E402
 from tools.mutants.mutant import Mutant  # noqa: E402
@@ -30,7 +29,7 @@ from tools.mutants.mutant import Mutant  # noqa: E402
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code: 0 all are killed, 1 some are not, 2 a user's mistake."""
-    parser = argparse.ArgumentParser("mutants", description=__doc__, allow_abbrev=False)
+    parser = Parser("mutants", description=__doc__)
     parser.add_argument("--version", action=Version)
     parser.add_argument("--only", metavar="NAME", help="one mutant, or a pattern such as 'floor-*'")
     parser.add_argument("--jobs", type=int, default=_cores(), help="mutants at a time")

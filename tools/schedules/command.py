@@ -50,7 +50,7 @@ def run(seeds: range) -> Block:
 
 
 def main(description: str | None, argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 every law holds, 1 one is broken, 2 a user's mistake."""
+    """Exit code: 0 every law holds, 1 one is broken or it was interrupted, 2 a user's mistake."""
     parser = Parser("schedules", description=description)
     parser.add_argument("--version", action=Version)
     parser.add_argument("--count", type=int, default=10_000, help="schedules (10000)")
@@ -61,7 +61,11 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
     if options.count < 1 or options.jobs < 1 or (options.first or 0) < 0:
         parser.error("--count and --jobs are at least 1, --first is at least 0")
     first = secrets.randbelow(2**48) if options.first is None else options.first
-    result = _run(range(first, first + options.count), options)
+    try:
+        result = _run(range(first, first + options.count), options)
+    except KeyboardInterrupt:
+        sys.stderr.write("schedules: interrupted\n")
+        return 1
     sys.stdout.write(json.dumps(result, indent=1) + "\n" if options.json else _text(result))
     return int(bool(result["failed"]))
 

@@ -13,7 +13,7 @@ import signal
 import time
 from pathlib import Path
 
-from asyncspec.core.errors import ClusterError
+from asyncspec.core.errors import ClusterError, UserError
 from tools.testbed import cgroups, plan, state
 from tools.testbed.host import execute
 from tools.testbed.plan import Names
@@ -24,7 +24,13 @@ ASK_SECONDS = 10.0
 
 
 def remove(bed: State) -> None:
-    """Nothing is left of the bed. Raises ``ClusterError`` for what cannot be removed."""
+    """Nothing is left of the bed. Raises ``ClusterError`` for what cannot be removed, ``UserError``
+    where its folder is not the one that a bed of this name has."""
+    if bed.scratch not in ("", state.scratch(bed.id)):
+        raise UserError(
+            f"bed {bed.id} has its files in {bed.scratch}, here it would be "
+            f"{state.scratch(bed.id)}; set TMPDIR as where the bed was made"
+        )
     names = None if bed.slot is None else Names(bed.id, bed.devices, bed.slot)
     folders = [Path(folder) for folder in bed.folders]
     _kill(names, folders)

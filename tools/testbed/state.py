@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from asyncspec.core.errors import ClusterError
+from asyncspec.core.errors import ClusterError, UserError
 from tools.testbed.plan import SLOTS
 
 ID_LETTERS = "asb"
@@ -42,10 +43,22 @@ class State(Struct, frozen=True):
 
 
 def directory() -> Path:
-    """Where the files lie; it is there afterwards."""
+    """Where the files lie; it is there afterwards. Raises ``UserError``."""
     root = os.geteuid() == 0
-    path = Path("/run/asyncspec-testbed") if root else _personal()
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return private(Path("/run/asyncspec-testbed") if root else _personal())
+
+
+def private(path: Path) -> Path:
+    """A folder, made where it is not there, that nobody else may write to: its files say what is
+    removed and run. Raises ``UserError``: anybody may have made one of this name before."""
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    found = path.lstat()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not ours or found.st_mode & 0o077:
+        raise UserError(
+            f"{path} is not a folder of yours alone (mode 0700); remove it, or set TMPDIR"
+        )
     return path
 
 
@@ -62,7 +75,7 @@ def locked() -> Iterator[None]:
 
 
 def known() -> list[State]:
-    """All beds, stale ones too."""
+    """All beds, stale ones too. Raises ``UserError``."""
     found = []
     for path in sorted(directory().glob(f"{ID_LETTERS}*.json")):
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):

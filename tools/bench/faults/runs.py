@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.client.client import ClusterAddress
@@ -60,14 +61,20 @@ class Bed:
         self._launcher = launcher
         self._submit = submit
         self._tokens: tuple[int, ...] = ()
+        self._asked = 0
+        # Of the prompt of the last answer, found in the prefix cache.
+        self._shared = 0.0
         self.first_token_seconds = 0.0
 
     async def begin(self) -> None:
-        """The undisturbed answer, twice: the first warms up."""
+        """The undisturbed answer, twice: the first warms up. Raises ``ClusterError`` where the
+        prompt was not read anew."""
         for _ in range(2):
             started = time.monotonic()
             times, tokens = await self._ask(None, None)
             self._tokens, self.first_token_seconds = tokens, times[0] - started
+            if self._shared:
+                raise ClusterError(f"{self._shared:g} tokens of the prompt were not read again")
 
     async def run(self, case: Case) -> Outcome:
         """Raises ``ClusterError`` where the cluster keeps something of the answer."""
@@ -109,16 +116,20 @@ class Bed:
         self, strike: Strike | None, delay: float | None
     ) -> tuple[list[float], tuple[int, ...]]:
         """When tokens came, and the tokens; ``strike`` after ``delay``, or when it decodes."""
+        # Each a tenant's of its own, which shares no prefix: a fault meets a prompt that is read.
+        self._asked += 1
+        submit = replace(self._submit, tenant=f"run {self._asked}")
         times: list[float] = []
         tokens: list[int] = []
         struck: asyncio.Task[None] | None = None
         async with self._engine() as engine:
             if strike is not None and delay is not None:
                 struck = asyncio.create_task(self._later(delay, strike))
-            async for event in engine.ask(self._submit):
+            async for event in engine.ask(submit):
                 if isinstance(event, Finished):
                     if event.reason == "error":
                         raise ClusterError(event.detail)
+                    self._shared = event.stats["shared_tokens"]
                     break
                 assert isinstance(event, Output)
                 times += [time.monotonic()] * len(event.token_ids)

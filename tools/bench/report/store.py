@@ -7,13 +7,15 @@ from typing import Any
 
 import msgspec
 
+from tools.bench.selection import make_folder
+
 
 class Store:
     """A file of lines ``{"key": ..., "value": ...}``. What is under a key never changes, so a run
     that was killed goes on where it ended; a line it was killed in is dropped."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._values: dict[str, Any] = {}
         whole = 0
         if path.exists():

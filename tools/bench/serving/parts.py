@@ -71,6 +71,11 @@ def _padded_figures(found: Padded) -> dict[str, float]:
     return figures
 
 
+def _draw_padded(found: Padded, file: Path) -> None:
+    title = f"{padded.STAGES} x {1e3 * padded.STAGE_PACE.seconds:.0f} ms"
+    plots.draw({title: (found.shared, found.alone)}, "s", file)
+
+
 PARTS = {
     "simulated": Part(
         lambda tick, _: simulated.measure(tick),
@@ -82,7 +87,7 @@ PARTS = {
         lambda tick, _: asyncio.run(padded.measure(tick)),
         page.padded_page,
         _padded_figures,
-        lambda found, file: plots.draw({"4 x 40 ms": (found.shared, found.alone)}, "s", file),
+        _draw_padded,
     ),
     "fairness": Part(
         lambda tick, _: asyncio.run(users.measure_fairness()),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from tools.bench.limits.requests import OPENINGS
 from tools.bench.serving.load import percentile
@@ -60,7 +61,8 @@ async def measure(
     tokens: int = TOKENS,
     idle_tokens: int = IDLE_TOKENS,
 ) -> HeldUp:
-    """One stream, and beside it long prompts, one after another. Raises ``ClusterError``."""
+    """One stream, and beside it long prompts, one after another. Raises ``ClusterError``, also
+    where the service has kept one of these prompts."""
     spans: list[Span] = []
     times: list[float] = []
     enough = asyncio.Event()
@@ -98,8 +100,10 @@ async def _prompts(
             await more.wait()
         prompt = [3 + (number + 7 * i) % 1000 for i in range(length)]
         start = time.monotonic()
-        await service.complete(prompt=prompt, max_tokens=1, temperature=0)
+        answer = await service.complete(prompt=prompt, max_tokens=1, temperature=0)
         spans.append((start, time.monotonic()))
+        if cached := answer["usage"]["prompt_tokens_details"]["cached_tokens"]:
+            raise ClusterError(f"{cached} tokens of long prompt {number} were not read again")
 
 
 def _sorted_out(times: list[float], spans: list[Span]) -> HeldUp:

@@ -37,8 +37,12 @@ async def measure_prefill() -> dict[str, HeldUp]:
     with tempfile.TemporaryDirectory(prefix="asyncspec-serving-") as folder:
         target = prefill.longer_context(Path(folder), POSITIONS)
         config = _config(LONG_PACE, target=target, source=NGRAM)
-        async with served(config) as service:
-            return {policy: await prefill.measure(service, policy) for policy in POLICIES}
+        found = {}
+        for policy in POLICIES:
+            # One that has read the long prompts keeps them: it would not read them again.
+            async with served(config) as service:
+                found[policy] = await prefill.measure(service, policy)
+        return found
 
 
 async def measure_memory() -> Memory:

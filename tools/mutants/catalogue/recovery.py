@@ -331,7 +331,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "resume-on-another-target",
-        "if _model(client) != model:",
+        "if _model(client) != progress.model:",
         "if _model(client) != _model(client):",
         "test_another_target_does_not_go_on",
     ),
