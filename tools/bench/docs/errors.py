@@ -32,7 +32,7 @@ SHOWN = {
     "GrammarError": 0,
     "Refusal": 0,
     "Finished": 2,
-    "unserved": 2,
+    "unserved": 3,
     # Refused links, and machines that may not join.
     "Fault": 1,
     "Refused": 0,
