@@ -359,8 +359,10 @@ class Backend(Protocol):
         """Those of ``spans`` whose layers cannot be a stage, each with the reason."""
         return {}
 
-    def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
-        """Of a token source."""
+    def source_footprint(
+        self, name: str, target: str, dtype: DType, device: str = CPU
+    ) -> Footprint:
+        """Of a token source on a device as an option names it, of this machine or another."""
 
     # In a node, after the thread settings are made (``asyncspec.backend.threads``).
 

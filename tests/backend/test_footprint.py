@@ -10,21 +10,38 @@ from pathlib import Path
 import pytest
 import torch
 
+from asyncspec.backend.base import (
+    EngineOptions,
+    Quantize,
+    SourceSpec,
+    StageOptions,
+    StageSpec,
+)
+from asyncspec.backend.hf.backend import BACKEND
 from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.eagle.head import EagleHead, head_footprint
+from asyncspec.backend.hf.device import (
+    EMULATED,
+    EMULATED_PATHS,
+    find,
+    known_bits,
+    on_accelerator,
+)
+from asyncspec.backend.hf.draft_model import DraftModel, load_draft
+from asyncspec.backend.hf.eagle.head import EagleHead
 from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.backend.hf.model_config import inspect_checkpoint
-from asyncspec.backend.hf.stage import load_stage
+from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.source import ngram
 from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli import main as cli
 from backend.eagle_heads import TARGET, Sizes, State, eagle, eagle3, save
+from backend.quantized_checkpoints import PUBLISHED, publish
 
 pytestmark = pytest.mark.torch
 
+MakeTiny = Callable[..., Path]
 GIB = 2**30
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"],
@@ -79,6 +96,55 @@ def test_a_loaded_stage_has_the_predicted_size(
         assert held + packed == pytest.approx(foretold.weights, rel=0.02)
 
 
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+ACCELERATORS = [EMULATED, EMULATED_PATHS]
+"""Devices without and with a product for int4."""
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+def test_a_stage_on_an_accelerator(device: str, quantize: Quantize, tiny: MakeTiny) -> None:
+    check_stage(tiny("llama-tied", **WIDE), device, quantize)
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
+@pytest.mark.parametrize("layout", ["awq", "gptq-2-bits", "gptq-act-order", "w8a16"])
+def test_a_quantised_stage_on_an_accelerator(
+    device: str, layout: str, tiny: MakeTiny, tmp_path: Path
+) -> None:
+    path, _ = publish(tiny("llama", **WIDE), tmp_path, PUBLISHED[layout])
+    check_stage(path, device, "none")
+
+
+def check_stage(path: Path, device: str, quantize: Quantize) -> None:
+    options = StageOptions("bfloat16", "fast", quantize, EngineOptions(device=device))
+    (foretold,) = BACKEND.footprints(str(path), [(0, 2)], options)
+    stage = BACKEND.load(StageSpec(BACKEND.open(str(path)), (0, 2), options))
+    assert isinstance(stage, HFStage)
+    # A kernel's words are padded to whole tiles.
+    assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.1)
+
+
+@pytest.mark.parametrize("device", ["cpu", *ACCELERATORS])
+@pytest.mark.parametrize("family", ["llama", "llama-tied"])
+@pytest.mark.parametrize("name", ["twin:none", "twin:int4", "twin:int8"])
+def test_a_source_on_an_accelerator(device: str, family: str, name: str, tiny: MakeTiny) -> None:
+    """float16 is computed in float32 there, and kept so."""
+    path = tiny(family, dtype=torch.float16, **WIDE)
+    foretold = BACKEND.source_footprint(name, str(path), "auto", device)
+    spec = SourceSpec(name, BACKEND.open(str(path)), options=EngineOptions(device=device))
+    source = BACKEND.load_source(spec).source
+    assert isinstance(source, DraftModel)
+    assert source.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.1)
+
+
+def test_devices_of_other_machines() -> None:
+    assert known_bits("cuda:7") == known_bits("CUDA7") == {4, 8}
+    assert not {4, 8} & (known_bits("rocm") | known_bits("mps") | known_bits("xpu:1"))
+    assert on_accelerator("metal")
+    assert not on_accelerator("CPU")
+
+
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_loaded_draft_has_the_predicted_size(
@@ -103,14 +169,20 @@ def test_a_loaded_draft_has_the_predicted_size(
     ],
 )
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", EMULATED])
 def test_a_loaded_head_has_the_predicted_size(
-    state: State, layers: int, stored: torch.dtype, tiny: Callable[..., Path], tmp_path: Path
+    state: State,
+    layers: int,
+    stored: torch.dtype,
+    device: str,
+    tiny: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     target = open_checkpoint(tiny("llama", dtype=stored, **TARGET))
     halved = {name: tensor.to(stored) for name, tensor in state.items()}
     path = save(tmp_path / "head", halved, Sizes(layers=layers))
-    foretold = head_footprint(str(path), target.info, "auto")
-    head = load_eagle(path, target)
+    foretold = BACKEND.source_footprint(f"eagle:{path}", str(target.path), "auto", device)
+    head = load_eagle(path, target, device=find(device))
     assert head.token_bytes == foretold.slot
     assert held_by(head.head) == pytest.approx(foretold.weights, rel=0.02)
 

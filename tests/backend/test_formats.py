@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -18,10 +19,11 @@ from asyncspec.backend.base import DType, StageOptions
 from asyncspec.backend.hf.backend import BACKEND
 from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_rows, read_tensor
 from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.files.headers import SINGLE
+from asyncspec.backend.hf.files.headers import SINGLE, TensorInfo
 from asyncspec.backend.hf.formats.levels import read_packed
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.stage import load_stage
+from asyncspec.core.errors import CheckpointError
 from backend.conformance import sequential
 from backend.probe import Probe, cut, same_bits
 from backend.quantized_checkpoints import LEFT_OUT, PUBLISHED, fp8, gptq, publish, publish_mxfp4
@@ -285,6 +287,35 @@ def test_a_stage_needs_the_bytes_of_its_own_layers(published: Publish, tmp_path:
         if name.startswith(("model.layers.1.", "lm_head", "model.norm")):
             same = (read_tensor(one, torch.float32) for one in (info, mine.tensors[name]))
             assert torch.equal(*same), name
+
+
+def test_scales_that_are_exponents_alone(tmp_path: Path) -> None:
+    """E8M0 (OCP Microscaling Formats 1.0, 5.4.1), of which torch knows nothing before 2.7."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes([0x38] * 255) + bytes(range(255)) + b"\x38\xff")
+
+    def matrix(rows: int, offset: int) -> QuantizedTensor:
+        codes = TensorInfo(file, offset, rows, "F8_E4M3", (rows, 1))
+        scales = TensorInfo(file, offset + rows, rows, "F8_E8M0", (rows, 1))
+        parts = {"weight": codes, "weight_scale": scales}
+        return QuantizedTensor(file, offset, 4 * rows, "F32", (rows, 1), parts=parts)
+
+    want = torch.tensor([2.0 ** (exponent - 127) for exponent in range(255)])
+    assert torch.equal(read_tensor(matrix(255, 0), torch.float32)[:, 0], want)
+    with pytest.raises(CheckpointError, match="not finite"):
+        read_tensor(matrix(1, 510), torch.float32)
+
+
+def test_settings_under_their_older_name(tiny: MakeTiny, tmp_path: Path) -> None:
+    how = PUBLISHED["w4a16-asymmetric"]
+    path, dense = publish(tiny(how.family, **SIZES), tmp_path, how)
+    file = path / "config.json"
+    config = json.loads(file.read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    del config["compression_config"]["quant_method"]
+    file.write_text(json.dumps(config))
+    same_model(open_checkpoint(path), dense, "older")
+    assert BACKEND.footprints(str(path), [(0, 2)], StageOptions())
 
 
 def test_every_part_counts_for_the_fingerprint(published: Publish, tmp_path: Path) -> None:

@@ -139,6 +139,28 @@ def test_auto_takes_next_token_layers(tmp_path: Path) -> None:
         assert choose(str(path), stages_here=1.0, apart=apart).source == "mtp"
 
 
+def test_of_a_multimodal_checkpoint(tmp_path: Path) -> None:
+    path = save_mtp(tmp_path / "target", "qwen", "qwen3.5", **GATED)
+    file = path / "config.json"
+    text = json.loads(file.read_text())
+    text.pop("num_nextn_predict_layers")
+    config = {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": text | {"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1},
+        "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 64},
+        "tie_word_embeddings": False,
+    }
+    file.write_text(json.dumps(config))
+    state = load_file(path / WEIGHTS)
+    inner = {
+        "model.language_model." + name.removeprefix("model.") if "model." in name else name: tensor
+        for name, tensor in state.items()
+    }
+    save_file(inner, path / WEIGHTS, {"format": "pt"})
+    check_memory(path)
+
+
 def broken(path: Path, change: dict[str, torch.Tensor | None]) -> None:
     state: dict[str, Any] = load_file(path / WEIGHTS) | change
     save_file({k: v for k, v in state.items() if v is not None}, path / WEIGHTS, {"format": "pt"})

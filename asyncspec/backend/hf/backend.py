@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncspec.backend.base import (
+    CPU,
     EAGLE,
     MTP,
     TWIN,
@@ -114,44 +115,48 @@ class HFBackend(Backend):
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
-        from asyncspec.backend.hf.device import on_accelerator
         from asyncspec.backend.hf.footprint import footprint, level_bytes, stored_model
 
         files = open_files(name, tokenizer=False)
         check_requantized(text_config(read_config(files.directory)), options.quantize)
         info, tensors = stored_model(files)
         how = (options.dtype, options.mode, options.quantize)
-        there = on_accelerator(options.engine.device)
+        device = options.engine.device
         return [
             footprint(
                 *(files.directory, info, span, *how),
-                accelerator=there,
-                levels={} if there else level_bytes(tensors, info, span),
+                device=device,
+                levels=level_bytes(tensors, info, span, device),
             )
             for span in spans
         ]
 
-    def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
+    def source_footprint(
+        self, name: str, target: str, dtype: DType, device: str = CPU
+    ) -> Footprint:
+        from asyncspec.backend.hf.device import on_accelerator
         from asyncspec.backend.hf.eagle.head import head_footprint
         from asyncspec.backend.hf.footprint import footprint, level_bytes, stored_model
 
         if name.startswith(EAGLE) and backend_name(target) != DEFAULT:
             # The type of ``SharingModel.shared_matrix``.
             info = replace(backend_of(target).inspect(target), dtype="float16")
-            return head_footprint(name.removeprefix(EAGLE), info, dtype)
+            there = _beside_other(device).is_accelerator
+            return head_footprint(name.removeprefix(EAGLE), info, dtype, accelerator=there)
         files = open_files(target if in_target(name) else name, tokenizer=False)
         info, tensors = stored_model(files)
         if name.startswith(EAGLE):
-            return head_footprint(name.removeprefix(EAGLE), info, dtype)
+            there = on_accelerator(device)
+            return head_footprint(name.removeprefix(EAGLE), info, dtype, accelerator=there)
         if name == MTP:
             from asyncspec.backend.hf.mtp.head import mtp_footprint
 
-            return mtp_footprint(files, dtype)
+            return mtp_footprint(files, dtype, device)
         quantize = twin_quantize(name) or "none"
         span = (0, info.layers)
-        levels = level_bytes(tensors, info, span)
+        levels = level_bytes(tensors, info, span, device)
         where = (files.directory, info, span, dtype)
-        return footprint(*where, "fast", quantize, draft=True, levels=levels)
+        return footprint(*where, "fast", quantize, draft=True, device=device, levels=levels)
 
     def preload(self, name: str | None) -> None:
         from asyncspec.backend.hf import draft_model, stage
@@ -197,15 +202,10 @@ class HFBackend(Backend):
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         from asyncspec.backend.hf.checkpoint import Checkpoint
-        from asyncspec.backend.hf.device import CPU, find
+        from asyncspec.backend.hf.device import find
 
-        try:
-            device = find(spec.options.device)
-        except UserError:
-            # Of a head for another backend's target it is a device of that one's library.
-            if not spec.name.startswith(EAGLE) or isinstance(spec.target, Checkpoint):
-                raise
-            device = CPU
+        alone = spec.name.startswith(EAGLE) and not isinstance(spec.target, Checkpoint)
+        device = (_beside_other if alone else find)(spec.options.device)
         loaded = self._load_source(spec, device)
         return replace(loaded, device=device.name, device_memory=device.memory)
 
@@ -250,6 +250,17 @@ class HFBackend(Backend):
 
     def load_tokenizer(self, model: Any, template: str | None = None) -> HFTokenizer:
         return load_tokenizer(model.path, template)
+
+
+def _beside_other(wanted: str) -> Any:
+    """The device of a head for another backend's target, whose library's device ``wanted`` may be:
+    the CPU where torch has none of that name."""
+    from asyncspec.backend.hf.device import CPU, find
+
+    try:
+        return find(wanted)
+    except UserError:
+        return CPU
 
 
 BACKEND: Backend = HFBackend()

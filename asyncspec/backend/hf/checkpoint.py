@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from asyncspec.backend.hf.files.hub import open_files
 from asyncspec.backend.hf.files.stored import TORCH_DTYPES, read_stored, read_stored_rows
 from asyncspec.backend.hf.formats.dense import quantized_rows
 from asyncspec.backend.hf.formats.layouts import quantized_tensors
+from asyncspec.backend.hf.formats.settings import SETTINGS
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.backend.hf.model_config import (
     EXPERTS,
@@ -133,8 +135,8 @@ def text_part(config: Any) -> Any:
     must not look for what quantised the weights: they are read without it."""
     text = config.get_text_config()
     for one in (config, text):
-        if hasattr(one, "quantization_config"):
-            del one.quantization_config
+        for name in filter(partial(hasattr, one), SETTINGS):
+            delattr(one, name)
     if text is not config:
         text.tie_word_embeddings = config.tie_word_embeddings
     return text

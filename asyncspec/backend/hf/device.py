@@ -302,16 +302,12 @@ def names() -> list[str]:
 def find(wanted: str) -> Device:
     """The device that an option means: "auto" (the first accelerator, else the CPU), "cpu", a kind
     ("cuda"), or one of a kind ("cuda:1" or, as llama.cpp has it, "CUDA1"). Raises ``UserError``."""
-    name = re.sub(r"^([a-z]+)(\d+)$", r"\1:\2", wanted.casefold())
-    kind, colon, number = name.partition(":")
-    name = _ALIASES.get(kind, kind) + colon + number
-    if name == "cpu":
+    name = _full_name(wanted)
+    if name == CPU.name:
         return CPU
-    there = names()
-    if name == "auto":
-        return _accelerator(there[0]) if there else CPU
     if name in (EMULATED, EMULATED_PATHS):
         return _accelerator(name)
+    there = names()
     for one in there:
         if name in (one, one.partition(":")[0]):
             return _accelerator(one)
@@ -323,7 +319,27 @@ def find(wanted: str) -> Device:
 
 def on_accelerator(wanted: str) -> bool:
     """Whether a device is an accelerator, which need not be on this machine."""
-    return bool(names()) if wanted == "auto" else wanted.casefold() != CPU.name
+    return _full_name(wanted) != CPU.name
+
+
+def known_bits(wanted: str) -> frozenset[int]:
+    """Bits of the ``PackedMatrix`` weights that a device is known to multiply as they are. It need
+    not be on this machine, and is not asked: that would start it in the process that forks nodes.
+    Loading also tries products of torch's."""
+    name = _full_name(wanted)
+    if name == EMULATED_PATHS:
+        return frozenset({4})
+    # NVIDIA's: AMD's are named so, too.
+    cuda = name.partition(":")[0] == "cuda" and not wanted.casefold().startswith("rocm")
+    return frozenset({4, 8} if cuda and torch.version.hip is None else ())
+
+
+def _full_name(wanted: str) -> str:
+    """Of the device that an option means, as torch has it, which may be a kind alone."""
+    name = re.sub(r"^([a-z]+)(\d+)$", r"\1:\2", wanted.casefold())
+    kind, colon, number = name.partition(":")
+    name = _ALIASES.get(kind, kind) + colon + number
+    return next(iter(names()), CPU.name) if name == "auto" else name
 
 
 @cache

@@ -19,6 +19,7 @@ from asyncspec.backend.hf.checkpoint import (
     resolve_dtype,
     text_part,
 )
+from asyncspec.backend.hf.device import CPU, known_bits, on_accelerator
 from asyncspec.backend.hf.files.headers import (
     HEAD,
     CheckpointFiles,
@@ -27,9 +28,10 @@ from asyncspec.backend.hf.files.headers import (
 )
 from asyncspec.backend.hf.formats.linear import levels_bytes
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
-from asyncspec.backend.hf.kernels.accelerator.quantized import quantized_bytes
+from asyncspec.backend.hf.kernels.accelerator.quantized import known_bytes
 from asyncspec.backend.hf.kernels.cpu import nbits
-from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half, weight_dtype
+from asyncspec.backend.hf.kernels.cpu.dense import upcasts_half
+from asyncspec.backend.hf.kernels.dispatch import device_levels_bytes, kept_dtype
 from asyncspec.backend.hf.layer_shapes import layer_shapes
 from asyncspec.backend.hf.model_config import EXPERTS, inspect_checkpoint
 from asyncspec.backend.hf.placeholders import NoRandomWeights
@@ -59,13 +61,13 @@ def footprint(
     *,
     draft: bool = False,
     config: Any = None,
-    accelerator: bool = False,
+    device: str = CPU.name,
     levels: Mapping[str, int] = {},
 ) -> Footprint:
     """Weights and cache of layers [first, end) as ``load_stage`` or, if ``draft``, ``load_draft``
-    holds them, on the CPU or an ``accelerator``. ``config``: in place of the directory's;
-    ``levels``: as ``level_bytes`` has it. Raises ``CheckpointError`` where transformers cannot
-    build the model."""
+    holds them on the ``device`` that an option means, which need not be here. ``config``: in place
+    of the directory's; ``levels``: as ``level_bytes`` has it. Raises ``CheckpointError`` where
+    transformers cannot build the model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     first, end = span
@@ -84,11 +86,13 @@ def footprint(
         raise CheckpointError(
             f"transformers cannot build {directory} ({in_line(error)})"
         ) from error
-    # A draft's tied head is a packed copy.
-    tied = bool(config.tie_word_embeddings) and span == (0, model_info.layers) and not draft
-    in_linear = computed if accelerator else weight_dtype(stored_half(model_info), computed)
+    accelerator = on_accelerator(device)
+    # On the CPU a draft's tied head is a packed copy.
+    shares = accelerator or not draft
+    tied = bool(config.tie_word_embeddings) and span == (0, model_info.layers) and shares
+    in_linear = kept_dtype(stored_half(model_info), computed, accelerator=accelerator)
     types = (computed, in_linear, quantize, levels)
-    weights = _weights(model, *types, tied=tied, accelerator=accelerator)
+    weights = _weights(model, *types, tied=tied, device=device)
     shape = CacheShape(layer_shapes(model), computed, mode == "exact")
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
     looked_up = 0
@@ -114,10 +118,14 @@ def stored_model(files: CheckpointFiles) -> tuple[ModelInfo, Mapping[str, Tensor
 
 
 def level_bytes(
-    tensors: Mapping[str, TensorInfo], info: ModelInfo, span: tuple[int, int]
+    tensors: Mapping[str, TensorInfo],
+    info: ModelInfo,
+    span: tuple[int, int],
+    device: str = CPU.name,
 ) -> dict[str, int]:
-    """Memory of the matrices that layers [first, end) of a quantised checkpoint keep as they are,
-    by the names of their modules in a model of these layers."""
+    """Memory of the matrices that layers [first, end) of a quantised checkpoint keep as they are on
+    a device, by the names of their modules in a model of these layers."""
+    bits = known_bits(device) if on_accelerator(device) else None
     own = layer_tensors(tensors, *span, splits=info.architecture in EXPERTS)
     if span[1] == info.layers and HEAD in tensors:
         own[HEAD] = tensors[HEAD]
@@ -125,7 +133,10 @@ def level_bytes(
     for tensor, matrix in own.items():
         name = tensor.removesuffix(".weight")
         if isinstance(matrix, QuantizedTensor) and matrix.is_levels:
-            size = levels_bytes(name, matrix)
+            if bits is None:
+                size = levels_bytes(name, matrix)
+            else:
+                size = device_levels_bytes(matrix, bits)
             found |= {} if size is None else {name: size}
     return found
 
@@ -148,10 +159,11 @@ def _weights(
     levels: Mapping[str, int],
     *,
     tied: bool,
-    accelerator: bool,
+    device: str,
 ) -> int:
     """Bytes of a model's numbers, of type ``dtype``; those of linear layers, and of an embedding
     kept as stored, are ``in_linear``. ``tied``: the head is the embedding, held once if alike."""
+    bits = known_bits(device) if on_accelerator(device) else None
     kept = in_linear != dtype and is_plain_embedding(model.model.embed_tokens)
     counts: Counter[str] = Counter()
     for name, module in model.named_modules():
@@ -164,17 +176,25 @@ def _weights(
             height, width = module.weight.shape
             numbers -= height * width
             kind = quantization_of(name, quantize)
-            if name in levels:
-                total += levels[name]
-            elif kind != "none" and accelerator:
-                total += quantized_bytes(kind, height, width)
-            elif kind != "none":
-                total += nbits.quantized_bytes(name, BITS[kind], height, width)
-            elif name != "lm_head" or not tied or kept:
+            quantized = levels.get(name)
+            if quantized is None and kind != "none":
+                quantized = _quantized(name, kind, (height, width), bits)
+            if quantized is not None:
+                total += quantized
+            elif name != "lm_head" or kind != "none" or not tied or kept:
                 small = name.startswith(LAYERS) and upcasts_half(counts[layer_of(name)])
-                widened = small and not accelerator
-                held = dtype if widened else in_linear
+                held = dtype if small and bits is None else in_linear
                 total += height * width * held.itemsize
         is_kept = kept and isinstance(module, torch.nn.Embedding)
         total += numbers * (in_linear if is_kept else dtype).itemsize
     return total
+
+
+def _quantized(
+    name: str, kind: Quantize, shape: tuple[int, int], bits: frozenset[int] | None
+) -> int | None:
+    """Bytes of a matrix rounded to ``kind`` where an accelerator is known to multiply ``bits``, or
+    (None) on the CPU; None where it may be kept dense."""
+    if bits is None:
+        return nbits.quantized_bytes(name, BITS[kind], *shape)
+    return known_bytes(kind, *shape, bits)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from asyncspec.backend.base import ModelInfo
-from asyncspec.backend.hf.formats.settings import refusal
+from asyncspec.backend.hf.formats.settings import SETTINGS, refusal
 from asyncspec.core.errors import CheckpointError
 
 GENERATION_CONFIG = "generation_config.json"
@@ -63,7 +63,7 @@ FIXED_ROPE = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
 longest branch would rotate the keys of a whole tree."""
 
 _EOS = "eos_token_id"
-_COMMON = ("dtype", _EOS, "quantization_config", "torch_dtype")
+_COMMON = ("dtype", _EOS, *SETTINGS, "torch_dtype")
 """Settings that may stand beside those of the language model."""
 
 _LINEAR_LAYERS = ("linear_attention", "mamba", "recurrent", "conv", "ssm")

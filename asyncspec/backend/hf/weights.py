@@ -231,7 +231,7 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
             model.set_submodule(owner, _linear(model, owner, sources[name], counts, wanted))
         elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
             body, stored, device = model.model, stored_type(sources[name]), wanted.device
-            kept = kept_dtype(stored, wanted.dtype, device)
+            kept = kept_dtype(stored, wanted.dtype, accelerator=device.is_accelerator)
             if kept != wanted.dtype and is_plain_embedding(body.embed_tokens):
                 weight = read_tensor(sources[name], kept)
                 body.embed_tokens = UpcastEmbedding(weight, wanted.dtype)

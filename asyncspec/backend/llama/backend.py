@@ -99,9 +99,11 @@ class LlamaBackend(Backend):
     ) -> Mapping[tuple[int, int], str]:
         return refused(self.open(name).model, spans)
 
-    def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
+    def source_footprint(
+        self, name: str, target: str, dtype: DType, device: str = CPU
+    ) -> Footprint:
         if name.startswith(EAGLE):
-            return backend(DEFAULT).source_footprint(name, target, dtype)
+            return backend(DEFAULT).source_footprint(name, target, dtype, device)
         _check_source(name)
         draft = self.open(name)
         return footprint(draft, (0, draft.info.layers), mode="fast")

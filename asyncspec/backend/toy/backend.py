@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.backend.base import (
+    CPU,
     EAGLE,
     TWIN,
     Backend,
@@ -142,7 +143,9 @@ class ToyBackend(Backend):
     ) -> list[Footprint]:
         return [Footprint(span, 0, ITEM_BYTES[DTYPE] * (span[1] - span[0]), 0) for span in spans]
 
-    def source_footprint(self, name: str, target: str, dtype: DType) -> Footprint:
+    def source_footprint(
+        self, name: str, target: str, dtype: DType, device: str = CPU
+    ) -> Footprint:
         return Footprint((0, 0), 0, 0, 0)
 
     def open(self, name: str, *, tokenizer: bool = True) -> ToyTarget:

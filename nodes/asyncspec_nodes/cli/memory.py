@@ -90,7 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
             source = choose(target, stages_here=1.0).source
         names = parts(spelled_out(source, target))
         models = [
-            backend_of_source(part, target).source_footprint(part, target, table.dtype)
+            backend_of_source(part, target).source_footprint(
+                part, target, table.dtype, options.device
+            )
             for part in names
             if part not in WITHOUT_MODEL
         ]

@@ -33,7 +33,6 @@ from asyncspec.backend.hf.eagle.description import (
 from asyncspec.backend.hf.files.headers import EMBEDDING as TARGET_EMBEDDING
 from asyncspec.backend.hf.files.headers import HEAD
 from asyncspec.backend.hf.footprint import pass_scores, stored_half
-from asyncspec.backend.hf.kernels.cpu.dense import weight_dtype
 from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear, pad_rows
 from asyncspec.backend.hf.kernels.dispatch import kept_dtype, linear_of, read_to
 from asyncspec.backend.hf.optimized.layers import CosSin, apply_rotary, signed_cos_sin
@@ -103,7 +102,8 @@ class Weights:
     def _matrix(self, name: str) -> torch.Tensor:
         """A matrix of the head's own, in the type it is kept in."""
         stored = self._head.tensors[name]
-        return stored.read(kept_dtype(stored.dtype, self.dtype, self.device))
+        accelerator = self.device.is_accelerator
+        return stored.read(kept_dtype(stored.dtype, self.dtype, accelerator=accelerator))
 
     def _shared(self, which: SharedMatrix) -> torch.Tensor:
         """As ``_matrix``, one of the target."""
@@ -125,7 +125,7 @@ def target_matrix(
     what needs it, for the ``CheckpointError`` where there is none."""
     if not isinstance(target, Checkpoint):
         matrix = torch.from_numpy(target.shared_matrix(which))
-        return matrix.to(kept_dtype(matrix.dtype, dtype, device))
+        return matrix.to(kept_dtype(matrix.dtype, dtype, accelerator=device.is_accelerator))
     name = TARGET_EMBEDDING
     if which == "head" and not head_is_embedding(target, dtype):
         name = HEAD
@@ -137,7 +137,8 @@ def target_matrix(
             f"{list(want)}, which {user}"
         )
     target.fetch((info,))
-    return read_to(device, info, kept_dtype(stored_type(info), dtype, device))
+    kept = kept_dtype(stored_type(info), dtype, accelerator=device.is_accelerator)
+    return read_to(device, info, kept)
 
 
 class HeadLayer:
@@ -369,21 +370,26 @@ def load_head(
         return kind(Weights(checkpoint, target, resolve_dtype(target.info, dtype), device))
 
 
-def head_footprint(name: str, target: ModelInfo, dtype: str) -> Footprint:
-    """Memory of a head as ``load_head`` loads it, with copies of the target's embedding and head
-    where it has none of its own. No weights are read.
+def head_footprint(
+    name: str, target: ModelInfo, dtype: str, *, accelerator: bool = False
+) -> Footprint:
+    """Memory of a head as ``load_head`` loads it on the CPU or an ``accelerator``, with copies of
+    the target's embedding and head where it has none of its own. No weights are read.
 
     Raises ``CheckpointError``, and ``UserError`` for an unknown type."""
     head = open_eagle(name, target)
     description, computed = head.description, resolve_dtype(target, dtype)
     shared = sum(key not in head.tensors for key in (EMBEDDING, HEAD))
     matrix = target.vocab_size * target.hidden_size
-    weights = shared * matrix * weight_dtype(stored_half(target), computed).itemsize
+    kept = kept_dtype(stored_half(target), computed, accelerator=accelerator)
+    weights = shared * matrix * kept.itemsize
     for key, tensor in head.tensors.items():
         if key not in VOCABULARY and not key.startswith(CONFIDENCE):
             # Matrices are kept as they are stored, where that loses nothing.
             is_matrix = len(tensor.shape) > 1
-            kept = weight_dtype(tensor.dtype, computed) if is_matrix else computed
+            kept = kept_dtype(
+                tensor.dtype if is_matrix else None, computed, accelerator=accelerator
+            )
             weights += prod(tensor.shape) * kept.itemsize
     slot = token_bytes(cache_shape(description, computed), description.features)
     layers = (0, description.num_hidden_layers)

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncspec.backend.hf.eagle.description import Kind, layer
+from asyncspec.backend.hf.formats.settings import SETTINGS
 from asyncspec.backend.hf.model_config import FIXED_ROPE, read_config, scaling_kind
 from asyncspec.core.errors import CheckpointError, InputProblem
 
@@ -251,7 +252,7 @@ def _names(config: Config, name: str) -> tuple[str, ...]:
 
 def _settings(values: Config) -> Settings:
     """The settings that all layouts share. Raises ``_Unsupported``, ``msgspec.ValidationError``."""
-    if values.get("quantization_config"):
+    if any(map(values.get, SETTINGS)):
         raise _Unsupported("its weights are quantised; use an unquantised head")
     windowed = values.get("use_sliding_window") and values.get("sliding_window")
     other = set(_names(values, "layer_types")) - {"full_attention"}

@@ -15,7 +15,7 @@ from asyncspec.backend.hf.formats.tensors import QuantizedTensor
 from asyncspec.core.errors import CheckpointError
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_BIAS = 127  # of exponents alone (E8M0)
+_BIAS = 127  # of E8M0
 _NO_NUMBER = 255
 
 
@@ -40,7 +40,7 @@ def quantized_rows(info: QuantizedTensor, first: int, end: int) -> Tensor:
 
 def _fp8(info: QuantizedTensor, first: int, end: int) -> Tensor:
     weights = read_stored_rows(info.parts["weight"], first, end).float()
-    scales = read_stored(info.parts["weight_scale"]).float()
+    scales = _numbers(read_stored(info.parts["weight_scale"]))
     rows, columns = info.block
     scales = scales.view(-(-info.shape[0] // rows), -1)
     by_row = scales[torch.arange(first, end) // rows].unsqueeze(-1)
@@ -67,9 +67,15 @@ def _fp4_scales(info: QuantizedTensor, first: int, end: int) -> Tensor:
     stored = read_stored_rows(info.parts[name], first, end)
     if (divisor := info.parts.get("weight_global_scale")) is not None:
         return stored.float() / read_stored(divisor).float()
-    exponents = stored.view(torch.uint8)
-    scales = (exponents.float() - _BIAS).exp2()
-    return torch.where(exponents == _NO_NUMBER, torch.nan, scales)
+    return _numbers(stored)
+
+
+def _numbers(scales: Tensor) -> Tensor:
+    """Scales as float32; bytes are exponents alone (E8M0)."""
+    if scales.dtype != torch.uint8:
+        return scales.float()
+    numbers = (scales.float() - _BIAS).exp2()
+    return torch.where(scales == _NO_NUMBER, torch.nan, numbers)
 
 
 def _bitsandbytes(info: QuantizedTensor, first: int, end: int) -> Tensor:

@@ -103,6 +103,15 @@ def read_packed(info: QuantizedTensor) -> tuple[PackedMatrix, Tensor | None]:
     return PackedMatrix(bits, block, width, values, scales, zeros), order
 
 
+def is_reordered(info: QuantizedTensor) -> bool:
+    """Whether a matrix has, or as far as its files are here may have, its columns in another order
+    than inputs are."""
+    try:
+        return _groups(info) is not None
+    except CheckpointError:
+        return True
+
+
 def packed_bits(info: QuantizedTensor) -> int:
     """Bits of a level as it is kept."""
     return max(4, info.bits)

@@ -26,6 +26,9 @@ as dense matrices."""
 
 READABLE = "AWQ, GPTQ, compressed-tensors, FP8, MXFP4, bitsandbytes"
 
+SETTINGS = ("quantization_config", "compression_config")
+"""Where ``config.json`` has them; the second is an older name of compressed-tensors'."""
+
 GROUPS = (16, 32, 64, 128, 256, 512, 1024)
 """Numbers of weights of a row that may share a scale."""
 
@@ -64,12 +67,14 @@ class Unsupported(Exception):
 
 def read_quantization(config: Config) -> Quantization | None:
     """None where ``config`` (of the language model) has no quantisation. Raises ``Unsupported``."""
-    settings = config.get("quantization_config")
-    if settings is None:
+    name = next((name for name in SETTINGS if config.get(name) is not None), None)
+    if name is None:
         return None
+    settings = config[name]
     if not isinstance(settings, dict):
-        raise Unsupported(f"quantization_config is {settings!r}, expected an object")
-    method = settings.get("quant_method")
+        raise Unsupported(f"{name} is {settings!r}, expected an object")
+    default = "compressed-tensors" if name == "compression_config" else None
+    method = settings.get("quant_method", default)
     # bitsandbytes once left it out.
     if method is None and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         method = "bitsandbytes"

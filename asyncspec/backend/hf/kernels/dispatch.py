@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -12,8 +13,14 @@ from asyncspec.backend.base import Quantize
 from asyncspec.backend.hf.checkpoint import read_rows, read_tensor, row_spans
 from asyncspec.backend.hf.device import Device
 from asyncspec.backend.hf.files.headers import TensorInfo
-from asyncspec.backend.hf.formats.levels import read_packed
+from asyncspec.backend.hf.formats.levels import (
+    is_reordered,
+    packed_bits,
+    packed_block,
+    read_packed,
+)
 from asyncspec.backend.hf.formats.tensors import QuantizedTensor
+from asyncspec.backend.hf.kernels.accelerator.int4 import GROUPS, int4_bytes
 from asyncspec.backend.hf.kernels.accelerator.linear import FAST_BUCKETS, DenseDeviceLinear
 from asyncspec.backend.hf.kernels.accelerator.quantized import packed_linear, quantized_linear
 from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
@@ -26,9 +33,9 @@ def fast_settings(device: Device) -> KernelSettings:
     return replace(FAST, buckets=FAST_BUCKETS) if device.is_accelerator else FAST
 
 
-def kept_dtype(stored: torch.dtype | None, dtype: torch.dtype, device: Device) -> torch.dtype:
+def kept_dtype(stored: torch.dtype | None, dtype: torch.dtype, *, accelerator: bool) -> torch.dtype:
     """The type in which weights that are ``stored`` so are kept for rows of ``dtype``."""
-    return dtype if device.is_accelerator else weight_dtype(stored, dtype)
+    return dtype if accelerator else weight_dtype(stored, dtype)
 
 
 def read_to(device: Device, info: TensorInfo, dtype: torch.dtype) -> Tensor:
@@ -52,6 +59,18 @@ def device_linear(
     if quantize == "none":
         return DenseDeviceLinear(read_to(device, info, dtype), bias)
     return quantized_linear(quantize, info.shape, partial(read_rows, info), dtype, bias, device)
+
+
+def device_levels_bytes(info: QuantizedTensor, bits: Collection[int]) -> int | None:
+    """Memory of a matrix of levels on an accelerator that is known to multiply ``bits``; None where
+    it is kept dense."""
+    (height, width), block, kept = info.shape, packed_block(info), packed_bits(info)
+    if kept not in bits or (kept == 4 and block not in GROUPS) or is_reordered(info):
+        return None
+    if kept == 4:
+        return int4_bytes(height, width, block)
+    # Levels, scales in float32 and zero points.
+    return height * -(-width // block) * (block + 4 + 1)
 
 
 def linear_of(

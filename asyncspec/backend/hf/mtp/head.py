@@ -24,8 +24,9 @@ from asyncspec.backend.hf.checkpoint import (
     resolve_dtype,
     row_spans,
     stored_type,
+    text_part,
 )
-from asyncspec.backend.hf.device import CPU, Device
+from asyncspec.backend.hf.device import CPU, Device, on_accelerator
 from asyncspec.backend.hf.draft_model import best_successors
 from asyncspec.backend.hf.eagle.checkpoint import finite
 from asyncspec.backend.hf.eagle.description import Features
@@ -43,7 +44,6 @@ from asyncspec.backend.hf.footprint import (
     stored_half,
     stored_model,
 )
-from asyncspec.backend.hf.kernels.cpu.dense import weight_dtype
 from asyncspec.backend.hf.kernels.dispatch import (
     fast_settings,
     kept_dtype,
@@ -87,8 +87,8 @@ class MTPHead:
             for name in (layout.token_norm, layout.state_norm)
         )
         join = tensors[layout.join]
-        weight = read_to(device, join, kept_dtype(stored_type(join), dtype, device))
-        self._join = linear_of(weight, None, dtype, device)
+        kept = kept_dtype(stored_type(join), dtype, accelerator=device.is_accelerator)
+        self._join = linear_of(read_to(device, join, kept), None, dtype, device)
 
     def layer_features(self, features: torch.Tensor) -> torch.Tensor:
         """Hidden states of the target [n, H] as the layer takes them: as they are."""
@@ -193,14 +193,15 @@ def _check_finite(name: str, info: TensorInfo) -> None:
         finite(name, info.file, read_rows(info, first, end))
 
 
-def mtp_footprint(files: CheckpointFiles, dtype: str) -> Footprint:
-    """Memory of the next-token layer as ``load_mtp`` loads it. Raises ``CheckpointError``."""
+def mtp_footprint(files: CheckpointFiles, dtype: str, device: str = CPU.name) -> Footprint:
+    """Memory of the next-token layer as ``load_mtp`` loads it on the device that an option means.
+    Raises ``CheckpointError``."""
     from transformers import AutoConfig
 
     path, info, tensors = files.directory, *stored_model(files)
     layout = find_mtp(path, read_config(path), tensors, info)
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = text_part(AutoConfig.from_pretrained(path))
     except Exception as error:  # invalid settings may fail in any way
         raise CheckpointError(
             f"config.json of {path} is not understood: {in_line(error)}"
@@ -217,11 +218,12 @@ def mtp_footprint(files: CheckpointFiles, dtype: str) -> Footprint:
         "fast",
         draft=True,
         config=extended_config(config, sparse=sparse),
-        levels=level_bytes(renamed, longer, span),
+        device=device,
+        levels=level_bytes(renamed, longer, span, device),
     )
     computed = resolve_dtype(info, dtype)
     own: Mapping[str, tuple[int, ...]] = layout.parts(info.hidden_size)
     numbers = sum(map(prod, own.values())) + info.vocab_size * info.hidden_size
     width = info.hidden_size * computed.itemsize
-    kept = weight_dtype(stored_half(info), computed)
+    kept = kept_dtype(stored_half(info), computed, accelerator=on_accelerator(device))
     return replace(layer, weights=layer.weights + numbers * kept.itemsize, slot=layer.slot + width)

@@ -7,7 +7,7 @@ small matrix before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 
 import torch
@@ -221,6 +221,13 @@ def _int4_product(matrix: PackedMatrix, device: Device) -> Product:
     steps = torch.stack([scales, offsets], -1).transpose(0, 1).contiguous()
     steps, block = device.put(steps).to(torch.bfloat16), matrix.block
     return lambda x: torch._weight_int4pack_mm(x, packed, block, steps)
+
+
+def known_bytes(kind: Quantize, height: int, width: int, bits: Collection[int]) -> int | None:
+    """Memory of our own ``kind`` [height, width] on a device that is known to multiply ``bits``;
+    None where it may be kept dense."""
+    has_product = width % _INT8_WIDTH == 0 if kind == "int8" else 4 in bits
+    return quantized_bytes(kind, height, width) if has_product else None
 
 
 def quantized_bytes(kind: Quantize, height: int, width: int) -> int:
