@@ -13,13 +13,16 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from asyncspec.backend.base import Quantize
+from asyncspec.backend.base import Quantize, StageOptions
 from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.hf.files.headers import list_tensors
 from asyncspec.backend.hf.footprint import footprint
 from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
-from asyncspec.core.errors import CheckpointError
+from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec.core.placement.model import Constraints, Device, Network
+from asyncspec.core.placement.rate import throughput_rate
+from asyncspec_nodes.cluster.placement import best_placement, target_cost
 from backend.probe import cut, same_bits
 from backend.tiny import ALTERNATING, FAMILIES, LATENT, LAYERS, PLAIN, VOCAB, YARN_ROPE, generated
 from effort import NIGHTLY
@@ -131,6 +134,13 @@ def test_layers_that_need_tokens_or_each_other_run_in_one_stage(tiny: Callable[.
             refused()
     said = footprint(path, checkpoint.info, (0, LAYERS), "auto", "exact")
     assert said.slot == one[0].shard.cache_shape("exact").slot_bytes()
+    target = target_cost(str(path), StageOptions(), 64)
+    assert target.memory((0, LAYERS)) >= said.weights + 64 * said.slot
+    machines = [Device(name, 2 * target.memory((0, LAYERS)), 1e9) for name in "ab"]
+    how = (target, machines, Network(), throughput_rate(1))
+    assert [stage.layers for stage in best_placement(*how).stages] == [(0, LAYERS)]
+    with pytest.raises(UserError, match=r"cannot be cut into 2 stages: .*--stages 1"):
+        best_placement(*how, Constraints(2))
 
 
 def test_latent_attention_keeps_latents(tiny: Callable[..., Path]) -> None:

@@ -115,21 +115,29 @@ class HFBackend(Backend):
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
-        from asyncspec.backend.hf.footprint import footprint, level_bytes, stored_model
+        from asyncspec.backend.hf.footprint import footprint, level_bytes, part_of, stored_model
 
         files = open_files(name, tokenizer=False)
         check_requantized(text_config(read_config(files.directory)), options.quantize)
         info, tensors = stored_model(files)
         how = (options.dtype, options.mode, options.quantize)
         device = options.engine.device
-        return [
-            footprint(
-                *(files.directory, info, span, *how),
-                device=device,
-                levels=level_bytes(tensors, info, span, device),
-            )
-            for span in spans
-        ]
+
+        def of(span: tuple[int, int]) -> Footprint:
+            levels = level_bytes(tensors, info, span, device)
+            return footprint(files.directory, info, span, *how, device=device, levels=levels)
+
+        refused = self.refused_spans(name, spans)
+        whole = of((0, info.layers)) if refused else None
+        return [part_of(whole, span) if whole and span in refused else of(span) for span in spans]
+
+    def refused_spans(
+        self, name: str, spans: Sequence[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], str]:
+        from asyncspec.backend.hf.footprint import refused
+
+        directory = open_files(name, tokenizer=False).directory
+        return refused(directory, inspect_checkpoint(directory).layers, spans)
 
     def source_footprint(
         self, name: str, target: str, dtype: DType, device: str = CPU

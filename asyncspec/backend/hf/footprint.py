@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from asyncspec.backend.hf.weights import (
     layer_tensors,
     quantization_of,
     sub_config,
+    why_whole,
 )
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.errors import CheckpointError
@@ -68,12 +69,12 @@ def footprint(
     holds them on the ``device`` that an option means, which need not be here. ``config``: in place
     of the directory's; ``levels``: as ``level_bytes`` has it. Raises ``CheckpointError`` where
     transformers cannot build the model."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     first, end = span
     computed = resolve_dtype(model_info, dtype)
+    config = _text_config(directory) if config is None else text_part(config)
     try:
-        config = text_part(config or AutoConfig.from_pretrained(directory))
         with NoRandomWeights(), torch.device("meta"):
             # Whatever attention the configuration names: it is not run.
             model: Any = AutoModelForCausalLM.from_config(
@@ -83,9 +84,7 @@ def footprint(
     except CheckpointError:
         raise
     except Exception as error:  # a setting that makes no sense may fail in any way
-        raise CheckpointError(
-            f"transformers cannot build {directory} ({in_line(error)})"
-        ) from error
+        raise _unbuilt(directory, error) from error
     accelerator = on_accelerator(device)
     # On the CPU a draft's tied head is a packed copy.
     shares = accelerator or not draft
@@ -104,6 +103,47 @@ def footprint(
     return Footprint(
         span, weights, slot, scores, embedding=looked_up, session=shape.session_bytes()
     )
+
+
+def refused(
+    directory: Path, layers: int, spans: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], str]:
+    """``Backend.refused_spans`` of a model with so many ``layers``. Raises ``CheckpointError``."""
+    reason = why_whole(_text_config(directory))
+    return {span: reason for span in spans if reason and span != (0, layers)}
+
+
+def part_of(whole: Footprint, span: tuple[int, int]) -> Footprint:
+    """Of layers [first, end) that cannot be a stage: an equal part of the whole model's."""
+    first, end = span
+    count, layers = end - first, whole.layers[1]
+
+    def share(size: int) -> int:
+        return -(-size * count // layers)
+
+    embedding = 0 if first else whole.embedding
+    return replace(
+        whole,
+        layers=span,
+        weights=share(whole.weights - whole.embedding) + embedding,
+        slot=share(whole.slot),
+        embedding=embedding,
+        session=share(whole.session),
+    )
+
+
+def _text_config(directory: Path) -> Any:
+    """transformers' configuration of the language model."""
+    from transformers import AutoConfig
+
+    try:
+        return text_part(AutoConfig.from_pretrained(directory))
+    except Exception as error:  # as in building a model
+        raise _unbuilt(directory, error) from error
+
+
+def _unbuilt(directory: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"transformers cannot build {directory} ({in_line(error)})")
 
 
 def stored_model(files: CheckpointFiles) -> tuple[ModelInfo, Mapping[str, TensorInfo]]:

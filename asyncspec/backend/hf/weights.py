@@ -51,20 +51,26 @@ _BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
 """Tensors of which every layer of Gemma 4 E2B and E4B reads a part, by the token."""
 
 
+def why_whole(config: Any) -> str:
+    """Why only all layers together can be a stage; empty where others can."""
+    for name, why in (
+        ("hidden_size_per_layer_input", "read an embedding of the token"),
+        ("num_kv_shared_layers", "share keys and values"),
+    ):
+        if getattr(config, name, 0):
+            return (
+                f"a {type(config).__name__.removesuffix('Config')} with {name} cannot be cut: "
+                f"its layers {why}; run it in one stage (--stages 1)"
+            )
+    return ""
+
+
 def sub_config(config: Any, first: int, last: int) -> Any:
     """The transformers configuration of layers [first, last) alone. Raises ``CheckpointError`` for
     a model whose layers need each other, or the tokens."""
     total = config.num_hidden_layers
-    if last - first < total:
-        for name, why in (
-            ("hidden_size_per_layer_input", "read an embedding of the token"),
-            ("num_kv_shared_layers", "share keys and values"),
-        ):
-            if getattr(config, name, 0):
-                raise CheckpointError(
-                    f"a {type(config).__name__.removesuffix('Config')} with {name} cannot be cut: "
-                    f"its layers {why}; run it in one stage (--stages 1)"
-                )
+    if last - first < total and (reason := why_whole(config)):
+        raise CheckpointError(reason)
     sub = copy.deepcopy(config)
     for name, value in list(vars(config).items()):
         # Per-layer lists: layer_types and no_rope_layers, which may be longer, ...
