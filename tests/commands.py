@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,11 +27,13 @@ def json_output(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any
     return found
 
 
-def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def usage_error(
+    capsys: pytest.CaptureFixture[str], *argv: str, main: Callable[[list[str]], int] = cli.main
+) -> str:
     """The one line on stderr of a command that ends with exit code 2."""
     code: object
     try:
-        code = cli.main(list(argv))
+        code = main(list(argv))
     except SystemExit as end:
         code = end.code
     captured = capsys.readouterr()

@@ -11,6 +11,7 @@ import pytest
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.gguf_models import convert
+from commands import usage_error
 from tools.bench.bits.shapes import PUBLISHED, Shape
 from tools.check_device import gguf_devices, torch_devices
 from tools.check_device.command import main
@@ -76,13 +77,7 @@ def test_gguf_models_need_llama_cpp(
 def test_a_users_mistake_is_a_line(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code = main(words)
-    except SystemExit as end:  # argparse's way
-        code = int(str(end.code))
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert text in err
+    assert text in usage_error(capsys, *words, main=main)
 
 
 def test_a_cluster_that_fails_is_no_mistake_of_the_user(

@@ -13,6 +13,7 @@ from asyncspec.actor.routing import Incoming
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Collect
+from commands import usage_error
 from tools.fuzz_wire.__main__ import main
 from tools.fuzz_wire.attack import Connection
 from tools.fuzz_wire.bed import Bed, Found
@@ -99,10 +100,4 @@ def test_a_replay_has_the_hostile_stages_of_its_attack(
 def test_a_users_mistake_is_a_line(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code = main(words)
-    except SystemExit as end:  # argparse's way
-        code = int(str(end.code))
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert text in err
+    assert text in usage_error(capsys, *words, main=main)
