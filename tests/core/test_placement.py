@@ -198,8 +198,8 @@ def test_many_different_devices_keep_their_order() -> None:
 @pytest.mark.parametrize(
     ("layers", "kinds", "all_orders"),
     [
-        (64, [1] * 6, True),
-        (64, [1] * 8, False),
+        (64, [1] * 8, True),
+        (64, [1] * 10, False),
         (16, [1] * 8, True),
         (80, [24], True),
         (80, [12, 12], True),

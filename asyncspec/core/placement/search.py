@@ -38,7 +38,7 @@ asked for), and the last one's kind."""
 Origins = dict[State, list[tuple[State, int]]]
 """By state and end of its last stage: the state before, and where that stage begins."""
 
-MAX_WORK = 20_000_000
+MAX_WORK = 80_000_000
 """Of which all orders are searched, within seconds; beyond, devices keep their given order."""
 
 
