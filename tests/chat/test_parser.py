@@ -130,6 +130,9 @@ pieces = st.lists(
             '{"name": "add", "arguments": {"a": 1}}',
             '{"name": "say", "parameters": {"text": "</tool_call> \\" }"',
             '"id": 7}',
+            '{"id": null, ',
+            '"name": "add", ',
+            '"arguments": {"a": 1}}',
             ",",
             '"',
             "\\",
@@ -234,6 +237,21 @@ def test_values_as_glm_and_gemma_write_them() -> None:
         ({"type": ["string", "number"]}, "1", 1),
         ({"enum": ["1", "2"]}, "1", "1"),
         ({"enum": ["1", 2, None]}, "2", 2),
+        ({"enum": ["north", "south"]}, '"north"', "north"),
+        ({"type": "string", "enum": ["north"]}, '"north"', "north"),
+        ({"type": "string", "enum": ['"north"']}, '"north"', '"north"'),
+        ({"anyOf": [{"enum": ["north"]}, {"type": "null"}]}, '"north"', "north"),
+        ({"anyOf": [{"enum": ["north"]}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"const": "5"}, {"type": "null"}]}, "5", "5"),
+        ({"const": "5"}, "5", "5"),
+        ({"const": 5}, "5", 5),
+        ({"anyOf": [{"const": True}, {"type": "string"}]}, "1", "1"),
+        ({"allOf": [{"enum": ["5"]}]}, '"5"', "5"),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}]}, "5", "5"),
+        ({"allOf": [{"$ref": "#/$defs/a"}], "default": 1}, "5", 5),
+        # An optional text is written as a text is.
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"Rome"', '"Rome"'),
+        ({"type": "string"}, '"Rome"', '"Rome"'),
         ({"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}, '{"a": 1}', {"a": 1}),
         ({"type": "string"}, "[1]", "[1]"),
         ({"type": ["array", "string"]}, "[1]", [1]),
@@ -288,7 +306,14 @@ def test_text_without_a_tool_call_is_content(text: str) -> None:
         ("[link](http://x) is where.", 2),
         ("{x} is a set.", 2),
         ("{}", 2),
-        ('{"city": "Rome"}', 3),
+        ('{"city": "Rome"}', 16),
+        ('{"city": "Rome", "name": "Rome", "arguments": {}}', 27),
+        ('{"cities": ["Rome"], "name": "add", "arguments": {}}', 12),
+        ('[{"city": "Rome", "size": 3}, {"city": "Oslo"}]', 28),
+        ('{"a \\"name\\": \\"add\\"": 1}', 5),
+        ('{"city": "\\"name\\": \\"add\\"", "size": {}}', 39),
+        ('{"arguments" 5', 14),
+        ('{"answer": "' + 2000 * "x", MAX_BEGINNING + 1),
         ('{"name": "Rome", "arguments": 1}', 11),
         ('[{"name": "adder", "arguments": {}}]', 15),
         ('[{"name" 5', 10),
@@ -310,7 +335,20 @@ def test_an_answer_that_only_begins_like_a_call_is_not_held_back(text: str, held
 
 @pytest.mark.parametrize("written", ['{"a": 1, "text": "%s"}', json.dumps('{"a": "%s"}')])
 @pytest.mark.parametrize(
-    "form", ['{"arguments": %s, "name": "add"}', '{"name": "add", "arguments": %s}']
+    "form",
+    [
+        '{"arguments": %s, "name": "add"}',
+        '{"name": "add", "arguments": %s}',
+        '{"id": "call_1", "name": "add", "arguments": %s}',
+        '{"id": "call_1", "type": "function", "name": "add", "arguments": %s}',
+        '{"type": "function", "id": null, "name": "add", "parameters": %s}',
+        '{"name": "add", "id": 7, "arguments": %s}',
+        '[{"name": "add", "type": "function", "arguments": %s}]',
+        '{"id": "call_1", "arguments": %s, "name": "add"}',
+        '{"thought": "I \\"add\\", then {", "name": "add", "arguments": %s}',
+        '{"function": "add", "final": false, "name": "add", "arguments": %s}',
+        '[TOOL_CALLS] {"description": "", "name": "add", "parameters": %s}',
+    ],
 )
 def test_a_long_call_in_another_form_is_read_as_a_whole(form: str, written: str) -> None:
     text = form % (written % (2 * MAX_BEGINNING * "x"))
@@ -387,6 +425,17 @@ def test_what_templates_say() -> None:
             "tags",
         ),
         ("{% if reasoning_effort == 'none' %}</think>{% else %}<think>{% endif %}", "open"),
+        # An effort where there is no switch, and next to one.
+        (
+            "{% if enable_thinking is not defined %}"
+            "{% set enable_thinking = reasoning_effort != 'none' %}{% endif %}"
+            "{% if enable_thinking %}<think>{% endif %}",
+            "open",
+        ),
+        (
+            "{{ reasoning_effort }}{% if enable_thinking %}<think>{% endif %}",
+            "asked",
+        ),
         # Both names, and the first counts.
         (
             "{% if enable_thinking is defined %}{% set thinking = enable_thinking %}{% endif %}"
@@ -400,15 +449,14 @@ def test_whether_the_prompt_opens_the_reasoning(end: str, reasoning: str) -> Non
     template = jinja2.Template("<|im_start|>assistant\n" + end)
     facts = facts_of(end, template.render)
     values: dict[str, list[object]] = {
-        **{name: [None, True, False] for name in SWITCHES},
+        **{name: [None, True, False, 0, 1] for name in SWITCHES},
         EFFORT: [None, "none", "high"],
     }
     for chosen in product(*values.values()):
         asked = zip(values, chosen, strict=True)
         options = facts.named({name: value for name, value in asked if value is not None})
-        if facts.switch is None or EFFORT not in options:
-            opens = template.render(options).rstrip().endswith("<think>")
-            assert facts.opened(options) == opens, options
+        opens = template.render(options).rstrip().endswith("<think>")
+        assert facts.opened(options) == opens, options
     assert facts.reasoning == reasoning
     for parser in (AnswerParser(facts), AnswerParser(facts, opened=facts.opened({}))):
         kind = "reasoning" if template.render().rstrip().endswith("<think>") else "content"

@@ -76,7 +76,9 @@ async def test_ollama_loads_at_once(keep_alive: object, reason: str) -> None:
         for path, more, said in (
             ("/api/generate", {}, {"response": ""}),
             ("/api/generate", {"prompt": "", "stream": False}, {"response": ""}),
+            ("/api/generate", {"prompt": None}, {"response": ""}),
             ("/api/chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+            ("/api/chat", {"messages": None}, {"message": {"role": "assistant", "content": ""}}),
         ):
             async with web.post(path, json={"keep_alive": keep_alive, **more}) as reply:
                 body = await reply.json()

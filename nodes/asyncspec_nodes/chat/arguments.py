@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -101,17 +101,40 @@ class TaggedArguments:
 
 def _typed(value: str, schema: object) -> object:
     """A value written without quotes, by its schema: a text where it may be one, unless it is JSON
-    of another type that it may be as well."""
+    of another type that it may be as well, or one of the values that the schema names."""
+    named = list(_named(schema))
     kinds = _kinds(schema)
-    if kinds == {"string"}:
+    if value in named or (kinds == {"string"} and not named):
         return value
     try:
         found: object = bounded_json.decode(value)
     except ValueError:
         return value
-    # Where a text may be, quotes are a part of it.
+    # Python's 1 is True as well.
+    if any(one == found and {*_kinds_of(one)} & {*_kinds_of(found)} for one in named):
+        return found
+    # Where a text may be, alone or next to other types, quotes are a part of it: templates write
+    # texts without.
     other = kinds.isdisjoint(_kinds_of(found)) or (isinstance(found, str) and kinds != _ANY)
     return value if "string" in kinds and other else found
+
+
+_FORMS = ("anyOf", "oneOf", "allOf")
+"""Keys of a schema with a list of schemas for the same value."""
+
+
+def _named(schema: object) -> Iterator[object]:
+    """The values that a schema names, also in its forms."""
+    if not isinstance(schema, Mapping):
+        return
+    if isinstance(values := schema.get("enum"), list):
+        yield from values
+    if "const" in schema:
+        yield schema["const"]
+    for key in _FORMS:
+        if isinstance(forms := schema.get(key), list):
+            for form in forms:
+                yield from _named(form)
 
 
 _ANY = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
@@ -128,9 +151,14 @@ def _kinds(schema: object) -> frozenset[str]:
         return frozenset(kind for kind in kinds if isinstance(kind, str))
     if isinstance(values := schema.get("enum"), list):
         return frozenset(kind for value in values for kind in _kinds_of(value))
-    for key in ("anyOf", "oneOf"):
+    if "const" in schema:
+        return frozenset(_kinds_of(schema["const"]))
+    for key in _FORMS:
         if isinstance(forms := schema.get(key), list):
-            return frozenset(kind for form in forms for kind in _kinds(form))
+            all_kinds = [_kinds(form) for form in forms]
+            if key == "allOf":
+                return _ANY.intersection(*all_kinds)
+            return frozenset(kind for some in all_kinds for kind in some)
     return _ANY
 
 

@@ -110,7 +110,8 @@ class CallPattern:
 
     def possible(self, text: str) -> bool:
         """Whether an answer that begins with ``text``, where no call matches yet, may still be
-        calls without a marker. The answer no is the same with more text."""
+        calls without a marker: no more where a list or an object comes before the name. The answer
+        no is the same with more text."""
         if self._other.match(text, 0, MAX_BEGINNING) is not None:
             return True  # it is read as a whole
         return len(text) <= MAX_BEGINNING and self._may_begin(text)
@@ -118,6 +119,10 @@ class CallPattern:
     @cached_property
     def _other(self) -> re.Pattern[str]:
         return self._compiled(_OTHER_JSON)
+
+    @cached_property
+    def _pairs(self) -> re.Pattern[str]:
+        return self._compiled(rf"[\s\[]*+(?P<object>{_PAIRS})?")
 
     def _may_begin(self, text: str) -> bool:
         if any(mark.startswith(text) for mark in MARKS):
@@ -127,23 +132,34 @@ class CallPattern:
         if text and text[0] not in "{[":
             forms = (f"{name}{rest}" for name in self._tools for rest in ("{", "[ARGS]{"))
             return any(form.startswith(text) for form in forms)
-        found = _HEAD.match(text)
+        found = self._pairs.match(text)
         assert found is not None  # it matches no text as well
-        key, name = found["key"], found["name"]
-        if key is None or (key == "name" and found["closed"] and name is None):
-            return found.end() == len(text)
-        if not found["closed"]:
-            return any(one.startswith(key) for one in _KEYS)
-        if key != "name":
-            return key in _KEYS
-        if found["named"]:
-            return name in self._tools
-        return any(one.startswith(name) for one in self._tools)
+        if found["name"] is not None or found.end() == len(text):
+            return True
+        return found["object"] is not None and self._may_go_on(text[found.end() :])
+
+    def _may_go_on(self, rest: str) -> bool:
+        """Whether ``rest``, inside an object without a name so far, may become a pair of it."""
+        if (head := _HEAD.match(rest)) is None:
+            return False
+        value = rest[head.end() :]
+        if head["key"] != "name" or not value:
+            return _UNFINISHED.fullmatch(value) is not None if head["colon"] else not value
+        if not head["colon"] or value[0] != '"':
+            return False
+        name, closed, _ = value[1:].partition('"')
+        return name in self._tools if closed else any(one.startswith(name) for one in self._tools)
 
 
 # Possessive quantifiers (*+): neighbours could share out a run of blanks in any way, and all ways
 # would be tried, in the square of its length.
-_BETWEEN = r'(?:\s*+(?:,\s*+"\w+"\s*+:\s*+(?:"[^"]*+"|\d++)\s*+)*\})?[\s,;]*+'
+_OPEN = r'"(?:[^"\\]++|\\.)*+'
+"""A text of JSON, as far as it has come."""
+
+_SCALAR = rf'(?:{_OPEN}"|[-+.\w]++)'
+"""A text, a number, or a word such as null."""
+
+_BETWEEN = rf'(?:\s*+(?:,\s*+"\w+"\s*+:\s*+{_SCALAR}\s*+)*+\}})?[\s,;]*+'
 """Behind the arguments of a call before, which may be in an object with more keys."""
 
 _JSON = (
@@ -153,24 +169,26 @@ _JSON = (
 )
 """An object, a list of them, or several in a row, as Llama 3 writes them."""
 
+_PAIRS = (
+    r'\{\s*+(?:(?:"name"\s*+:\s*+"(?P<name>NAMES)"'
+    rf'|"(?!(?:name|arguments|parameters)")[^"\\]*+"\s*+:\s*+{_SCALAR})\s*+,\s*+)*+'
+)
+"""Of an object, before its arguments: a name, if it comes, is that of a tool."""
+
 _OTHER_JSON = (
     r"(?:\[TOOL_CALLS\]|<\|python_tag\|>)?[\s\[]*+"
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?(?:"name"\s*:\s*"(?:NAMES)"\s*,\s*)?'
-    r'"(?:arguments|parameters)"\s*:'
+    rf'{_PAIRS}"(?:arguments|parameters)"\s*+:'
 )
-"""With the arguments before the name, or as a text of JSON."""
+"""With more keys, with the arguments before the name, or with them as a text of JSON."""
 
 MARKS = ("[TOOL_CALLS]", "<|python_tag|>")
 """What may stand before calls that are a whole answer."""
 
-_KEYS = ("name", "arguments", "parameters", "type", "id")
-"""One of them is the first of a call as JSON."""
+_HEAD = re.compile(r'"(?P<key>[^"\\]*+)(?:"\s*+(?P<colon>:\s*+)?)?')
+"""A pair of a call as JSON up to its value, as far as it has come."""
 
-_HEAD = re.compile(
-    r'[\s\[]*+(?:\{\s*+(?:"(?P<key>[^"]*+)(?P<closed>"\s*+(?::\s*+'
-    r'(?:"(?P<name>[^"]*+)(?P<named>")?)?)?)?)?)?'
-)
-"""Of a call as JSON, as far as it has come."""
+_UNFINISHED = re.compile(rf"(?:{_SCALAR}\s*+|{_OPEN}\\?)?")
+"""The value of a pair behind which no more has come."""
 
 _NAMED = r"[\s,;]*+(?:\[TOOL_CALLS\])?\s*(NAMES)(?:\[ARGS\])?(?=\{)"
 """``NAME{...}`` or ``NAME[ARGS]{...}`` (Mistral since its eleventh tokenizer)."""

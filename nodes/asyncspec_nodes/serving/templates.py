@@ -38,8 +38,12 @@ class ChatFacts(Struct, frozen=True):
         return next((name for name in SWITCHES if name in self.options), None)
 
     def named(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """A request's ``options`` with the switch by the template's name for it."""
-        found = dict(options)
+        """A request's ``options`` with the switch by the template's name for it, and 0 and 1 of a
+        switch as booleans: some templates compare with those."""
+        found = {
+            name: bool(value) if name in SWITCHES and value in (0, 1) else value
+            for name, value in options.items()
+        }
         if self.switch is not None:
             for name in SWITCHES:
                 if name in found and name not in self.options:
@@ -48,8 +52,11 @@ class ChatFacts(Struct, frozen=True):
 
     def opened(self, options: Mapping[str, Any]) -> bool:
         """Whether a prompt with these ``options`` ends where the reasoning has begun."""
-        given = [options.get(name) for name in self.options if name != EFFORT or not self.switch]
-        on = next((on for on in map(_turned, given) if on is not None), None)
+        turned = {name: _turned(options.get(name)) for name in self.options}
+        if self.switch is not None and turned.get(EFFORT):
+            # Next to a switch an effort says how much; "none" alone turns reasoning off.
+            turned[EFFORT] = None
+        on = next((on for on in turned.values() if on is not None), None)
         match self.reasoning:
             case "open":
                 return on is not False

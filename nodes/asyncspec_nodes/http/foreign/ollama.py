@@ -144,7 +144,7 @@ class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class OllamaChatRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of ``POST /api/chat``."""
 
-    messages: tuple[OllamaMessage, ...] = ()
+    messages: tuple[OllamaMessage, ...] | None = None
     tools: tuple[ToolSpec, ...] | None = None
 
     silence: ClassVar[Json] = {"message": {"role": "assistant", "content": ""}}
@@ -154,13 +154,13 @@ class OllamaChatRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unkn
         return not self.messages
 
     def chat(self, facts: ChatFacts) -> ChatRequest:
-        return _converted(self.settings(), _conversation(self.messages, facts), self.tools)
+        return _converted(self.settings(), _conversation(self.messages or (), facts), self.tools)
 
 
 class GenerateRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of ``POST /api/generate``."""
 
-    prompt: str = ""
+    prompt: str | None = None
     system: str | None = None
     suffix: str | None = None
     images: object = None

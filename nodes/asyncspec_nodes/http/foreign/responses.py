@@ -361,13 +361,12 @@ class Response(ChatCompletion):
         usage: Any = None
         if end is not None:
             counts: Any = self._usage(answers)
-            # Not counted apart from other tokens.
-            reasoned = any(item["type"] == "reasoning" for item in self._items)
             usage = {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
                 "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": None if reasoned else {"reasoning_tokens": 0},
+                # An object in OpenAI's client. Tokens of reasoning are not counted apart.
+                "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": counts["total_tokens"],
             }
         return {
