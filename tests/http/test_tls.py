@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import subprocess
 from pathlib import Path
@@ -15,6 +16,7 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.http.options import server_context
+from asyncspec_nodes.http.server import Connection
 from toy_service import Toy
 
 KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
@@ -65,6 +67,47 @@ async def test_connections_that_agree_on_no_tls_are_few(pki: Path) -> None:
                     break
         assert not mute[1][0].at_eof()
         mute[1][1].close()
+
+
+@pytest.mark.asyncio
+async def test_connections_with_and_before_tls_have_one_bound(pki: Path) -> None:
+    trusted = ssl.create_default_context(cafile=str(pki / "ca.pem"))
+    trusted.check_hostname = False
+    tls = server_context(pki / "one.pem", pki / "one.key")
+    async with Toy(tls=tls, connections=3) as toy:
+        address = ("127.0.0.1", toy.port)
+        served = [await asyncio.open_connection(*address, ssl=trusted) for _ in range(2)]
+        for _, writer in served:
+            writer.write(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for reader, _ in served:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        mute = [await asyncio.open_connection(*address) for _ in range(3)]
+        for reader, _ in mute[1:]:
+            assert await reader.read() == b""
+        assert not mute[0][0].at_eof()
+        for _, writer in served + mute:
+            writer.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("secure", [True, False])
+async def test_what_a_stranger_leaves_behind(secure: bool, pki: Path) -> None:
+    """At most the latest is still known, long before the time of its first request is over."""
+    tls = server_context(pki / "one.pem", pki / "one.key") if secure else None
+    async with Toy(tls=tls, request_seconds=3600.0) as toy:
+        for sent in (b"", b"no TLS, and no HTTP"):
+            _, writer = await asyncio.open_connection("127.0.0.1", toy.port)
+            writer.write(sent)
+            writer.close()
+            await writer.wait_closed()
+        reader, writer = await asyncio.open_connection("127.0.0.1", toy.port)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        with contextlib.suppress(OSError):
+            await reader.read()  # so that the others were accepted
+        writer.close()
+        while sum(isinstance(one, Connection) for one in gc.get_objects()) > 1:
+            await asyncio.sleep(0)
+            gc.collect()
 
 
 @pytest.mark.parametrize(

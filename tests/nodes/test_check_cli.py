@@ -77,6 +77,63 @@ def test_names_that_do_not_resolve(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "cannot be resolved here" in found
 
 
+PORTS = [
+    ("http = 8000", "http = 8000", "http of rank 1 and http of rank 2 both take port 8000"),
+    ("http = 7002", "", "http of rank 1 and rank 2 both take port 7002"),
+    ("", "http = 7002", "rank 2 and http of rank 2 both take port 7002"),
+    ("", 'listen = "127.0.0.1:7001"', "rank 1 and rank 2 both take port 7001"),
+    ("http = 8000", 'listen = "127.0.0.1:8000"', "http of rank 1 and rank 2 both take port 8000"),
+    ('listen = "10.0.0.1:1"', 'listen = "10.0.0.1:1"', "rank 1 and rank 2 both take port 1 of "),
+    ("http = 8000", "http = 8001", ""),
+    ('listen = "127.0.0.1:7003"', "http = 7001", ""),
+    # Of containers on one machine, and machines behind one address.
+    *[
+        (f'listen = "{one}:7700"\nhttp = 8000', f'listen = "{other}:7700"\nhttp = 8000', "")
+        for one, other in [("0.0.0.0", "0.0.0.0"), ("[::]", "[::]"), ("10.0.0.1", "10.0.0.2")]
+    ],
+]
+
+
+@pytest.mark.parametrize("second_host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize(("first", "second", "problem"), PORTS)
+def test_ports_of_one_machine(
+    first: str,
+    second: str,
+    problem: str,
+    second_host: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = SOUND.replace("port = 7001", f"port = 7001\n{first}") + second_node(second_host, second)
+    found = faults(text + "[cluster]\ninsecure = true\n", tmp_path, capsys)
+    assert len(found) == bool(problem)
+    assert all(problem in fault for fault in found)
+
+
+def second_node(host: str, lines: str) -> str:
+    return f'[[node]]\nrank = 2\nhost = "{host}"\nport = 7002\n{lines}\n'
+
+
+def test_ports_of_several_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """HTTP is on loopback, where each machine has its own ports."""
+    text = SOUND.replace("port = 7001", "port = 7001\nhttp = 7001", 1)
+    text = text.replace("127.0.0.1", "10.0.0.1") + second_node("10.0.0.2", "http = 7001")
+    assert faults(text + "[cluster]\ninsecure = true\n", tmp_path, capsys) == []
+
+
+def test_a_path_of_the_working_directory_is_none_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For nodes that are started elsewhere the name is an id."""
+    here = tmp_path / "here"
+    shutil.copytree(BUNDLED_TARGET, here / "model")
+    monkeypatch.chdir(here)
+    text = SOUND.replace(str(BUNDLED_TARGET), "model") + '[draft]\nsource = "ngram"\n'
+    (found,) = faults(text, tmp_path, capsys)
+    assert found.startswith("model is in the working directory, and not beside the cluster file;")
+    assert faults(text, here, capsys) == []
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates")
 def test_keys_that_peers_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     maker = ROOT / "nodes" / "examples" / "make-keys.sh"

@@ -91,13 +91,35 @@ async def test_connections_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(server, "LIMITS", replace(server.LIMITS, connections=1))
     async with joining(tmp_path) as token, asyncio.timeout(60):
         first, waiting = await connect(token)
-        reader, writer = await connect(token)
-        with contextlib.suppress(OSError):
-            assert await reader.read() == b""
-        writer.close()
+        with pytest.raises(OSError):
+            await connect(token)
         waiting.write(REQUEST % b"")
         assert (await first.read()).startswith(b"HTTP/1.1 401 ")
         waiting.close()
+
+
+@pytest.mark.asyncio
+async def test_connections_that_agree_on_no_tls_are_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A further one is closed at once, and there is room again when one of them has gone."""
+    monkeypatch.setattr(server, "LIMITS", replace(server.LIMITS, connections=2))
+    async with joining(tmp_path) as token, asyncio.timeout(60):
+        address = (token.hosts[0], token.port)
+        mute = [await asyncio.open_connection(*address) for _ in range(5)]
+        for reader, writer in mute[2:]:
+            assert await reader.read() == b""
+            writer.close()
+        mute[0][1].close()
+        while True:  # until its end is noticed
+            with contextlib.suppress(OSError):
+                reader, writer = await connect(token)
+                break
+        writer.write(REQUEST % b"")
+        assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+        assert not mute[1][0].at_eof()
+        for one in (writer, mute[1][1]):
+            one.close()
 
 
 def _has_ipv6() -> bool:

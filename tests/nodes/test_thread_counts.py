@@ -67,14 +67,18 @@ def test_systems_without_groups(tmp_path: Path) -> None:
     assert list(control_groups.memory_bounds(tmp_path / "none", tmp_path)) == []
 
 
-def memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str]:
+def memory(
+    folder: str, limit: str, used: int, cached: int, active: int = 0, high: str = "max"
+) -> dict[str, str]:
     """A group's files, of version 1 in the folder "memory"."""
     if folder.startswith("memory"):
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        texts = {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": str(used)}
+        total = "total_"
     else:
-        names = ("memory.max", "memory.current", "inactive_file")
-    stat = f"anon 5\n{names[2]} {cached}\nactive_file 7"
-    texts = {names[0]: limit, names[1]: str(used), "memory.stat": stat}
+        texts = {"memory.max": limit, "memory.high": high, "memory.current": str(used)}
+        total = ""
+    lines = {"anon": 5, f"{total}inactive_file": cached, f"{total}active_file": active}
+    texts["memory.stat"] = "\n".join(f"{name} {count}" for name, count in lines.items())
     return {f"{folder}/{name}": text for name, text in texts.items()}
 
 
@@ -84,6 +88,10 @@ def memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str]:
         ("0::/", {"cgroup.controllers": "memory"}, []),
         ("0::/", memory(".", "max", 10, 0), []),
         ("0::/", memory(".", "12000", 5000, 1000), [(12000, 8000)]),
+        ("0::/", memory(".", "12000", 5000, 1000, 3001), [(12000, 9500)]),
+        # Of systemd's MemoryHigh=, and Kubernetes' MemoryQoS.
+        ("0::/", memory(".", "max", 5000, 1000, high="8000"), [(8000, 4000)]),
+        ("0::/", memory(".", "12000", 5000, 0, high="8000"), [(12000, 7000), (8000, 3000)]),
         ("0::/../../outside", memory(".", "12000", 12500, 100), [(12000, 0)]),
         (
             "0::/a/b",
@@ -91,6 +99,7 @@ def memory(folder: str, limit: str, used: int, cached: int) -> dict[str, str]:
             [(900, 800), (1000, 100)],
         ),
         ("9:cpu:/\n4:memory:/m", memory("memory/m", "800", 300, 200), [(800, 700)]),
+        ("4:memory:/m", memory("memory/m", "800", 300, 100, 100), [(800, 650)]),
         # Of the host: the container's own group is the root.
         ("4:memory:/docker/1", memory("memory", "800", 300, 0), [(800, 500)]),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 import ssl
 import sys
@@ -13,17 +14,21 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.actor.link import Certificate
-from asyncspec.backend.base import CPU
-from asyncspec.backend.registry import backend_of
+from asyncspec.backend.base import CPU, EAGLE
+from asyncspec.backend.registry import LLAMA, backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec.core.paths import expanded
 from asyncspec_nodes.cluster import checkpoints, file, security
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable, layout
 from asyncspec_nodes.cluster.control_groups import total_memory
 from asyncspec_nodes.cluster.placement import check_spans, with_layers
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import Parser, host_and_port
 from asyncspec_nodes.console.bounds import GIB
-from asyncspec_nodes.console.hosts import is_loopback
+from asyncspec_nodes.console.hosts import address, is_loopback
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
+
+LOOPBACK = "127.0.0.1"
+"""Where HTTP listens without ``--http-host``."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -51,8 +56,8 @@ def faults_here(config: Config) -> Iterator[str]:
     """What a sound file names and nodes would refuse, or this machine does not have: models, keys,
     addresses, memory."""
     checks: tuple[Callable[[Config], Iterable[str] | None], ...] = (
-        *(_target, _source, _template, _keys),
-        *(_devices, _addresses, _stages),
+        *(_paths, _target, _source, _template, _keys),
+        *(_devices, _addresses, _ports, _stages),
     )
     # A target that is not there is a fault of its stages, too.
     found: set[str] = set()
@@ -73,6 +78,20 @@ def _faults_of(check: Callable[[Config], Iterable[str] | None], config: Config) 
 def _targets(config: Config) -> list[str]:
     """Of all nodes, each once."""
     return [*dict.fromkeys(config.target_of(node.rank) for node in config.node)]
+
+
+def _paths(config: Config) -> Iterator[str]:
+    """Names that are no paths for nodes started in another directory, but are for those here."""
+    sources = checkpoints.parts(config.draft.source)
+    models = [part.removeprefix(EAGLE) for part in sources if not checkpoints.is_name(part)]
+    for model in dict.fromkeys([*_targets(config), *models]):
+        name = model.removeprefix(f"{LLAMA}:")
+        path = expanded(name)  # absolute where it is beside the file
+        if not path.is_absolute() and os.path.exists(path):
+            yield (
+                f"{name} is in the working directory, and not beside the cluster file; give its "
+                "absolute path, or start nodes elsewhere where it is a Hugging Face id"
+            )
 
 
 def _target(config: Config) -> None:
@@ -133,6 +152,31 @@ def _addresses(config: Config) -> Iterator[str]:
             socket.getaddrinfo(host, None)
         except OSError as error:
             yield f"{host} cannot be resolved here: {error.strerror}"
+
+
+def _ports(config: Config) -> Iterator[str]:
+    """Ports that two nodes of a machine would listen on, as far as their addresses tell machines
+    apart."""
+    seen: dict[tuple[object, ...], str] = {}
+    for node in config.nodes:
+        host, port = node.host, node.port
+        if node.listen is not None:
+            host, port = host_and_port(f"listen of rank {node.rank}:", node.listen)
+        found = address(host)
+        if found is not None and found.is_unspecified:
+            continue  # it may be in a container, whose ports are its own
+        taken = [(f"rank {node.rank}", LOOPBACK if host == "localhost" else host, port)]
+        if node.http is not None:
+            taken.append((f"http of rank {node.rank}", LOOPBACK, node.http))
+        # Machines behind one address may still differ in their private ones.
+        machine = [None if is_loopback(name) else name for name in (node.host, host)]
+        for whose, own, number in taken:
+            other = seen.setdefault((*machine, own, number), whose)
+            if other != whose:
+                yield (
+                    f"{other} and {whose} both take port {number} of {node.host}; change one of "
+                    "them"
+                )
 
 
 def _stages(config: Config) -> Iterator[str]:

@@ -15,11 +15,12 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 _GROUPS = Path("/sys/fs/cgroup")
 
 _MEMORY_FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.max", "memory.current", ""),
+    ("memory.high", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Of versions 2 and 1: the limit, what is in use, and the line of ``memory.stat`` with the cached
-files that the kernel gives up first."""
+"""Of versions 2 and 1: the limit (above ``memory.high`` processes are slowed down), what is in use,
+and how the lines of ``memory.stat`` for the group with those in it begin."""
 
 
 def cpu_quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
@@ -36,12 +37,18 @@ def cpu_quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]
 def memory_bounds(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[tuple[int, int]]:
     """Bytes that each of the groups may have, and that it has left."""
     for group in _groups("memory", own, root):
-        for limit_file, used_file, cached_line in _MEMORY_FILES:
+        for limit_file, used_file, total in _MEMORY_FILES:
             with suppress(OSError, ValueError):
                 limit, used = (int((group / name).read_text()) for name in (limit_file, used_file))
                 lines = (group / "memory.stat").read_text().splitlines()
-                cached = int(dict(line.split() for line in lines).get(cached_line, 0))
-                yield limit, max(0, limit - used + cached)
+                counts = dict(line.split() for line in lines)
+                inactive, active = (
+                    int(counts.get(f"{total}{name}", 0))
+                    for name in ("inactive_file", "active_file")
+                )
+                # The kernel gives up cached files, those that were read once first. Others may be
+                # in use: as in /proc/meminfo's MemAvailable, half of them stay.
+                yield limit, max(0, limit - used + inactive + active // 2)
 
 
 def total_memory() -> int:

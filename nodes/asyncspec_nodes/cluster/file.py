@@ -7,7 +7,7 @@ key. Nothing here opens a checkpoint or a socket.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -21,16 +21,9 @@ from asyncspec.core.paths import expanded
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, each, is_name, parts
-from asyncspec_nodes.cluster.config import (
-    DRAFTING,
-    PASSES,
-    Config,
-    NodeTable,
-    PaceTable,
-    check_layers,
-)
+from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable, check_layers
 from asyncspec_nodes.console.arguments import host_and_port
-from asyncspec_nodes.console.hosts import address, is_host, is_loopback
+from asyncspec_nodes.console.hosts import is_host, is_loopback
 from asyncspec_protocol.ids import is_draft
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Role
@@ -150,36 +143,21 @@ def _check_ranks(config: Config) -> None:
 
 
 def _check_addresses(config: Config) -> None:
-    seen: dict[tuple[str, str, int], str] = {}
+    seen: dict[tuple[str, int], int] = {}
     for node in config.nodes:
         if not is_host(node.host):
             raise UserError(f"{node.host!r} is not a host name or an address (rank {node.rank})")
-        for whose, host, port in _ports(node):
-            # Private addresses may be the same on machines with different ones for the others.
-            other = seen.setdefault((node.host, host, port), whose)
-            if other != whose:
-                raise UserError(
-                    f"{other} and {whose} both have the address {host}:{port}; change one of them"
-                )
+        # Machines behind tunnels have one host, and may have the same ports for the rest.
+        other = seen.setdefault((node.host, node.port), node.rank)
+        if other != node.rank:
+            raise UserError(
+                f"rank {other} and rank {node.rank} both have the address {node.host}:{node.port}; "
+                "change one of them"
+            )
         check_reach(config, node.host, f"rank {node.rank}")
         if node.listen is not None:
             host, _ = host_and_port(f"listen of rank {node.rank}:", node.listen)
             check_reach(config, host, f"listen of rank {node.rank}")
-
-
-def _ports(node: NodeTable) -> Iterator[tuple[str, str, int]]:
-    """What a node takes on its machine, with whose it is. One that listens on every address may be
-    in a container, whose ports are its own."""
-    whose, own = f"rank {node.rank}", node.host
-    yield whose, node.host, node.port
-    if node.listen is not None:
-        own, port = host_and_port(f"listen of {whose}:", node.listen)
-        if (found := address(own)) is not None and found.is_unspecified:
-            return
-        if (own, port) != (node.host, node.port):
-            yield f"listen of {whose}", own, port
-    if node.http is not None:
-        yield f"http of {whose}", own, node.http
 
 
 def check_reach(config: Config, host: str, whose: str) -> None:
@@ -242,17 +220,9 @@ def _source(base: Path, name: str) -> str:
 
 def beside(base: Path, name: str) -> str:
     """A model's name whose path is in the directory ``base``: absolute where it exists or is
-    written as one, else an id. Raises ``UserError``, also for a path of the working directory,
-    which other nodes do not have."""
+    written as one, else an id. Raises ``UserError``."""
     if name.startswith(prefix := f"{LLAMA}:"):
         return prefix + beside(base, name.removeprefix(prefix))
     path = expanded(name, base)
     written_as_path = name.startswith((".", "/", "~"))
-    if written_as_path or os.path.exists(path):
-        return str(path)
-    if os.path.exists(name):
-        raise UserError(
-            f"{name} is in the working directory, and not in {base}, where the cluster file is; "
-            "give its absolute path"
-        )
-    return name
+    return str(path) if written_as_path or os.path.exists(path) else name

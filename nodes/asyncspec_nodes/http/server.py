@@ -9,6 +9,7 @@ import asyncio
 import socket
 import ssl
 import sys
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import web
@@ -57,8 +58,8 @@ class Progress:
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's connection handler with errors in the API's form. It is aborted where its first
-    request does not come within ``request_seconds``, and where its reader takes nothing for
+    """aiohttp's connection handler with errors in the API's form. It is aborted where TLS and its
+    first request take more than ``request_seconds``, and where its reader takes nothing for
     ``stall_seconds``, which cancels its request."""
 
     def __init__(self, server: web.Server, metrics: Metrics, limits: Limits) -> None:
@@ -72,16 +73,13 @@ class Connection(web.RequestHandler):
             lingering_time=LINGER_SECONDS,
         )
         self._metrics = metrics
-        self._first_request = loop.call_later(limits.request_seconds, self._abort)
+        self._request_until = loop.time() + limits.request_seconds
+        self._first_request: asyncio.TimerHandle | None = None
         self._progress = Progress()
         self._pause = limits.stall_seconds / LOOKS
         self._look: asyncio.TimerHandle | None = None
         # Of the latest response; the request is over before that is written.
         self._writer: AbstractStreamWriter | None = None
-
-    def _abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -89,10 +87,14 @@ class Connection(web.RequestHandler):
         # What TLS holds back it hands on at once: only then its reader's progress is seen.
         stream.set_write_buffer_limits(PIECE_BYTES)
         self._check_progress(stream)
+        loop = asyncio.get_running_loop()
+        # Not before: where there is no TLS with a peer, nothing would end its timer.
+        self._first_request = loop.call_at(self._request_until, stream.abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._first_request):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def _check_progress(self, transport: asyncio.Transport) -> None:
@@ -112,7 +114,8 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         if not self._messages:
             return
-        self._first_request.cancel()
+        if self._first_request is not None:
+            self._first_request.cancel()
         if isinstance(self._messages[-1][0], RawRequestMessage):
             return
         if self._current_request is not None and not self._current_request.content.is_eof():
@@ -159,6 +162,16 @@ class Connection(web.RequestHandler):
             _log_refused(None)
         else:
             super().log_exception(*args, **kw)
+
+
+def accepted(
+    server: web.Server, metrics: Metrics, limits: Limits, agreeing: int = 0
+) -> Connection | None:
+    """One more connection to ``server``; None above the limit. ``agreeing``: how many have yet to
+    agree on TLS."""
+    if agreeing + len(server.connections) >= limits.connections:
+        return None
+    return Connection(server, metrics, limits)
 
 
 def _log_refused(address: str | None) -> None:
@@ -214,16 +227,16 @@ class HttpServer:
     async def __aenter__(self) -> HttpServer:
         await self._runner.setup()
         loop, tls, limits = asyncio.get_running_loop(), self._tls, self.service.options.limits
+        assert self._runner.server is not None
+        accept = partial(accepted, self._runner.server, self.service.metrics, limits)
         if tls is None:
-            self._server: (
-                asyncio.Server | TlsListener[asyncio.BaseProtocol]
-            ) = await loop.create_server(self._accept, sock=self._sock)
+            self._server: asyncio.Server | TlsListener[Connection] = await loop.create_server(
+                lambda: accept() or _Refused(), sock=self._sock
+            )
         else:
+            # A refusal would take a handshake as well.
             self._server = TlsListener(
-                *(self._sock, tls),
-                # A refusal takes a handshake as well.
-                lambda agreeing: None if agreeing >= limits.connections else self._accept(),
-                handshake_seconds=limits.request_seconds,
+                *(self._sock, tls, accept), handshake_seconds=limits.request_seconds
             )
         return self
 
@@ -245,10 +258,3 @@ class HttpServer:
         )
         for wait in waits:
             wait.cancel()
-
-    def _accept(self) -> asyncio.BaseProtocol:
-        limits, server = self.service.options.limits, self._runner.server
-        assert server is not None
-        if len(server.connections) >= limits.connections:
-            return _Refused()
-        return Connection(server, self.service.metrics, limits)

@@ -13,17 +13,17 @@ from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from aiohttp import WSMsgType, web
 from msgspec.structs import replace
 
-from asyncspec.actor.tcp import stop_listening
+from asyncspec.actor.tcp import TlsListener, stop_listening
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
-from asyncspec_nodes.http.server import Connection
+from asyncspec_nodes.http.server import accepted
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
 from asyncspec_nodes.join.connection import (
@@ -128,12 +128,9 @@ class JoinServer:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         sock = self._bind()
-        loop = asyncio.get_running_loop()
         assert runner.server is not None
-        accept = partial(_accept, runner.server, Metrics())
-        server = await loop.create_server(
-            accept, sock=sock, ssl=context, ssl_handshake_timeout=LIMITS.request_seconds
-        )
+        accept = partial(accepted, runner.server, Metrics(), LIMITS)
+        server = TlsListener(sock, context, accept, handshake_seconds=LIMITS.request_seconds)
         stack.push_async_callback(stop_listening, server)
         self._keys.port = sock.getsockname()[1]
         self._file.write(self._keys)
@@ -206,18 +203,6 @@ class JoinServer:
             sending.cancel()
             self._admission.lost(member)
         return channel
-
-
-class _Full(asyncio.Protocol):
-    """Ends a connection above the limit."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).abort()
-
-
-def _accept(server: web.Server, metrics: Metrics) -> asyncio.BaseProtocol:
-    full = len(server.connections) >= LIMITS.connections
-    return _Full() if full else Connection(server, metrics, LIMITS)
 
 
 def check_offer(offer: Offer) -> None:
