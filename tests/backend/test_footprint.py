@@ -12,6 +12,7 @@ import torch
 
 from asyncspec.backend.base import (
     EngineOptions,
+    Mode,
     Quantize,
     SourceSpec,
     StageOptions,
@@ -24,6 +25,7 @@ from asyncspec.backend.hf.device import (
     EMULATED_PATHS,
     find,
     known_bits,
+    known_paths,
     on_accelerator,
 )
 from asyncspec.backend.hf.draft_model import DraftModel, load_draft
@@ -108,6 +110,13 @@ def test_a_stage_on_an_accelerator(device: str, quantize: Quantize, tiny: MakeTi
 
 
 @pytest.mark.parametrize("device", ACCELERATORS)
+@pytest.mark.parametrize("head_dim", [32, 512])
+def test_an_exact_stage_on_an_accelerator(device: str, head_dim: int, tiny: MakeTiny) -> None:
+    """A kernel for paths keeps values as they are, but heads may be too wide for it."""
+    check_stage(tiny("llama-tied", head_dim=head_dim, **WIDE), device, "none", "exact")
+
+
+@pytest.mark.parametrize("device", ACCELERATORS)
 @pytest.mark.parametrize("layout", ["awq", "gptq-2-bits", "gptq-act-order", "w8a16"])
 def test_a_quantised_stage_on_an_accelerator(
     device: str, layout: str, tiny: MakeTiny, tmp_path: Path
@@ -116,11 +125,12 @@ def test_a_quantised_stage_on_an_accelerator(
     check_stage(path, device, "none")
 
 
-def check_stage(path: Path, device: str, quantize: Quantize) -> None:
-    options = StageOptions("bfloat16", "fast", quantize, EngineOptions(device=device))
+def check_stage(path: Path, device: str, quantize: Quantize, mode: Mode = "fast") -> None:
+    options = StageOptions("bfloat16", mode, quantize, EngineOptions(device=device))
     (foretold,) = BACKEND.footprints(str(path), [(0, 2)], options)
     stage = BACKEND.load(StageSpec(BACKEND.open(str(path)), (0, 2), options))
     assert isinstance(stage, HFStage)
+    assert stage.cache_bytes(1) == foretold.slot
     # A kernel's words are padded to whole tiles.
     assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.1)
 
@@ -141,6 +151,9 @@ def test_a_source_on_an_accelerator(device: str, family: str, name: str, tiny: M
 def test_devices_of_other_machines() -> None:
     assert known_bits("cuda:7") == known_bits("CUDA7") == {4, 8}
     assert not {4, 8} & (known_bits("rocm") | known_bits("mps") | known_bits("xpu:1"))
+    assert known_paths("cuda:7")
+    assert known_paths("rocm")
+    assert not known_paths("mps")
     assert on_accelerator("metal")
     assert not on_accelerator("CPU")
 

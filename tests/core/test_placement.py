@@ -37,6 +37,8 @@ def mixed_rate(slowest: float, whole: float) -> float:
 
 BALANCED = throughput_rate(16)
 RATES = (plain_rate, BALANCED, throughput_rate(2), mixed_rate)
+"""Not ``speculative_rate``: it may rise, and a search by bounds then only comes near the best."""
+
 few = st.integers(1, 4)
 seconds = st.sampled_from([0.0, 0.1, 0.5, 3.0])
 layer_costs = st.builds(

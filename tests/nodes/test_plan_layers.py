@@ -17,7 +17,7 @@ from asyncspec_nodes.cli.planning.device_sources import from_statuses
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import TargetTable, layout
 from asyncspec_nodes.cluster.file import load, parse
-from asyncspec_nodes.cluster.placement import target_cost, with_layers
+from asyncspec_nodes.cluster.placement import cluster_cost, target_cost, with_layers
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Role, Status
 
@@ -195,6 +195,50 @@ def test_a_cluster_files_target_is_planned_as_it_says(
     assert held(*machine("a"), *machine("b"), "--write", str(file), *fixed) == held(str(file))
     says = complaint(capsys, str(file), "--quantize", "none", "--write", str(file))
     assert "[target] quantize is int4, and the plan is for none" in says
+    for option, value, what in (
+        ("--device", "cuda", "[target] device is auto, and the plan is for cuda"),
+        ("--sessions", "4", "[limits] sessions is 3, and the plan is for 4"),
+    ):
+        assert what in complaint(capsys, str(file), option, value, "--write", str(file))
+
+
+@pytest.mark.parametrize("sessions", ["1", "16"])
+def test_every_session_has_a_tree(sessions: str, capsys: pytest.CaptureFixture[str]) -> None:
+    target = ("--target", str(BUNDLED_TARGET), "--context", "64", "--sessions", sessions)
+    found = answer(capsys, *target, "--stages", "1", *machine("a"))
+    assert found["context"] == 64
+    (stage,) = found["stages"]
+    (same,) = commands.json_output(
+        capsys, "memory", *target, "--stages", "1", "--policy", "flow", "--json"
+    )["stages"]
+    assert stage["cache_bytes"] == same["cache_bytes"] + same["tree_bytes"]
+    config = parse(f"{CLUSTER.replace(TOY, str(BUNDLED_TARGET))}[limits]\nsessions = {sessions}\n")
+    slots = cluster_cost(config, "flow", stages=1, context=64).slots
+    assert slots * same["bytes_per_token"] == stage["cache_bytes"]
+
+
+def test_automatic_layers_leave_memory_for_trees() -> None:
+    text = CLUSTER.replace(TOY, str(BUNDLED_TARGET))
+    without = parse(text + '[draft]\npolicy = "autoregressive"\n')
+    least = cluster_cost(without, "autoregressive").memory((1, 2))
+    limit = f"gb_per_second = 4\nmemory_gib = {(least + 2**20) / 2**30}"
+    short = text.replace("gb_per_second = 4", limit)
+    assert with_layers(parse(short + '[draft]\npolicy = "autoregressive"\n')).at(2).layers
+    with pytest.raises(UserError, match="rank 2 is too small"):
+        with_layers(parse(short))
+
+
+def test_stages_may_name_devices_of_their_own() -> None:
+    text = CLUSTER.replace(TOY, str(BUNDLED_TARGET)).replace(
+        "path = ", 'dtype = "float32"\nmode = "fast"\nquantize = "int4"\ndevice = "cpu"\npath = '
+    )
+    mixed = text.replace("rank = 2", 'rank = 2\ndevice = "emulated"')
+    there = text.replace('"cpu"', '"emulated"')
+    here, both, other = (cluster_cost(parse(one), "flow") for one in (text, mixed, there))
+    for layer in range(len(here.layers)):
+        span = (layer, layer + 1)
+        assert both.weights(span) == max(here.weights(span), other.weights(span))
+    assert here.weights((1, 2)) < other.weights((1, 2))
 
 
 def test_unstated_speeds_and_memory_are_left_out(
@@ -211,6 +255,21 @@ def test_unstated_speeds_and_memory_are_left_out(
     text = capsys.readouterr().out
     assert "no speed is predicted" in text
     assert "pass ms" not in text
+
+
+def test_speeds_are_predicted_where_all_stages_state_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(PLAIN_CLUSTER.replace("port = 7701", "port = 7701\ngb_per_second = 1"))
+    assert cli.main(["plan", "layers", str(file)]) == 0
+    assert "no speed is predicted: rank 2 has no gb_per_second" in capsys.readouterr().out
+    # Seconds of a draft would be compared with invented ones.
+    says = complaint(capsys, str(file), "--draft-seconds", "0.01")
+    assert "rank 2 has no gb_per_second; give it to every stage" in says
+    file.write_text(PLAIN_CLUSTER)
+    says = complaint(capsys, str(file), "--draft-seconds", "0.01", "--best-for", "answer")
+    assert "rank 1, rank 2 have no gb_per_second" in says
 
 
 def test_a_new_file_has_the_planned_target(
@@ -239,7 +298,7 @@ def test_states_of_sessions_take_memory(tmp_path: Path, capsys: pytest.CaptureFi
     # A matrix of 64 by 64 numbers for each of 4 heads, at least.
     assert many.cache((0, 1)) - one.cache((0, 1)) >= 15 * 4 * 64 * 64 * 2
     assert many.cache((3, 4)) == one.cache((3, 4))
-    argv = ("--target", str(tmp_path), "--context", "64", *machine("a"))
+    argv = ("--target", str(tmp_path), *TARGET[2:], *machine("a"))
     sessions = [answer(capsys, *argv, "--sessions", number) for number in ("1", "16")]
     least, most = (found["stages"][0]["memory_bytes"] for found in sessions)
     assert most - least == many.memory((0, 4)) - one.memory((0, 4))

@@ -17,7 +17,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.critical_path import latency_breakdowns, token_times
 from asyncspec.trace.analysis.summary import Utilisation, summarise
-from asyncspec.trace.analysis.timeline import Span, Timeline
+from asyncspec.trace.analysis.timeline import RequestTimes, Span, Timeline
 from asyncspec.trace.records import Issued, Ran, ReceivedMessage, Record, Reported, Step, Trace
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Expand, Message, Open, PruneIndices
@@ -280,12 +280,25 @@ def test_passes_of_which_nothing_tells_the_use_are_left_out() -> None:
     found = build(replace(whole, lines=lines))
     assert {span.useful for span in passes(found).values()} == {-1}
     summary = summarise(found)
-    assert all(one.wrong == one.dead == 0 for one in summary.devices)
+    assert all(one.useful == one.wrong == one.dead == 0 for one in summary.devices)
+    assert all(one.unknown for one in summary.devices if one.rank)
     assert summary.bottleneck.endswith(
         " Rows of a session count as neither useful nor wasted: "
         "what became of them was not recorded."
     )
     check_rules(exported(found))
+
+
+def test_known_rows_do_not_stand_for_others() -> None:
+    one = Span(1, "compute", 0.0, 1.0, session=1, segment=0, rows=4, useful=1, dead=1)
+    other = Span(1, "compute", 1.0, 2.0, session=2, segment=0, rows=4, useful=-1)
+    shared = [replace(span, at=2.0, until=4.0) for span in (one, other)]
+    recorded = build(run(Shaken([1]), "flowspec", 1).trace())
+    requests = (RequestTimes(0, 0.0, 4.0),)
+    whole = replace(recorded, requests=requests, tokens=(), spans=(one, other, *shared))
+    device = summarise(whole).devices[1]
+    parts = (device.useful, device.wrong, device.dead, device.unknown)
+    assert parts == pytest.approx((0.125, 0.25, 0.125, 0.5))
 
 
 @pytest.mark.parametrize("pause", [100, 1000])

@@ -280,14 +280,17 @@ async def colours_of(tab: Browser, span: int) -> list[str]:
 
 
 @pytest.mark.parametrize("ratio", [1, 1.5, 2])
-@pytest.mark.parametrize(("kind", "colours"), [("useful", 1), ("wrong", 2), ("dead", 2)])
+@pytest.mark.parametrize(
+    ("kind", "colours"), [("useful", 1), ("wrong", 2), ("dead", 2), ("unknown", 2)]
+)
 async def test_wasted_work_is_textured(
     tmp_path: Path, kind: str, colours: int, ratio: float
 ) -> None:
     line = recorded()
     number, one = next((i, s) for i, s in enumerate(line.spans) if s.kind == "compute" and s.rows)
     # Of one kind throughout, and with nothing that crosses it.
-    of = {"useful": (one.rows, 0), "wrong": (0, 0), "dead": (0, one.rows)}[kind]
+    fates = {"useful": (one.rows, 0), "wrong": (0, 0), "dead": (0, one.rows), "unknown": (-1, 0)}
+    of = fates[kind]
     spans = list(line.spans)
     spans[number] = replace(one, useful=of[0], dead=of[1])
     path = tmp_path / "trace.html"

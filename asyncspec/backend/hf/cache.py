@@ -79,9 +79,13 @@ class CacheShape(Struct, frozen=True):
 
 def path_kernel(layers: Sequence[LayerShape | StateShape], device: Device) -> PathKernel | None:
     """A device's kernel for attention over paths, where it takes all layers."""
+    return device.path_kernel if paths_fit(layers) else None
+
+
+def paths_fit(layers: Sequence[LayerShape | StateShape]) -> bool:
+    """Whether a kernel for attention over paths takes all layers."""
     own = [one for one in layers if isinstance(one, LayerShape)]
-    fits = all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in own)
-    return device.path_kernel if fits else None
+    return all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in own)
 
 
 def uniform_shape(

@@ -36,6 +36,9 @@ EMULATED, EMULATED_PATHS = "emulated", "emulated-paths"
 KINDS = ("cuda", "xpu", "mps")
 """In the order in which "auto" takes them."""
 
+_PATH_KINDS = ("cuda", "xpu")
+"""For which the kernel for attention over paths is written."""
+
 _ALIASES = {"metal": "mps", "rocm": "cuda", "gpu": "auto"}
 """llama.cpp's names of what torch calls otherwise."""
 
@@ -191,7 +194,7 @@ class Accelerator(Device):
 
     @cached_property
     def path_kernel(self) -> PathKernel | None:
-        if self.torch.type not in ("cuda", "xpu"):
+        if self.torch.type not in _PATH_KINDS:
             return None
         try:
             # Comes with torch's builds for these devices; needs a C compiler when it first runs.
@@ -332,6 +335,13 @@ def known_bits(wanted: str) -> frozenset[int]:
     # NVIDIA's: AMD's are named so, too.
     cuda = name.partition(":")[0] == "cuda" and not wanted.casefold().startswith("rocm")
     return frozenset({4, 8} if cuda and torch.version.hip is None else ())
+
+
+def known_paths(wanted: str) -> bool:
+    """Whether a device is known to have a kernel for attention over paths, as ``known_bits`` has
+    it."""
+    name = _full_name(wanted)
+    return name == EMULATED_PATHS or name.partition(":")[0] in _PATH_KINDS
 
 
 def _full_name(wanted: str) -> str:

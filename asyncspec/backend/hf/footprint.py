@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from asyncspec.backend.base import Footprint, Mode, ModelInfo, Quantize
-from asyncspec.backend.hf.cache import CacheShape
+from asyncspec.backend.hf.cache import CacheShape, paths_fit
 from asyncspec.backend.hf.checkpoint import (
     LAYERS,
     in_line,
@@ -19,7 +19,7 @@ from asyncspec.backend.hf.checkpoint import (
     resolve_dtype,
     text_part,
 )
-from asyncspec.backend.hf.device import CPU, known_bits, on_accelerator
+from asyncspec.backend.hf.device import CPU, known_bits, known_paths, on_accelerator
 from asyncspec.backend.hf.files.headers import (
     HEAD,
     CheckpointFiles,
@@ -92,7 +92,10 @@ def footprint(
     in_linear = kept_dtype(stored_half(model_info), computed, accelerator=accelerator)
     types = (computed, in_linear, quantize, levels)
     weights = _weights(model, *types, tied=tied, device=device)
-    shape = CacheShape(layer_shapes(model), computed, mode == "exact")
+    layers = layer_shapes(model)
+    # As ``Shard.cache_shape``: the kernel is exact without float32 values.
+    by_paths = known_paths(device) and paths_fit(layers)
+    shape = CacheShape(layers, computed, mode == "exact" and not by_paths)
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
     looked_up = 0
     if first == 0 and not tied:

@@ -41,8 +41,9 @@ def throughput_rate(sessions: int) -> Rate:
 
 
 def speculative_rate(level_seconds: float, shape: PassShape = DEFAULT_SHAPE) -> Rate:
-    """Tokens a second of one answer with a middling draft, by the model of rounds.
-    ``level_seconds``: a draft level."""
+    """Tokens a second of one answer with a middling draft, by the model of rounds, which may rise
+    by up to a tenth where ``slowest`` does and another shape becomes the best. ``level_seconds``: a
+    draft level."""
     profile = Acceptance().profile
 
     def rate(slowest: float, whole: float) -> float:

@@ -1,10 +1,11 @@
 """The best placement, exactly: dynamic programming over contiguous cuts and orders of devices.
 
 What a placement is worth falls with the seconds of its slowest stage and with the seconds of the
-whole way. So the best one is among those of which no other has both shorter. They are found from
-the shortest way on: the shortest of all, then the shortest whose slowest stage is faster than the
-last one's, and so on. Each is the shortest path through states (devices in use, the last of them,
-layers placed). Equal devices are told apart by nothing, so only how many are in use counts.
+whole way. So the best one is among those of which no other has both shorter. The shortest way whose
+slowest stage is faster than a bound also bounds what all others below that bound are worth: bounds
+are halved, fast stages first, and ranges that cannot hold a better placement are left out. Each is
+the shortest path through states (devices in use, the last of them, layers placed). Equal devices
+are told apart by nothing, so only how many are in use counts.
 """
 
 from __future__ import annotations
@@ -70,13 +71,23 @@ def place(
     # No placement's slowest stage is faster than if all devices shared the work evenly.
     total = target.work((0, len(target.layers)))
     floor = total / sum(device.speed for device in devices)
-    best, most, bound = None, -math.inf, math.inf
-    while (found := search.shortest(bound)) is not None:
+    best, most = None, -math.inf
+    # Where a better one may be: seconds of its slowest stage, from and below; at least of its way.
+    waiting = [(floor, math.inf, 0.0)]
+    while waiting:
+        low, high, least = waiting.pop()
+        if best is not None and rate(low, least) <= most:
+            continue
+        if (found := search.shortest(high)) is None:
+            continue
         if (value := rate(found.slowest, found.whole)) > most:
             best, most = found, value
-        if rate(floor, found.whole) <= most:
-            break
-        bound = min(found.slowest, math.nextafter(bound, 0.0))
+        high = min(found.slowest, math.nextafter(high, 0.0))
+        middle = (low + high) / 2
+        if low < middle < high:
+            waiting += [(middle, high, found.whole), (low, middle, found.whole)]
+        elif low <= high:
+            waiting.append((low, high, found.whole))
     return best
 
 

@@ -22,11 +22,11 @@ Interval = tuple[float, float]
 
 
 class Utilisation(Struct, frozen=True):
-    """Shares of the time in which requests ran; the last eight sum to 1.
+    """Shares of the time in which requests ran; the last nine sum to 1.
 
-    ``useful``, ``wrong`` and ``dead`` split the time of passes by their rows: of nodes that ended
-    on the committed path, of wrong guesses, and of nodes dead before the pass had ended; by the
-    rows of which that is known.
+    ``useful``, ``wrong``, ``dead`` and ``unknown`` split the time of passes by their rows: of nodes
+    that ended on the committed path, of wrong guesses, of nodes dead before the pass had ended, and
+    of nodes of which nothing that was recorded tells.
     """
 
     rank: int
@@ -35,6 +35,7 @@ class Utilisation(Struct, frozen=True):
     useful: float
     wrong: float
     dead: float
+    unknown: float
     drafting: float
     cache: float
     # Nothing to compute: bytes waited for the network, a finished segment for the next stage's
@@ -134,9 +135,10 @@ def bottleneck(requests: Sequence[LatencyBreakdown], devices: Sequence[Utilisati
     if device is None:
         return f"The link {resource} is the bottleneck: {share} was spent on it."
     sentence = f"{resource} is the bottleneck: {share} was its work; it was busy {device.busy:.0%}"
-    passes = device.useful + device.wrong + device.dead
-    if not passes:
+    known = device.useful + device.wrong + device.dead
+    if not known:
         return f"{sentence}."
+    passes = known + device.unknown
     return (
         f"{sentence}, {device.dead / passes:.0%} of its passes on dead rows and "
         f"{device.wrong / passes:.0%} on wrong guesses."
@@ -153,14 +155,15 @@ def _utilisation(
         grown = union([*taken, *((s.at, s.until) for s in spans if s.kind == kind)])
         part[kind] = (length(cut(grown, windows)) - length(cut(taken, windows))) / total
         taken = grown
-    useful, dead = _split(spans, windows)
+    useful, wrong, dead, unknown = _split(spans, windows)
     return Utilisation(
         rank,
         device,
         busy=part["compute"] + part["draft"] + part["cache"],
         useful=part["compute"] * useful,
-        wrong=part["compute"] * (1 - useful - dead),
+        wrong=part["compute"] * wrong,
         dead=part["compute"] * dead,
+        unknown=part["compute"] * unknown,
         drafting=part["draft"],
         cache=part["cache"],
         sending=part["send"],
@@ -169,22 +172,25 @@ def _utilisation(
     )
 
 
-def _split(spans: Sequence[Span], windows: Sequence[Interval]) -> tuple[float, float]:
-    """Shares of the time of passes that went into useful and into dead rows."""
-    # Rows in all, useful and dead ones of each pass, by its time: sessions may share one.
-    passes: dict[Interval, tuple[int, int, int]] = {}
+def _split(spans: Sequence[Span], windows: Sequence[Interval]) -> tuple[float, ...]:
+    """Shares of the time of passes that went into useful, wrong, dead and unknown rows."""
+    # Rows of each kind in a pass, by its time: sessions may share one.
+    passes: dict[Interval, tuple[int, ...]] = {}
     for span in spans:
-        if span.kind == "compute" and span.rows and span.useful >= 0:
-            rows, useful, dead = passes.get((span.at, span.until), (0, 0, 0))
-            own = (rows + span.rows, useful + span.useful, dead + span.dead)
-            passes[span.at, span.until] = own
-    if not passes:
-        return 1.0, 0.0
-    times = [length(cut([interval], windows)) for interval in passes]
-    total = sum(times) or 1.0
-    useful_time = sum(t * of[1] / of[0] for t, of in zip(times, passes.values(), strict=True))
-    dead_time = sum(t * of[2] / of[0] for t, of in zip(times, passes.values(), strict=True))
-    return useful_time / total, dead_time / total
+        if span.kind == "compute":
+            own = (0, 0, 0, span.rows)
+            if span.useful >= 0:
+                own = (span.useful, span.rows - span.useful - span.dead, span.dead, 0)
+            before = passes.get((span.at, span.until), (0, 0, 0, 0))
+            passes[span.at, span.until] = tuple(map(sum, zip(before, own, strict=True)))
+    seconds = [0.0] * 4
+    for interval, rows in passes.items():
+        # Of a pass without rows nothing is known.
+        shares = rows if any(rows) else (0, 0, 0, 1)
+        row_seconds = length(cut([interval], windows)) / sum(shares)
+        seconds = [had + row_seconds * share for had, share in zip(seconds, shares, strict=True)]
+    total = sum(seconds) or 1.0
+    return tuple(one / total for one in seconds)
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

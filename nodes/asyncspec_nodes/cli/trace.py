@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from asyncspec.trace.analysis.summary import Summary
 
-SHARES = ("useful", "wrong", "dead", "drafting", "cache", "sending", "credit", "idle")
+SHARES = ("useful", "wrong", "dead", "unknown", "drafting", "cache", "sending", "credit", "idle")
 """Fields of ``Utilisation``, columns of the summary."""
 
 MIN_SHARE = 0.005
@@ -113,12 +113,15 @@ def print_summary(summary: Summary) -> None:
         f"{summary.tokens_per_round:.2f} tokens a round, hit rate {summary.hit_rate:.0%}, "
         f"{summary.rows_in_flight:.1f} rows in flight\n"
     )
+    # Of most traces all is known.
+    unknown = any(one.unknown for one in summary.devices)
+    shares = [share for share in SHARES if unknown or share != "unknown"]
     devices = (
-        [one.device, f"{one.busy:.0%}", *(f"{getattr(one, share):.0%}" for share in SHARES)]
+        [one.device, f"{one.busy:.0%}", *(f"{getattr(one, share):.0%}" for share in shares)]
         for one in summary.devices
     )
     title = "Utilisation of the time in which requests ran"
-    console.print(_table(title, ("device", "busy", *SHARES), devices))
+    console.print(_table(title, ("device", "busy", *shares), devices))
     if summary.decoding:
         title = "Where the tokens' time went (decoding)"
         console.print(_table(title, ("work", "seconds", "share"), _decoding(summary)))

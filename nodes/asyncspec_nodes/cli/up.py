@@ -14,16 +14,13 @@ from msgspec.structs import replace
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import AsyncSpecError
-from asyncspec.core.placement.model import TargetCost
-from asyncspec.policy.base import max_tree_nodes
-from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import cluster_options, join, serve
 from asyncspec_nodes.cli.serve import Serving
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import WITHOUT_MODEL, parts
 from asyncspec_nodes.cluster.config import ClusterTable, Config
-from asyncspec_nodes.cluster.placement import MAX_CONTEXT, target_cost
+from asyncspec_nodes.cluster.placement import MAX_CONTEXT, cluster_cost
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, state_file
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
@@ -104,7 +101,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = serve.read_arguments(arguments, local=False)
     assert isinstance(options.where, Config)
     config = _config(options.where, arguments.name)
-    target = _target_cost(config, arguments.context)
+    with exit_on_interrupt():
+        target = cluster_cost(config, config.draft.policy, context=arguments.context)
     how = CoordinatorOptions(
         arguments.name,
         join.read_listen(arguments.listen),
@@ -159,15 +157,6 @@ def _config(local: Config, name: str) -> Config:
         node=tuple(node for node in local.node if node.rank == 0),
         pace={},
     )
-
-
-def _target_cost(config: Config, context: int | None) -> TargetCost:
-    target = config.target
-    options = config.stage_options
-    with exit_on_interrupt():
-        cost = target_cost(target.path, options, context, config.limits.sessions)
-    most = max_tree_nodes(POLICIES[config.draft.policy], 4)
-    return replace(cost, slots=cost.slots + config.limits.sessions * most)
 
 
 def _draft_bytes(config: Config) -> int:

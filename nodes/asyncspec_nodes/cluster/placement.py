@@ -7,7 +7,7 @@ from itertools import combinations
 
 from msgspec.structs import replace
 
-from asyncspec.backend.base import DType, ModelInfo, StageOptions
+from asyncspec.backend.base import DType, Footprint, ModelInfo, StageOptions
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend_name, backend_of
 from asyncspec.core.errors import UserError
 from asyncspec.core.placement.model import (
@@ -21,6 +21,8 @@ from asyncspec.core.placement.model import (
     TargetCost,
 )
 from asyncspec.core.placement.rate import Rate, throughput_rate
+from asyncspec.policy.base import max_tree_nodes
+from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable
 from asyncspec_nodes.console.bounds import BYTES_PER_MEGABIT, GB, GIB
 
@@ -41,22 +43,54 @@ WEIGHTLESS = 1 << 24
 ENOUGH = 1 << 60
 """Bytes of a device whose memory is not stated."""
 
-BY_OPTION = "add a device or memory, or choose a smaller --context, --quantize or target"
-BY_KEY = "add a [[node]] or memory_gib, or choose [target] quantize or a smaller target"
+BY_OPTION = (
+    "add a device or memory, or choose fewer --sessions, a smaller --context, --quantize or target"
+)
+BY_KEY = (
+    "add a [[node]] or memory_gib, or choose fewer [limits] sessions, [target] quantize or a "
+    "smaller target"
+)
 """What to do where a target does not fit, by who asks."""
 
 
+PLANNED_STAGES = 4
+"""For the size of trees where the number of stages is still open."""
+
+
+def cluster_cost(
+    config: Config, policy: str, stages: int = PLANNED_STAGES, context: int | None = None
+) -> TargetCost:
+    """``target_cost`` of a cluster's target with the caches of all its sessions, for ``context``
+    tokens and the largest trees that ``policy`` grows for so many stages."""
+    ranks = [node.rank for node in config.node if node.rank]
+    # Any stage may come to any of the devices that they name.
+    named = dict.fromkeys(map(config.stage_options_of, ranks))
+    options, *others = named or (config.stage_options,)
+    cost = target_cost(config.target.path, options, context, config.limits.sessions, others)
+    return replace(cost, slots=cost.slots + tree_slots(config, policy, stages))
+
+
+def tree_slots(config: Config, policy: str, stages: int = PLANNED_STAGES) -> int:
+    """Of ``cluster_cost``, those of trees."""
+    return config.limits.sessions * max_tree_nodes(POLICIES[policy], stages)
+
+
 def target_cost(
-    name: str, options: StageOptions, slots: int | None = None, sessions: int = 1
+    name: str,
+    options: StageOptions,
+    slots: int | None = None,
+    sessions: int = 1,
+    others: Sequence[StageOptions] = (),
 ) -> TargetCost:
     """The target as stages hold it, with caches of so many sessions for so many slots in all
-    (default: of its context, at most ``MAX_CONTEXT``). Raises ``UserError``; no weights are
-    downloaded."""
+    (default: of its context, at most ``MAX_CONTEXT``). ``others``: of stages that compute
+    otherwise; sizes are the largest. Raises ``UserError``; no weights are downloaded."""
     backend = backend_of(name)
     info = backend.inspect(name)
     every = [*combinations(range(info.layers + 1), 2)]
-    spans = [(layer, layer + 1) for layer in range(info.layers)]
-    *single, whole = backend.footprints(name, [*spans, (0, info.layers)], options)
+    spans = [*((layer, layer + 1) for layer in range(info.layers)), (0, info.layers)]
+    found = [backend.footprints(name, spans, one) for one in (options, *others)]
+    *single, whole = map(_largest, zip(*found, strict=True))
     layers = tuple(
         LayerCost(
             one.weights,
@@ -80,6 +114,13 @@ def target_cost(
         pass_seconds=pass_seconds,
         refused=backend.refused_spans(name, every),
     )
+
+
+def _largest(footprints: Sequence[Footprint]) -> Footprint:
+    """Of the same layers."""
+    most = max(footprints, key=lambda one: one.weights)
+    fields = ("slot", "scores", "results", "session")
+    return replace(most, **{key: max(getattr(one, key) for one in footprints) for key in fields})
 
 
 def check_spans(name: str, spans: Sequence[Span]) -> None:
@@ -192,7 +233,7 @@ def with_layers(config: Config) -> Config:
         return config
     stages = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
     found = best_placement(
-        target_cost(config.target.path, config.stage_options, sessions=config.limits.sessions),
+        cluster_cost(config, config.draft.policy, len(stages)),
         devices_of(stages),
         Network(draft=draft_of(config)),
         throughput_rate(config.limits.sessions),

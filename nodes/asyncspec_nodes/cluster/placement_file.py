@@ -19,9 +19,12 @@ from asyncspec_protocol.ids import is_draft
 
 Address = tuple[str, int]
 
-_TARGET = ("path", "dtype", "mode", "quantize")
-_LLAMA = ("gpu_layers", "kv_type")
-"""Keys that decide what a stage takes."""
+_TAKES = {
+    "target": ("path", "dtype", "mode", "quantize", "device"),
+    "llama": ("gpu_layers", "kv_type", "device"),
+    "limits": ("sessions",),
+}
+"""Keys that decide what a stage takes, by their tables."""
 
 
 def write(
@@ -49,9 +52,9 @@ def write(
 
 
 def _check_same(path: Path, planned: Config) -> None:
-    """Raises ``UserError`` where the file's target takes other memory than the planned one."""
+    """Raises ``UserError`` where stages of the file take other memory than the planned ones."""
     there = load(path)
-    for table, keys in (("target", _TARGET), ("llama", _LLAMA)):
+    for table, keys in _TAKES.items():
         one, other = getattr(there, table), getattr(planned, table)
         for key in keys:
             has, wanted = getattr(one, key), getattr(other, key)

@@ -4,15 +4,16 @@ const { spans, lifetimes, tokens, rounds, marks } = model;
 const KIND = Object.fromEntries(model.kinds.map((kind, i) => [kind, i]));
 
 // Kinds of work in a device's row, from the bottom up: a pass is split by its rows.
-const WORK = ["useful", "wrong", "dead", "draft", "cache"];
-const DRAFTING = [0, 0, 0, 1, 0], TIDYING = [0, 0, 0, 0, 1];
+const WORK = ["useful", "wrong", "dead", "unknown", "draft", "cache"];
+const [UNKNOWN, DRAFTING, TIDYING] = ["unknown", "draft", "cache"].map(
+  (kind) => WORK.map((one) => (one === kind ? 1 : 0)));
 function workOf(span) {
   if (spans.kind[span] === KIND.draft) return DRAFTING;
   if (spans.kind[span] === KIND.cache) return TIDYING;
   const rows = spans.rows[span];
-  if (!rows || spans.useful[span] < 0) return [1, 0, 0, 0, 0];
+  if (!rows || spans.useful[span] < 0) return UNKNOWN;
   const useful = spans.useful[span] / rows, dead = spans.dead[span] / rows;
-  return [useful, 1 - useful - dead, dead, 0, 0];
+  return [useful, 1 - useful - dead, dead, 0, 0, 0];
 }
 
 // Rows of a lane: the device; what waits for it; the network, the node's own steps and the rest.

@@ -19,6 +19,7 @@ function readInk() {
     cache: texture(rgb("step"), rgb("panel"), (x, y) => (y & 3) === 1),
     wrong: texture(rgb("wrong"), rgb("panel"), (x, y) => (x & 3) < 1 && (y & 7) === ((x & 4) ? 5 : 1)),
     dead: texture(rgb("dead"), rgb("panel"), (x, y) => ((x + y) & 7) < 2),
+    unknown: texture(rgb("step"), rgb("panel"), (x, y) => (x & 3) < 2 && (y & 3) < 2),
     queue: texture(rgb("queue"), rgb("panel"), (x) => (x & 7) === 4),
     send: texture(rgb("send"), rgb("panel"), (x, y) => ((x - y) & 3) === 0),
     credit: plain("credit"), transfer: plain("send"), step: plain("step"), silence: plain("dead"),
@@ -41,7 +42,7 @@ function texture(colour, paper, light) {
 
 // The other three, of rows that are useful, wrong and dead, stand in the page's first sentence.
 const LEGEND = [
-  ["draft", "drafting"],
+  ["unknown", "use not recorded"], ["draft", "drafting"],
   ["queue", "waits for the device"], ["credit", "waits for credit"], ["transfer", "on its way"],
   ["send", "waits for the network"], ["step", "own steps"], ["cache", "cache"],
   [(g) => { g.fillStyle = markInk(PRUNE); drawMark(g, PRUNE, 8, 6); }, "prune"],
@@ -53,6 +54,7 @@ function legend() {
   const list = document.getElementById("legend"), ratio = window.devicePixelRatio || 1;
   list.replaceChildren();
   for (const [what, text] of LEGEND) {
+    if (what === "unknown" && !spans.useful.some((useful) => useful < 0)) continue;
     const item = document.createElement("li");
     item.append(swatchOf(what, ratio), text);
     list.append(item);

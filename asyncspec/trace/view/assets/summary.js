@@ -21,7 +21,9 @@ function showSummary() {
 }
 
 function showShares(devices) {
-  const names = ["busy", "useful", "wrong", "dead", "drafting", "cache", "credit", "sending", "idle"];
+  const known = devices.every((device) => !device.unknown);
+  const names = ["busy", "useful", "wrong", "dead", ...(known ? [] : ["unknown"]), "drafting", "cache",
+    "credit", "sending", "idle"];
   const heads = ["device", "", ...names.map((name) => (name === "drafting" ? "draft" : name))];
   const body = tableOf(document.getElementById("shares"), heads);
   for (const device of devices) {
@@ -30,7 +32,7 @@ function showShares(devices) {
     meter.className = "meter";
     meter.setAttribute("aria-hidden", "true");
     // Colours come from the style sheet, so they follow light and dark.
-    for (const name of ["useful", "wrong", "dead", "drafting", "cache", "credit", "sending"]) {
+    for (const name of ["useful", "wrong", "dead", "unknown", "drafting", "cache", "credit", "sending"]) {
       const bar = element("i", undefined, meter);
       bar.className = name;
       bar.style.width = `${(device[name] ?? 0) * 100}%`;

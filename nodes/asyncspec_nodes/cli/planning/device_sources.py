@@ -73,8 +73,8 @@ class Devices(Struct, frozen=True):
     # By the device's name, where known: host and port of its stage.
     addresses: dict[str, tuple[str, int]] = {}
     draft_address: tuple[str, int] | None = None
-    # Whether the speed of any device is known; if not, all are taken for equally fast.
-    timed: bool = True
+    # Those whose speed is not known: they are taken for as fast as the others' mean.
+    untimed: tuple[str, ...] = ()
 
 
 def from_options(options: Sequence[str], target: TargetCost) -> Devices:
@@ -128,7 +128,7 @@ def from_config(config: Config) -> Devices:
         Network(draft=draft_of(config)),
         {f"rank {node.rank}": (node.host, node.port) for node in stages},
         None if draft is None else (draft.host, draft.port),
-        timed=any(node.gb_per_second for node in stages),
+        untimed=tuple(f"rank {node.rank}" for node in stages if not node.gb_per_second),
     )
 
 

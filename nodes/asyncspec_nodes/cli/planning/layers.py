@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ from asyncspec.core.placement.rate import (
     speculative_rate,
     throughput_rate,
 )
-from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cli.planning import device_sources
@@ -49,11 +49,13 @@ class LayersPlan(Struct, frozen=True):
     """What is printed."""
 
     target: TargetCost
+    # Tokens of all sessions' caches, besides their trees.
+    context: int
     devices: Devices
     placement: Placement
     # Whether devices are left in their given order.
     ordered: bool
-    # None: no device's speed is known.
+    # None: not every device's speed is known.
     prediction: Prediction | None
     policy: str
     draft: DraftModel
@@ -128,14 +130,18 @@ def run(arguments: argparse.Namespace) -> int:
     if problem := POLICIES.problem(arguments.policy):
         raise UserError(problem)
     planned = _planned(arguments)
-    name, sessions = planned.target.path, planned.limits.sessions
+    sessions = planned.limits.sessions
+    stages = arguments.stages or placement.PLANNED_STAGES
     with exit_on_interrupt():
-        target = placement.target_cost(name, planned.stage_options, arguments.context, sessions)
-    most = max_tree_nodes(POLICIES[arguments.policy], arguments.stages or 4)
-    target = replace(target, slots=target.slots + most)
+        target = placement.cluster_cost(planned, arguments.policy, stages, arguments.context)
     devices = _devices(arguments, target)
     shape = PassShape(arguments.plateau, arguments.row_share)
     level = arguments.draft_seconds
+    if level is not None and devices.untimed:
+        raise UserError(
+            f"--draft-seconds means nothing beside unknown speeds: {_lack(devices.untimed)}; give "
+            "it to every stage"
+        )
     if level is None:
         level = placement.draft_level_seconds(target, devices.devices)
     rates: dict[str, Rate] = {
@@ -149,9 +155,10 @@ def run(arguments: argparse.Namespace) -> int:
     with exit_on_interrupt():
         found = placement.best_placement(*where, rate, Constraints(arguments.stages))
         ordered = placement.keeps_order(*where)
-        if devices.timed:
+        if not devices.untimed:
             speed = predict(found, policy, draft, shape, target.row_bytes)
-    plan = LayersPlan(target, devices, found, ordered, speed, policy, draft)
+    context = target.slots - placement.tree_slots(planned, arguments.policy, stages)
+    plan = LayersPlan(target, context, devices, found, ordered, speed, policy, draft)
     if arguments.write is not None:
         placement_file.write(
             arguments.write, planned, found, devices.addresses, devices.draft_address
@@ -163,7 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _planned(arguments: argparse.Namespace) -> Config:
     """What a cluster would be told of its target and sessions: by the cluster file that there is,
-    unless options say something else. It has no nodes."""
+    unless options say something else."""
     file = _cluster_file(arguments) or Config(TargetTable(str(BUNDLED_TARGET)), ())
     table = file.target
     if (named := arguments.target) is not None:
@@ -180,7 +187,7 @@ def _planned(arguments: argparse.Namespace) -> Config:
     llama = replace(llama, **options)
     check_options(path, llama, "[llama]")
     limits = replace(file.limits, **given(arguments, ("sessions",)))
-    return Config(table, (), limits=limits, llama=llama)
+    return Config(table, file.node, limits=limits, llama=llama)
 
 
 def _cluster_file(arguments: argparse.Namespace) -> Config | None:
@@ -232,7 +239,7 @@ def as_dict(plan: LayersPlan) -> dict[str, Any]:
             "top": plan.draft.top,
             "level_ms": 1000 * plan.draft.level_seconds if timed else None,
         },
-        "context": target.slots,
+        "context": plan.context,
     }
 
 
@@ -260,7 +267,7 @@ def table(plan: LayersPlan) -> str:
     if plan.ordered:
         lines.append("devices are in the given order: they have too many others to try")
     if speed is None:
-        lines.append("no speed is predicted: no stage has gb_per_second")
+        lines.append(f"no speed is predicted: {_lack(plan.devices.untimed)}")
     else:
         lines.append(
             f"predicted: {speed.plain:.1f} tokens/s plain, {speed.policy:.1f} with {plan.policy} "
@@ -268,6 +275,11 @@ def table(plan: LayersPlan) -> str:
             f"{1000 * plan.draft.level_seconds:.2f} ms a level)"
         )
     return "\n".join(lines) + "\n"
+
+
+def _lack(untimed: Sequence[str]) -> str:
+    """Which stages' speeds are not stated."""
+    return f"{', '.join(untimed)} {'have' if len(untimed) > 1 else 'has'} no gb_per_second"
 
 
 def _boundless(stage: PlacedStage) -> bool:
