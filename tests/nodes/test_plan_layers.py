@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import commands
 from asyncspec.backend.base import StageOptions
+from asyncspec.backend.hf import device as torch_device
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.placement.model import HANDLING_SECONDS
 from asyncspec_nodes.cli import main as cli
@@ -401,3 +403,20 @@ def test_running_nodes_say_what_they_are() -> None:
         from_statuses(nodes[:1], target)
     with pytest.raises(UserError, match="name the same model"):
         from_statuses(nodes[:2], target)
+
+
+def test_automatic_layers_do_not_depend_on_this_machines_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each node finds them for itself."""
+
+    def asked() -> list[str]:
+        raise AssertionError("the devices of this machine were asked for")
+
+    monkeypatch.setattr(torch_device, "names", asked)
+    draft = '[[node]]\nrank = 0\nhost = "127.0.0.1"\nport = 7700\n'
+    text = re.sub(r"(port = 770[12])", r'\1\nlayers = "auto"', PLAIN_CLUSTER + draft)
+    one = with_layers(parse(text))
+    other = with_layers(parse(text.replace("port = 7701", 'port = 7701\ndevice = "auto"')))
+    assert [node.layers for node in one.node] == [node.layers for node in other.node]
+    assert one.at(1).layers != "auto"

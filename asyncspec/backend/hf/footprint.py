@@ -38,12 +38,12 @@ from asyncspec.backend.hf.placeholders import NoRandomWeights
 from asyncspec.backend.hf.weights import (
     BITS,
     cut_ends,
+    cut_problem,
     is_plain_embedding,
     layer_of,
     layer_tensors,
     quantization_of,
     sub_config,
-    why_whole,
 )
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.errors import CheckpointError
@@ -112,7 +112,7 @@ def refused(
     directory: Path, layers: int, spans: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], str]:
     """``Backend.refused_spans`` of a model with so many ``layers``. Raises ``CheckpointError``."""
-    reason = why_whole(_text_config(directory))
+    reason = cut_problem(_text_config(directory))
     return {span: reason for span in spans if reason and span != (0, layers)}
 
 

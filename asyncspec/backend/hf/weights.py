@@ -51,7 +51,7 @@ _BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
 """Tensors of which every layer of Gemma 4 E2B and E4B reads a part, by the token."""
 
 
-def why_whole(config: Any) -> str:
+def cut_problem(config: Any) -> str:
     """Why only all layers together can be a stage; empty where others can."""
     for name, why in (
         ("hidden_size_per_layer_input", "read an embedding of the token"),
@@ -69,7 +69,7 @@ def sub_config(config: Any, first: int, last: int) -> Any:
     """The transformers configuration of layers [first, last) alone. Raises ``CheckpointError`` for
     a model whose layers need each other, or the tokens."""
     total = config.num_hidden_layers
-    if last - first < total and (reason := why_whole(config)):
+    if last - first < total and (reason := cut_problem(config)):
         raise CheckpointError(reason)
     sub = copy.deepcopy(config)
     for name, value in list(vars(config).items()):

@@ -56,8 +56,8 @@ def faults_here(config: Config) -> Iterator[str]:
     """What a sound file names and nodes would refuse, or this machine does not have: models, keys,
     addresses, memory."""
     checks: tuple[Callable[[Config], Iterable[str] | None], ...] = (
-        *(_paths, _target, _source, _template, _keys),
-        *(_devices, _addresses, _ports, _stages),
+        *(_path_problems, _target, _source, _template, _keys),
+        *(_devices, _addresses, _port_problems, _stages),
     )
     # A target that is not there is a fault of its stages, too.
     found: set[str] = set()
@@ -80,7 +80,7 @@ def _targets(config: Config) -> list[str]:
     return [*dict.fromkeys(config.target_of(node.rank) for node in config.node)]
 
 
-def _paths(config: Config) -> Iterator[str]:
+def _path_problems(config: Config) -> Iterator[str]:
     """Names that are no paths for nodes started in another directory, but are for those here."""
     sources = checkpoints.parts(config.draft.source)
     models = [part.removeprefix(EAGLE) for part in sources if not checkpoints.is_name(part)]
@@ -154,7 +154,7 @@ def _addresses(config: Config) -> Iterator[str]:
             yield f"{host} cannot be resolved here: {error.strerror}"
 
 
-def _ports(config: Config) -> Iterator[str]:
+def _port_problems(config: Config) -> Iterator[str]:
     """Ports that two nodes of a machine would listen on, as far as their addresses tell machines
     apart."""
     seen: dict[tuple[object, ...], str] = {}

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from msgspec.structs import replace
 
-from asyncspec.backend.base import DType, Footprint, ModelInfo, StageOptions
+from asyncspec.backend.base import CPU, DType, Footprint, ModelInfo, StageOptions
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend_name, backend_of
 from asyncspec.core.errors import UserError
 from asyncspec.core.placement.model import (
@@ -233,7 +233,7 @@ def with_layers(config: Config) -> Config:
         return config
     stages = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
     found = best_placement(
-        cluster_cost(config, config.draft.policy, len(stages)),
+        cluster_cost(_on_any_machine(config), config.draft.policy, len(stages)),
         devices_of(stages),
         Network(draft=draft_of(config)),
         throughput_rate(config.limits.sessions),
@@ -243,6 +243,15 @@ def with_layers(config: Config) -> Config:
     spans = {node.rank: one.layers for node, one in zip(stages, found.stages, strict=True)}
     placed = [replace(node, layers=spans[node.rank]) if node.rank else node for node in config.node]
     return replace(config, node=tuple(placed))
+
+
+def _on_any_machine(config: Config) -> Config:
+    """With the CPU for the device "auto", which is another one on each machine."""
+    target, nodes = config.target, config.node
+    if target.device == AUTO:
+        target = replace(target, device=CPU)
+    nodes = tuple(replace(one, device=CPU) if one.device == AUTO else one for one in nodes)
+    return replace(config, target=target, node=nodes)
 
 
 def devices_of(stages: Sequence[NodeTable]) -> list[Device]:

@@ -39,8 +39,8 @@ SHOWN = {
 }
 """What is raised, returned or sent with a sentence for a user, and which argument that is."""
 
-SENTENCES = re.compile(r"(problem|refusal|why_not|poison_detail|missing_peers)$")
-"""Functions that return such a sentence."""
+SENTENCES = re.compile(r"(problems?|refusal|why_not|poison_detail|missing_peers)$")
+"""Functions that return or yield such a sentence."""
 
 GAP = "…"
 
@@ -79,7 +79,9 @@ def _sentences(scope: ast.AST, names: Mapping[str, list[ast.expr]]) -> Iterator[
             case ast.Call(func=ast.Name(id=name), args=arguments) if name in SHOWN:
                 if len(arguments) > SHOWN[name]:
                     yield from _texts(arguments[SHOWN[name]], names)
-            case ast.Return(value=ast.expr() as value) if returns:
+            case ast.Return(value=ast.expr() as value) | ast.Yield(value=ast.expr() as value) if (
+                returns
+            ):
                 yield from _texts(value, names)
 
 
