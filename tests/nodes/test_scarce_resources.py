@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from asyncspec_nodes.cluster.config import (
     TargetTable,
 )
 from asyncspec_nodes.cluster.file import to_toml
-from asyncspec_nodes.node.inspector import Inspector
+from asyncspec_nodes.node import inspector as inspector_module
+from asyncspec_nodes.node.inspector import MEMORY_SECONDS, Inspector
 from cluster import ask
 from nodes.background import files_left
 from tools.testbed.ports import free_ports
@@ -126,10 +128,12 @@ def test_a_node_without_a_file_says_how_it_is() -> None:
     async def main() -> None:
         async with LocalCluster(1) as cluster:
             await cluster.ask(ask(max_new_tokens=3))
-            inspector = Inspector(cluster.nodes[1], hello(1, 1))
+            now = 5.0
+            inspector = Inspector(cluster.nodes[1], hello(1, 1), clock=lambda: now)
             before = inspector.status(0)
             assert before.memory_bytes
             assert before.free_bytes
+            now += MEMORY_SECONDS
             with files_left(0):
                 scarce = inspector.status(1)
             kept = (scarce.memory_bytes, scarce.free_bytes)
@@ -137,3 +141,21 @@ def test_a_node_without_a_file_says_how_it_is() -> None:
             assert scarce.peers
 
     asyncio.run(main())
+
+
+def test_questions_in_a_row_are_answered_with_one_look_at_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reads several of the kernel's files, and clients may ask as fast as they can."""
+    sizes = count(1)
+    monkeypatch.setattr(inspector_module, "resident_bytes", lambda: next(sizes))
+
+    async def main() -> list[int]:
+        async with LocalCluster(1) as cluster:
+            now = 5.0
+            inspector = Inspector(cluster.nodes[1], hello(1, 1), clock=lambda: now)
+            first = [inspector.status(number).memory_bytes for number in range(3)]
+            now += MEMORY_SECONDS
+            return [*first, inspector.status(3).memory_bytes]
+
+    assert asyncio.run(main()) == [1, 1, 1, 2]

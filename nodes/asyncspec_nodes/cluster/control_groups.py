@@ -22,6 +22,10 @@ _MEMORY_FILES = (
 """Of versions 2 and 1: the limit (above ``memory.high`` processes are slowed down), what is in use,
 and how the lines of ``memory.stat`` for the group with those in it begin."""
 
+_UNBOUNDED = 1 << 60
+"""Version 1 writes a larger number for no limit. Not to read on: ``memory.stat`` takes the kernel
+a millisecond."""
+
 
 def cpu_quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
     """Cores that each of the groups leaves this process."""
@@ -39,7 +43,9 @@ def memory_bounds(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[tup
     for group in _groups("memory", own, root):
         for limit_file, used_file, total in _MEMORY_FILES:
             with suppress(OSError, ValueError):
-                limit, used = (int((group / name).read_text()) for name in (limit_file, used_file))
+                if (limit := int((group / limit_file).read_text())) > _UNBOUNDED:
+                    continue
+                used = int((group / used_file).read_text())
                 lines = (group / "memory.stat").read_text().splitlines()
                 counts = dict(line.split() for line in lines)
                 inactive, active = (

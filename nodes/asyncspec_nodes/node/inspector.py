@@ -36,6 +36,9 @@ from asyncspec_protocol.messages import Hello, Inspect, PlanStatus, PlanStatusRe
 ANSWER_SECONDS = 5.0
 """A first stage answers within a step of its machine."""
 
+MEMORY_SECONDS = 1.0
+"""Between looks at this process's memory, which read several of the kernel's files."""
+
 MAX_PLAN_QUERIES = 64
 """In progress at a draft node."""
 
@@ -83,6 +86,7 @@ class Inspector(LinkService):
         draft: str = "",
         device: str = "",
         device_memory: Callable[[], DeviceMemory | None] = host_memory,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runtime = runtime
         self._totals = totals
@@ -94,7 +98,8 @@ class Inspector(LinkService):
         # Why the process takes no requests, whatever the pipeline; empty where it does.
         self.refuses: Callable[[], str] = lambda: ""
         self._device, self._device_memory = device, device_memory
-        self._started = time.monotonic()
+        self._clock = clock
+        self._started = self._memory_due = clock()
         self._memory = 0, 0
         self._numbers = count()
         self._status_queries: dict[int, _StatusQuery] = {}
@@ -215,7 +220,7 @@ class Inspector(LinkService):
             rank=me.rank,
             role=me.role,
             layers=me.layers,
-            up_seconds=time.monotonic() - self._started,
+            up_seconds=self._clock() - self._started,
             busy_seconds=runtime.busy_seconds,
             memory_bytes=resident,
             sessions=sessions,
@@ -246,10 +251,12 @@ class Inspector(LinkService):
         )
 
     def _own_memory(self) -> tuple[int, int]:
-        """Bytes that this process holds and could have; as they were last, where it has no file
-        left to look them up with."""
-        with suppress(OSError):
-            self._memory = resident_bytes(), available_bytes()
+        """Bytes that this process holds and could have: of the last ``MEMORY_SECONDS``, as clients
+        may ask at any rate, or older where it has no file left to look them up with."""
+        if (now := self._clock()) >= self._memory_due:
+            self._memory_due = now + MEMORY_SECONDS
+            with suppress(OSError):
+                self._memory = resident_bytes(), available_bytes()
         return self._memory
 
 
