@@ -87,9 +87,16 @@ def test_the_folder_of_all_beds_is_the_users_alone(tmp_path: Path) -> None:
 def test_a_bed_removes_no_folder_but_its_own(tmp_path: Path) -> None:
     (tmp_path / "thesis").write_text("years")
     bed = state.State("asb-none", 1, 1, 1, None, (), (), scratch=str(tmp_path))
-    with pytest.raises(UserError, match="set TMPDIR as where the bed was made"):
+    with pytest.raises(UserError, match="which is no bed's"):
         remove(bed)
     assert (tmp_path / "thesis").exists()
+
+
+def test_a_bed_made_under_another_temporary_folder_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / Path(state.scratch("asb-none")).name
+    folder.mkdir()
+    remove(state.State("asb-none", 1, 1, 1, None, (), (), scratch=str(folder)))
+    assert not folder.exists()
 
 
 def test_the_ready_made_beds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

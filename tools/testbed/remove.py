@@ -25,12 +25,10 @@ ASK_SECONDS = 10.0
 
 def remove(bed: State) -> None:
     """Nothing is left of the bed. Raises ``ClusterError`` for what cannot be removed, ``UserError``
-    where its folder is not the one that a bed of this name has."""
-    if bed.scratch not in ("", state.scratch(bed.id)):
-        raise UserError(
-            f"bed {bed.id} has its files in {bed.scratch}, here it would be "
-            f"{state.scratch(bed.id)}; set TMPDIR as where the bed was made"
-        )
+    where its folder has not the name of a bed's."""
+    # Another TMPDIR may have been set where the bed was made.
+    if bed.scratch and Path(bed.scratch).name != Path(state.scratch(bed.id)).name:
+        raise UserError(f"bed {bed.id} names {bed.scratch} as its folder, which is no bed's")
     names = None if bed.slot is None else Names(bed.id, bed.devices, bed.slot)
     folders = [Path(folder) for folder in bed.folders]
     _kill(names, folders)
