@@ -115,29 +115,38 @@ class HFBackend(Backend):
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
-        from asyncspec.backend.hf.footprint import footprint, level_bytes, part_of, stored_model
+        from asyncspec.backend.hf.footprint import (
+            footprint,
+            language_config,
+            level_bytes,
+            part_of,
+            refused,
+            stored_model,
+        )
 
         files = open_files(name, tokenizer=False)
         check_requantized(text_config(read_config(files.directory)), options.quantize)
         info, tensors = stored_model(files)
         how = (options.dtype, options.mode, options.quantize)
         device = options.engine.device
+        # Read once: there may be a span for each layer.
+        config = language_config(files.directory)
 
         def of(span: tuple[int, int]) -> Footprint:
+            where = (files.directory, info, span)
             levels = level_bytes(tensors, info, span, device)
-            return footprint(files.directory, info, span, *how, device=device, levels=levels)
+            return footprint(*where, *how, config=config, device=device, levels=levels)
 
-        refused = self.refused_spans(name, spans)
-        whole = of((0, info.layers)) if refused else None
-        return [part_of(whole, span) if whole and span in refused else of(span) for span in spans]
+        parts = refused(config, spans)
+        whole = of((0, info.layers)) if parts else None
+        return [part_of(whole, span) if whole and span in parts else of(span) for span in spans]
 
     def refused_spans(
         self, name: str, spans: Sequence[tuple[int, int]]
     ) -> Mapping[tuple[int, int], str]:
-        from asyncspec.backend.hf.footprint import refused
+        from asyncspec.backend.hf.footprint import language_config, refused
 
-        directory = open_files(name, tokenizer=False).directory
-        return refused(directory, inspect_checkpoint(directory).layers, spans)
+        return refused(language_config(open_files(name, tokenizer=False).directory), spans)
 
     def source_footprint(
         self, name: str, target: str, dtype: DType, device: str = CPU

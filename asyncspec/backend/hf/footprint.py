@@ -73,7 +73,7 @@ def footprint(
 
     first, end = span
     computed = resolve_dtype(model_info, dtype)
-    config = _text_config(directory) if config is None else text_part(config)
+    config = language_config(directory) if config is None else text_part(config)
     try:
         with NoRandomWeights(), torch.device("meta"):
             # Whatever attention the configuration names: it is not run.
@@ -108,12 +108,10 @@ def footprint(
     )
 
 
-def refused(
-    directory: Path, layers: int, spans: Sequence[tuple[int, int]]
-) -> dict[tuple[int, int], str]:
-    """``Backend.refused_spans`` of a model with so many ``layers``. Raises ``CheckpointError``."""
-    reason = cut_problem(_text_config(directory))
-    return {span: reason for span in spans if reason and span != (0, layers)}
+def refused(config: Any, spans: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    """``Backend.refused_spans`` by the ``language_config``."""
+    reason = cut_problem(config)
+    return {span: reason for span in spans if reason and span != (0, config.num_hidden_layers)}
 
 
 def part_of(whole: Footprint, span: tuple[int, int]) -> Footprint:
@@ -135,8 +133,8 @@ def part_of(whole: Footprint, span: tuple[int, int]) -> Footprint:
     )
 
 
-def _text_config(directory: Path) -> Any:
-    """transformers' configuration of the language model."""
+def language_config(directory: Path) -> Any:
+    """transformers' configuration of the language model. Raises ``CheckpointError``."""
     from transformers import AutoConfig
 
     try:
@@ -168,7 +166,7 @@ def level_bytes(
 ) -> dict[str, int]:
     """Memory of the matrices that layers [first, end) of a quantised checkpoint keep as they are on
     a device, by the names of their modules in a model of these layers."""
-    bits = known_bits(device) if on_accelerator(device) else None
+    bits = _known_bits(device)
     own = layer_tensors(tensors, *span, splits=info.architecture in EXPERTS)
     if span[1] == info.layers and HEAD in tensors:
         own[HEAD] = tensors[HEAD]
@@ -206,7 +204,7 @@ def _weights(
 ) -> int:
     """Bytes of a model's numbers, of type ``dtype``; those of linear layers, and of an embedding
     kept as stored, are ``in_linear``. ``tied``: the head is the embedding, held once if alike."""
-    bits = known_bits(device) if on_accelerator(device) else None
+    bits = _known_bits(device)
     kept = in_linear != dtype and is_plain_embedding(model.model.embed_tokens)
     counts: Counter[str] = Counter()
     for name, module in model.named_modules():
@@ -231,6 +229,11 @@ def _weights(
         is_kept = kept and isinstance(module, torch.nn.Embedding)
         total += numbers * (in_linear if is_kept else dtype).itemsize
     return total
+
+
+def _known_bits(device: str) -> frozenset[int] | None:
+    """``known_bits`` of an accelerator; None: the CPU."""
+    return known_bits(device) if on_accelerator(device) else None
 
 
 def _quantized(
