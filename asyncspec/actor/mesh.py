@@ -135,7 +135,9 @@ class Mesh:
         loop = asyncio.get_running_loop()
         tls = self._security.server
         if tls is None:
-            self._server = await loop.create_server(self._accept, sock=sock)
+            self._server = await loop.create_server(
+                lambda: self._accept(full=self._full), sock=sock
+            )
         else:
             tls.sslobject_class = _reporting(partial(self._report_refusal, Rank(-1)))
             self._server = tcp.TlsListener(
@@ -182,8 +184,9 @@ class Mesh:
         """Whether as many connections are before or in their handshakes as may be."""
         return sum(link.peer is None for link in self._all) >= self._options.most_strangers
 
-    def _accept(self) -> Link:
-        link, full = Link(self._options, self._first_frame, self._gone), self._full
+    def _accept(self, *, full: bool = False) -> Link:
+        """A new connection's link, which ends at once if the node is ``full``."""
+        link = Link(self._options, self._first_frame, self._gone)
         self._all.add(link)
         link.expect(0.0 if full else self._options.hello_seconds, "hello")
         return link
