@@ -235,18 +235,10 @@ class GemmaArguments:
         if found is None:
             return None
         word, rest = found[0].strip(), text[found.end() :]
-        literal = sign == '"' or (not rest.startswith(":") and _is_json(word))
+        literal = sign == '"' or (not rest.startswith(":") and bounded_json.is_valid(word))
         return word if literal else msgspec.json.encode(word).decode(), rest
 
 
 def _escaped(text: str) -> str:
     """As inside of a JSON string."""
     return msgspec.json.encode(text).decode()[1:-1]
-
-
-def _is_json(word: str) -> bool:
-    try:
-        bounded_json.decode(word)
-    except ValueError:
-        return False
-    return True

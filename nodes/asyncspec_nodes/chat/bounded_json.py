@@ -45,3 +45,12 @@ def _check_levels(value: Any) -> None:
 
 def _too_deep() -> ValueError:
     return ValueError(f"it is nested too deeply: at most {MAX_LEVELS} levels are read")
+
+
+def is_valid(text: str) -> bool:
+    """Whether ``decode`` takes it."""
+    try:
+        decode(text)
+    except ValueError:
+        return False
+    return True

@@ -206,14 +206,6 @@ def _is_cut(end: Finished | None) -> bool:
     return end is not None and end.reason == "length"
 
 
-def _is_json(text: str) -> bool:
-    try:
-        bounded_json.decode(text)
-    except ValueError:
-        return False
-    return True
-
-
 class Response(ChatCompletion):
     """Its answer, whole or as events."""
 
@@ -268,7 +260,7 @@ class Response(ChatCompletion):
         parts = self.parts(index, answer)
         ends = parts.pop() if _is_cut(answer.end) and parts[-1:] == [CallEnd()] else None
         frames = b"".join(map(self._add, parts))
-        if ends is not None and _is_json(self._items[-1]["arguments"]):
+        if ends is not None and bounded_json.is_valid(self._items[-1]["arguments"]):
             frames += self._add(ends)
         return frames
 
