@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -116,6 +116,28 @@ class FlowMemory(Struct, frozen=True):
         one = RoundShape(shape.first or shape.levels, 0, shape.rows)
         return (shape, one) if shape.levels else (shape,)
 
+    def _likely_speeds(self, costs: RoundCosts, plain_rate: float) -> Callable[[RoundShape], float]:
+        """By a shape's kind, the speed to expect of it, in times what the model of rounds does."""
+        one, several = self.speculating
+        # What slows rounds of one segment down slows those of several down too. Where a round goes
+        # on with every hit, so many tokens come or fail together.
+        hit = min(PARAMETERS.max_level_hits, self.acceptance.profile[0])
+        several_now = several.likely(min(1.0, one.mean(1.0)), 1.0 / (1.0 - hit))
+        one_now = one.likely(1.0, 1.0)
+        if one.doubt > PARAMETERS.max_doubt:
+            # Passes may take longer than alone because several rounds are under way, even on other
+            # machines (bounds on processor time). Only rounds of one segment can tell, and as slow
+            # as the others they would not be chosen.
+            one_now *= costs.contention.at(1.0)
+        plain = self.plain.mean(plain_rate) / plain_rate
+        # Where speculation is slower than expected, so may be what is expected without.
+        plain *= 1.0 + self.plain.doubt * max(0.0, 1.0 - min(one_now, several_now))
+
+        def gain(shape: RoundShape) -> float:
+            return plain if not shape.rows else several_now if shape.levels else one_now
+
+        return gain
+
     def choosing(self, costs: RoundCosts) -> FlowMemory:
         """With the shape that brings most."""
         pause = min(max(self.committed, PARAMETERS.min_replan_tokens), PARAMETERS.max_replan_tokens)
@@ -124,17 +146,7 @@ class FlowMemory(Struct, frozen=True):
         starts = few if self.committed else STARTS
         plain_rate = round_rate(self.acceptance.profile, PLAIN, costs).tokens_per_second
         known = self.measured(costs, plain_rate)
-        # Where a round goes on with every hit, so many tokens come or fail together.
-        hit = min(PARAMETERS.max_level_hits, self.acceptance.profile[0])
-        one = known.speculating[0].likely(1.0, 1.0)
-        several = known.speculating[1].likely(1.0, 1.0 / (1.0 - hit))
-        plain = known.plain.mean(plain_rate) / plain_rate
-        # Where speculation is slower than expected, so may be what is expected without.
-        plain *= 1.0 + known.plain.doubt * max(0.0, 1.0 - min(one, several))
-
-        def gain(shape: RoundShape) -> float:
-            return plain if not shape.rows else several if shape.levels else one
-
+        gain = known._likely_speeds(costs, plain_rate)
         shape, rate = best_shape(self.acceptance.profile, costs, starts, gain)
         more = max(1, shape.rows)
         row = (costs.slowest(1 + more) - costs.slowest(1)) / more

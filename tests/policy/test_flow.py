@@ -620,6 +620,32 @@ def test_rounds_of_one_segment_are_searched_wherever_several_are_slow() -> None:
         assert not chosen.levels
 
 
+def four_stages(contention: Contention) -> RoundCosts:
+    times = {Rank(r): PassTimes(Rank(r), (1.0, 16.0), (1.0, 1.5), 0.0, 0.0) for r in range(1, 5)}
+    return RoundCosts.of(PipelineCosts(times=times), LevelCost(1.0, 0.2), contention=contention)
+
+
+def test_rounds_of_one_segment_are_tried_where_passes_take_longer_than_alone() -> None:
+    """Only they tell whether passes would without other rounds: all were under way so far."""
+    known = FlowMemory(shape=RoundShape(1, 1, 4), committed=64)
+    alone, longer = four_stages(Contention()), four_stages(Contention(1.8, known=True))
+    assert known.choosing(alone).shape.levels
+    tried = known.choosing(longer).shape
+    assert tried.rows
+    assert not tried.levels
+    as_slow = MeasuredSpeed().observe(64, 64.0, 1.0), MeasuredSpeed()
+    assert replace(known, speculating=as_slow).choosing(longer).shape.levels
+
+
+def test_several_segments_are_not_expected_to_reach_what_one_does_not() -> None:
+    """What slows one down, such as late drafts, slows several down too."""
+    costs = four_stages(Contention(1.0, processors=2.0, known=True))
+    known = FlowMemory(shape=RoundShape(3, 0, 4), committed=400)
+    slow = MeasuredSpeed().observe(400, 600.0, 1.0), MeasuredSpeed()
+    for memory in (known, replace(known, speculating=slow)):
+        assert not memory.choosing(costs).shape.levels
+
+
 class Timed(Autoregressive, frozen=True):
     """Plain decoding that remembers how long commits took."""
 

@@ -117,7 +117,8 @@ class Contention(Struct, frozen=True):
     def observe(self, measured: float, busy: float, tokens: int) -> Contention:
         """With what was ``measured`` while that many nodes were at work, for so many tokens."""
         if busy < PARAMETERS.min_busy:
-            alone = shorter_at_once(self.alone, measured) if self.known else measured
+            weight = PARAMETERS.alone_weight
+            alone = shorter_at_once(self.alone, measured, weight) if self.known else measured
             later = self.processors * (1.0 + PARAMETERS.other_speed_weight) ** tokens
             if self.together:  # what slows one node down by now has not come from several
                 later = max(later, self.busy * alone / self.together)

@@ -57,8 +57,9 @@ class CostModelParameters(Struct, frozen=True):
     # Share of the slowest stage's pass that a link may be busy with what the pass brings: at 1 it
     # is as slow as that stage, and with any jitter slower.
     link_utilization: float = 0.75
-    # Weight of a round trip that is longer than the estimate; a shorter one replaces it.
-    round_trip_weight: float = 0.125
+    # Weight of a round trip that is longer than the estimate; a shorter one replaces it. With more,
+    # waits for processors that rounds share, or have too little time of, pass for long links.
+    round_trip_weight: float = 1 / 64
 
     # --- rows of a segment ---
 
@@ -95,8 +96,12 @@ class CostModelParameters(Struct, frozen=True):
     speed_weight: float = 1 / 128
     other_speed_weight: float = 1 / 1024
     speed_prior: float = 4.0
+    # Share of what was expected in the speed of rounds of one segment, up to which it is known.
+    max_doubt: float = 0.25
     # Nodes at work from which longer passes are put down to their number, not to other programs.
     min_busy: float = 1.5
+    # Weight of passes that take longer than before with fewer at work.
+    alone_weight: float = 0.125
     # Tokens as which the number of processors known before counts beside what longer passes say.
     processors_prior: float = 64.0
     # Relative standard deviation of a round's time for a token.

@@ -72,7 +72,7 @@ class PipelineCosts(Struct, frozen=True):
         session was there whose passes it waited for."""
         found = max(0.0, seconds - rows * sum(self.link_row_seconds))
         if self.round_trip:
-            found = shorter_at_once(self.round_trip, found)
+            found = shorter_at_once(self.round_trip, found, PARAMETERS.round_trip_weight)
         overhead = self._overhead(rows, seconds, grows=alone)
         return replace(self, round_trip=found, overhead=overhead)._bounded()
 
@@ -92,7 +92,8 @@ class PipelineCosts(Struct, frozen=True):
         found = self._no_passes(rows, seconds)
         if self.overhead is None:
             return min(found, self.overhead_bound)
-        return shorter_at_once(self.overhead, found) if grows else min(self.overhead, found)
+        weight = PARAMETERS.round_trip_weight if grows else 0.0
+        return shorter_at_once(self.overhead, found, weight)
 
     def _no_passes(self, rows: int, seconds: float) -> float:
         """What of a round trip is neither passes nor transfers of rows."""
@@ -177,7 +178,7 @@ class PipelineCosts(Struct, frozen=True):
         return rows_within(seconds, shortest + delay, PARAMETERS.max_rows)
 
 
-def shorter_at_once(known: float, found: float) -> float:
-    """An estimate that follows shorter times at once and longer ones little by little."""
-    longer = PARAMETERS.round_trip_weight * (found - known)
-    return known + longer if found > known else found
+def shorter_at_once(known: float, found: float, weight: float) -> float:
+    """An estimate that follows shorter times at once and longer ones, of that ``weight``, little by
+    little."""
+    return known + weight * (found - known) if found > known else found
