@@ -8,20 +8,22 @@ import shutil
 import stat
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from tools.bench.__main__ import main
-from tools.bench.peers import llama_cpp, ours
+from tools.bench.peers import llama_cpp, pace_child
 from tools.bench.peers.comparison import POLICIES, Comparison
+from tools.bench.peers.measure import start_ours
 from tools.bench.peers.peer import Answer
 from tools.testbed import host
-from tools.testbed.bed import Bed
 from tools.testbed.create import Network
+from tools.testbed.ports import free_ports
 
 LACKING = host.lacking()
 namespaces = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
@@ -141,12 +143,20 @@ def test_a_gpu_takes_the_draft_model_and_no_layers_of_a_pipeline(
             assert "--device" not in words
 
 
-def _answers(sources: Path, folder: Path, network: Network = "loopback") -> dict[str, Answer]:
+def _answers(
+    sources: Path, folder: Path, network: Network = "loopback", stage_seconds: float = 0.0
+) -> dict[str, Answer]:
     """Every kind's answer of five tokens."""
 
     async def work() -> dict[str, Answer]:
         comparison = Comparison(
-            BUNDLED_TARGET, BUNDLED_DRAFT, None, stages=2, network=network, llama_cpp=sources
+            BUNDLED_TARGET,
+            BUNDLED_DRAFT,
+            None,
+            stages=2,
+            network=network,
+            llama_cpp=sources,
+            stage_seconds=stage_seconds,
         )
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -184,21 +194,79 @@ def test_our_policies_have_llama_cpp_as_their_engine(tmp_path: Path) -> None:
     )
 
     async def work() -> dict[str, Answer]:
-        comparison = Comparison(BUNDLED_TARGET, BUNDLED_DRAFT, None, stages=2, network="loopback")
+        comparison = Comparison(
+            BUNDLED_TARGET,
+            BUNDLED_DRAFT,
+            None,
+            stages=2,
+            network="loopback",
+            stage_seconds=0.001,
+            head=BUNDLED_EAGLE,
+        )
         async with AsyncExitStack() as stack:
-            # Both first: who opens one hears nothing of the other's cluster meanwhile.
-            bed, other = (
-                stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
-                for _ in range(2)
-            )
-            peers = await ours.start(comparison, target, draft, bed, stack)
-            peers += await ours.start(comparison, target, draft, other, stack, lookup=True)
+            peers = await start_ours(comparison, target, draft, [], stack)
             return {peer.name: await peer.answer("Once", 5) for peer in peers}
 
     found = asyncio.run(work())
     names = [f"ours (llama): {policy}" for policy in POLICIES]
-    assert list(found) == [*names, "ours (llama): flow + lookup"]
+    lookup = ["ours (llama): flow + lookup", "ours (llama): flow, head + lookup"]
+    assert list(found) == [*names, *lookup]
     assert len({answer.token_ids for answer in found.values()}) == 1
+
+
+def test_what_follows_a_graph_waits_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else is passed on at once, whatever its size; and the end of the connection."""
+
+    async def work() -> None:
+        begun, over = asyncio.Event(), asyncio.Event()
+
+        async def wait(seconds: float) -> None:
+            assert seconds == 7.0
+            begun.set()
+            await over.wait()
+
+        monkeypatch.setattr(asyncio, "sleep", wait)
+        connected = asyncio.get_running_loop().create_future()
+        servers = [
+            await asyncio.start_server(lambda *both: connected.set_result(both), "127.0.0.1", port)
+            for port in free_ports(1)
+        ]
+        port = servers[0].sockets[0].getsockname()[1]
+        relay = await asyncio.start_server(
+            partial(pace_child.relay, "127.0.0.1", port, 7.0), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*relay.sockets[0].getsockname())
+        large, graph, last = (
+            pace_child.HEADER.pack(command, size) + bytes(size)
+            for command, size in ((6, 3_000_000), (pace_child.GRAPHS[0], 5), (8, 0))
+        )
+        writer.write(large + graph + last)
+        worker, answers = await connected
+        assert await worker.readexactly(len(large + graph)) == large + graph
+        await begun.wait()
+        assert not worker.at_eof()
+        answers.write(b"done")
+        assert await reader.readexactly(4) == b"done"
+        over.set()
+        assert await worker.readexactly(len(last)) == last
+        writer.close()
+        assert await worker.read() == b""
+        answers.close()
+        assert await reader.read() == b""
+        for server in (relay, *servers):
+            server.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+
+
+@pytest.mark.processes
+def test_the_stages_of_its_pipelines_keep_a_pace(sources: Path, tmp_path: Path) -> None:
+    found = _answers(sources, tmp_path, stage_seconds=0.001)
+    assert list(found) == [kind.name for kind in llama_cpp.KINDS]
+    # A log for each worker and for what makes it slow.
+    workers = {path.name for path in tmp_path.glob("llama.cpp: plain, pipeline-*")}
+    names = [f"llama.cpp: plain, pipeline-{device}" for device in (1, 2)]
+    assert workers == {*names, *(f"{name}-pace" for name in names)}
 
 
 @pytest.mark.processes

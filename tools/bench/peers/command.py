@@ -21,8 +21,9 @@ from typing import get_args
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.backend.base import DType, Mode, Quantize
+from asyncspec.backend.base import EAGLE, DType, Mode, Quantize
 from asyncspec.backend.registry import backend
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -34,7 +35,7 @@ from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 from tools.bench.options import check_numbers
 from tools.bench.peers import llama_cpp
-from tools.bench.peers.comparison import LOOKUP_POLICIES, POLICIES, Comparison, read_engines
+from tools.bench.peers.comparison import Comparison, read_engines
 from tools.bench.peers.generate import WAYS
 from tools.bench.peers.measure import measure
 from tools.bench.peers.output import as_json, as_markdown
@@ -72,6 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="one way between any two devices of a pipeline, ours or llama.cpp's",
     )
+    add(
+        "--stage-seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="a pass takes at each stage of a pipeline, ours or llama.cpp's, whatever its rows",
+    )
+    add("--head", type=Path, metavar="DIR", help="an EAGLE head: ours also with it and lookup")
     add("--repeats", type=int, default=3, metavar="N")
     add("--tokens", type=int, default=48, metavar="N", help="new tokens of an answer")
     add("--network", choices=("auto", "namespaces", "loopback"), default="auto", help="testbed's")
@@ -122,6 +131,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         tokens=Bounds(1, 1000),
         cpu=Bounds(0.01, 64),
         latency_ms=Bounds(0, 10_000),
+        stage_seconds=Bounds(0, 60),
         hidden=COUNT,
         feed_forward=COUNT,
         layers=COUNT,
@@ -134,6 +144,11 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         backend("llama").preload(None)  # whether the extra is installed
     target, draft = options.target.absolute(), options.draft.absolute()
     check_draft(str(draft), target)
+    head = options.head and options.head.absolute()
+    if head is not None:
+        if size is not None:
+            raise UserError("--head: it is one of the target as it is; add --no-enlarge")
+        check_draft(f"{EAGLE}{head}", target)
     return Comparison(
         target=target,
         draft=draft,
@@ -149,6 +164,8 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         engines=read_engines(options.endpoint, options.endpoint_model),
         network=options.network,
         latency_ms=options.latency_ms,
+        stage_seconds=options.stage_seconds,
+        head=head,
         llama_cpp=options.llama_cpp and options.llama_cpp.absolute(),
         gguf=options.gguf,
         mode=options.our_mode,
@@ -157,7 +174,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
 
 def compare(comparison: Comparison, *, as_object: bool) -> str:
     """Measure, with a bar on standard error: the output. Raises ``AsyncSpecError``."""
-    own = len(POLICIES) + len(LOOKUP_POLICIES)
+    own = sum(len(source.policies) for source in comparison.sources)
     peers = own + 2 * len(WAYS) + len(comparison.engines)
     peers += len(llama_cpp.KINDS) + own if comparison.llama_cpp else 0
     answers = 1 + comparison.repeats * len(comparison.prompts)

@@ -18,7 +18,7 @@ from tools.testbed.tables import Description, DeviceTable
 
 POLICIES = ("flow", "flowspec", "chunked", "autoregressive")
 LOOKUP_POLICIES = ("flow",)
-"""Also with lookup in the text beside the draft model: ``ngram``, no model more."""
+"""Also with lookup in the text beside the draft model or a head: ``ngram``, no model more."""
 LOOKUP = " + lookup"
 """Behind the names of such peers."""
 LIKE = "lan-1000"
@@ -32,6 +32,18 @@ class Engine(Struct, frozen=True):
     # Up to and with ``/v1``; no slash at its end.
     url: str
     model: str
+
+
+class Source(Struct, frozen=True):
+    """Where the tokens of some of our peers come from."""
+
+    # Behind a policy's name.
+    name: str
+    policies: tuple[str, ...]
+    # The EAGLE head in place of the draft model.
+    head: bool = False
+    # Also the text.
+    lookup: bool = False
 
 
 class Comparison(Struct, frozen=True):
@@ -65,6 +77,19 @@ class Comparison(Struct, frozen=True):
     network: Network = "auto"
     # One way, between any two of our devices, and of llama.cpp's pipeline.
     latency_ms: float = 0.0
+    # Of a stage's pass in our pipelines and llama.cpp's, what the real work leaves of it being
+    # waited for; 0: as long as the work takes.
+    stage_seconds: float = 0.0
+    # An EAGLE head for the target; None: ours draft with the draft model only.
+    head: Path | None = None
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Of our peers; a cluster each."""
+        found = Source("", POLICIES), Source(LOOKUP, LOOKUP_POLICIES, lookup=True)
+        if self.head is None:
+            return found
+        return *found, Source(f", head{LOOKUP}", LOOKUP_POLICIES, head=True, lookup=True)
 
     @property
     def exact(self) -> bool:

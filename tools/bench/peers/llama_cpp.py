@@ -30,10 +30,12 @@ from tools.bench.peers.endpoint import Endpoint
 from tools.bench.peers.generate import ALL, ONE
 from tools.bench.peers.peer import Answer
 from tools.testbed.bed import Bed
+from tools.testbed.ports import free_ports
 from tools.testbed.routes import Address
 from tools.testbed.tables import Description
 
 CONVERT = Path(__file__).with_name("gguf_child.py")
+PACE = Path(__file__).with_name("pace_child.py")
 BINARIES = ("build/bin/llama-server", "build/bin/ggml-rpc-server")
 SETTINGS = {"cache_prompt": False, "ignore_eos": True}
 """Of every request: each reads its prompt, and goes on after an end of text, as everywhere."""
@@ -131,6 +133,12 @@ def worker_command(sources: Path, at: Address) -> list[str]:
     return [str(sources / BINARIES[1]), "--host", host, "--port", str(port), "--threads", "1"]
 
 
+def pace_command(at: Address, worker: Address, seconds: float) -> list[str]:
+    """A relay before a worker: each graph takes so many ``seconds`` at least."""
+    way = (at[0], str(at[1]), worker[0], str(worker[1]), str(seconds))
+    return [sys.executable, "-P", str(PACE), *way]
+
+
 class LlamaCpp:
     """One ``llama-server`` and what belongs to it, on a bed of its own."""
 
@@ -201,13 +209,14 @@ async def start(
         here, workers = bed.devices[kind.device], kind.workers(comparison)
         # Its server ends where it meets a worker that does not listen yet.
         for device in workers:
-            at, log = bed.devices[device], folder / f"{kind.name}-{device}.log"
-            await _ready(
-                f"{kind.name}, device {device},",
-                _start(bed, device, worker_command(sources, at), log),
-                log,
-                partial(_listens, at),
-            )
+            at, log = bed.devices[device], folder / f"{kind.name}-{device}"
+            if comparison.stage_seconds:
+                behind = at[0], free_ports(1)[0]
+                await _listening(bed, device, worker_command(sources, behind), behind, log)
+                relay = pace_command(at, behind, comparison.stage_seconds)
+                await _listening(bed, device, relay, at, log.with_name(f"{log.name}-pace"))
+            else:
+                await _listening(bed, device, worker_command(sources, at), at, log)
         places = [bed.reach(kind.device, device) for device in workers]
         threads = 1 if workers else math.ceil(kind.cores(comparison))
         command = server_command(
@@ -232,6 +241,16 @@ async def start(
 def _start(bed: Bed, device: int, command: list[str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return bed.start(device, command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+async def _listening(bed: Bed, device: int, command: list[str], at: Address, log: Path) -> None:
+    """Start a process of a device and wait until it listens. Raises ``ClusterError``."""
+    await _ready(
+        f"{log.name}, on device {device},",
+        _start(bed, device, command, log),
+        log,
+        partial(_listens, at),
+    )
 
 
 async def _ready(

@@ -37,14 +37,12 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
     """Start all peers, ask them, end them; ``folder`` takes the logs. ``target`` is the
     comparison's, enlarged or not. Raises ``AsyncSpecError``."""
     async with AsyncExitStack() as stack:
-        beds = [
-            stack.enter_context(Bed.open(description, comparison.network))
-            for description in (comparison.our_bed(), comparison.generate_bed())
-        ]
-        original = await _original(comparison, beds[1], folder)
+        bed = stack.enter_context(Bed.open(comparison.generate_bed(), comparison.network))
+        original = await _original(comparison, bed, folder)
         # These load while ours do.
-        generates = _generates(comparison, target, beds[1], folder, stack)
-        own = await _ours(comparison, target, comparison.draft, beds[0], stack)
+        generates = _generates(comparison, target, bed, folder, stack)
+        beds = [bed]
+        own = await start_ours(comparison, target, comparison.draft, beds, stack)
         peers: list[Peer] = [*own, *generates]
         session = await stack.enter_async_context(aiohttp.ClientSession())
         peers += [Endpoint(engine, session) for engine in comparison.engines]
@@ -59,13 +57,14 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
                 comparison.gguf,
             )
             peers += await llama_cpp.start(comparison, models, folder, session, stack)
-            bed = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
-            peers += await _ours(comparison, models.target, models.draft, bed, stack)
+            peers += await start_ours(comparison, models.target, models.draft, beds, stack)
         for peer in peers:
             await peer.answer(comparison.prompts[0], WARM_UP_TOKENS)
             tick()
         found, strays = await ask_all(peers, comparison, tick)
     notes = [note for bed in beds for note in bed.notes]
+    if comparison.stage_seconds:
+        notes.append("the stages of pipelines keep a pace; generate and single devices do not")
     if not all(bed.limited for bed in beds):
         notes.append("no quota holds: every peer has had the whole machine")
     elif comparison.all_cores > (os.cpu_count() or 1):
@@ -91,13 +90,20 @@ async def _original(comparison: Comparison, bed: Bed, folder: Path) -> list[Answ
         return [await whole.ask(prompt, tokens, "plain") for prompt in comparison.prompts]
 
 
-async def _ours(
-    comparison: Comparison, target: Path, draft: Path, bed: Bed, stack: AsyncExitStack
+async def start_ours(
+    comparison: Comparison, target: Path, draft: Path, beds: list[Bed], stack: AsyncExitStack
 ) -> list[ours.Ours]:
-    """Without lookup on ``bed``, with it on one of its own."""
-    other = stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
-    started = await ours.start(comparison, target, draft, bed, stack)
-    return started + await ours.start(comparison, target, draft, other, stack, lookup=True)
+    """A cluster for each source, on a bed of its own, which is added to ``beds``."""
+    # All of them first: while one is opened the clusters' links are not heard.
+    own = [
+        stack.enter_context(Bed.open(comparison.our_bed(), comparison.network))
+        for _ in comparison.sources
+    ]
+    beds += own
+    started: list[ours.Ours] = []
+    for source, bed in zip(comparison.sources, own, strict=True):
+        started += await ours.start(comparison, target, draft, bed, stack, source)
+    return started
 
 
 def _generates(

@@ -6,14 +6,20 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from asyncspec.backend.base import EAGLE
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.checkpoints import NGRAM
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from tools.bench.limits.requests import ask
-from tools.bench.peers.comparison import LOOKUP, LOOKUP_POLICIES, POLICIES, Comparison
+from tools.bench.peers.comparison import Comparison, Source
 from tools.bench.peers.peer import Answer
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
+
+FREE_ROWS = 64
+"""Rows of a paced pass that cost no more than one: llama.cpp's graphs are paced whatever they
+hold."""
 
 
 class Ours:
@@ -42,27 +48,31 @@ async def start(
     draft: Path,
     bed: Bed,
     stack: AsyncExitStack,
-    *,
-    lookup: bool = False,
+    source: Source,
 ) -> list[Ours]:
-    """Start a cluster, of safetensors or GGUF files, which ends with ``stack``. ``lookup``: its
-    tokens come from the text too. Raises ``AsyncSpecError``."""
+    """Start a cluster, of safetensors or GGUF files, which ends with ``stack``. Raises
+    ``AsyncSpecError``."""
     gguf, device = target.suffix == ".gguf", comparison.device
     dtype, quantize = comparison.dtype, comparison.quantize
+    model = f"{EAGLE}{comparison.head}" if source.head else str(draft)
+    seconds = comparison.stage_seconds
     config = local_config(
         TargetTable(path=str(target), mode=comparison.mode, device=device)
         if gguf
         else TargetTable(
             path=str(target), mode=comparison.mode, dtype=dtype, quantize=quantize, device=device
         ),
-        DraftTable(source=f"{draft}+ngram" if lookup else str(draft)),
+        DraftTable(source=f"{model}+{NGRAM}" if source.lookup else model),
         comparison.stages,
         1,
+        stage_pace=PaceTable(seconds=seconds, plateau=FREE_ROWS) if seconds else None,
     )
     cluster = await stack.enter_async_context(BedCluster(bed, config, lambda report: None))
     client = await Client.connect(*cluster.address, config.cluster.name)
     stack.push_async_callback(client.close)
     cores = comparison.all_cores if bed.limited else None
     name, exact = ("ours (llama)", False) if gguf else ("ours", comparison.exact)
-    policies, way = (LOOKUP_POLICIES, LOOKUP) if lookup else (POLICIES, "")
-    return [Ours(client, f"{name}: {p}{way}", p, cores, exact=exact) for p in policies]
+    return [
+        Ours(client, f"{name}: {policy}{source.name}", policy, cores, exact=exact)
+        for policy in source.policies
+    ]

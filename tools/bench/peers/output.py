@@ -58,6 +58,8 @@ def about(comparison: Comparison, nbytes: int | None) -> list[str]:
         models += f"; on llama.cpp weights as {comparison.gguf}"
     late = comparison.latency_ms
     latency = f" with {late:g} ms from any device to any other" if late else ""
+    if comparison.stage_seconds:
+        latency += f", {comparison.stage_seconds:g} s a pass of a stage"
     return [
         models,
         f"ours: {comparison.devices} devices of {comparison.cpu:g} cores on the network of {LIKE}"
