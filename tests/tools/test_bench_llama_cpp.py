@@ -266,7 +266,7 @@ def test_the_stages_of_its_pipelines_keep_a_pace(sources: Path, tmp_path: Path) 
     # A log for each worker and for what makes it slow.
     workers = {path.name for path in tmp_path.glob("llama.cpp: plain, pipeline-*")}
     names = [f"llama.cpp: plain, pipeline-{device}" for device in (1, 2)]
-    assert workers == {*names, *(f"{name}-pace" for name in names)}
+    assert workers == {f"{name}{kind}.log" for name in names for kind in ("", "-pace")}
 
 
 @pytest.mark.processes

@@ -209,14 +209,8 @@ async def start(
         here, workers = bed.devices[kind.device], kind.workers(comparison)
         # Its server ends where it meets a worker that does not listen yet.
         for device in workers:
-            at, log = bed.devices[device], folder / f"{kind.name}-{device}"
-            if comparison.stage_seconds:
-                behind = at[0], free_ports(1)[0]
-                await _listening(bed, device, worker_command(sources, behind), behind, log)
-                relay = pace_command(at, behind, comparison.stage_seconds)
-                await _listening(bed, device, relay, at, log.with_name(f"{log.name}-pace"))
-            else:
-                await _listening(bed, device, worker_command(sources, at), at, log)
+            log = folder / f"{kind.name}-{device}.log"
+            await _worker(bed, device, sources, comparison.stage_seconds, log)
         places = [bed.reach(kind.device, device) for device in workers]
         threads = 1 if workers else math.ceil(kind.cores(comparison))
         command = server_command(
@@ -243,14 +237,19 @@ def _start(bed: Bed, device: int, command: list[str], log: Path) -> subprocess.P
         return bed.start(device, command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
+async def _worker(bed: Bed, device: int, sources: Path, seconds: float, log: Path) -> None:
+    """Start a device's worker, at a pace where graphs take ``seconds``. Raises ``ClusterError``."""
+    at = bed.devices[device]
+    behind = (at[0], free_ports(1)[0]) if seconds else at
+    await _listening(bed, device, worker_command(sources, behind), behind, log)
+    if seconds:
+        command = pace_command(at, behind, seconds)
+        await _listening(bed, device, command, at, log.with_stem(f"{log.stem}-pace"))
+
+
 async def _listening(bed: Bed, device: int, command: list[str], at: Address, log: Path) -> None:
     """Start a process of a device and wait until it listens. Raises ``ClusterError``."""
-    await _ready(
-        f"{log.name}, on device {device},",
-        _start(bed, device, command, log),
-        log,
-        partial(_listens, at),
-    )
+    await _ready(log.stem, _start(bed, device, command, log), log, partial(_listens, at))
 
 
 async def _ready(

@@ -17,10 +17,6 @@ from tools.bench.peers.peer import Answer
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
 
-FREE_ROWS = 64
-"""Rows of a paced pass that cost no more than one: llama.cpp's graphs are paced whatever they
-hold."""
-
 
 class Ours:
     """One policy of a running cluster. ``exact``: as in ``Peer``."""
@@ -65,7 +61,7 @@ async def start(
         DraftTable(source=f"{model}+{NGRAM}" if source.lookup else model),
         comparison.stages,
         1,
-        stage_pace=PaceTable(seconds=seconds, plateau=FREE_ROWS) if seconds else None,
+        stage_pace=PaceTable(seconds=seconds) if seconds else None,
     )
     cluster = await stack.enter_async_context(BedCluster(bed, config, lambda report: None))
     client = await Client.connect(*cluster.address, config.cluster.name)
