@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,6 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.join.token import read
 
-NAMES = [f"as{os.getpid()}{letter}" for letter in "abc"]
-BRIDGE = f"br{os.getpid()}"
-ROUTER = f"as{os.getpid()}r"
 NAT = """
 table ip nat {
   chain in {
@@ -52,35 +49,39 @@ def netns(name: str, address: str, *link: str) -> None:
 
 
 @pytest.fixture
-def network() -> Iterator[None]:
+def names() -> Iterator[Sequence[str]]:
     """A bridge with a namespace for each machine, addresses 10.79.0.1 to 3, the third of them a
-    router's; behind it is the third machine, 10.80.0.2, whose ports are others outside."""
+    router's; behind it is the third machine, 10.80.0.2, whose ports are others outside.
+    The namespaces' names, which no other process of the tests has."""
     if os.geteuid() or shutil.which("ip") is None or shutil.which("nft") is None:
         pytest.skip("network namespaces need root and the commands ip and nft")
+    bridge, router, *machines = [f"as{os.getpid()}{letter}" for letter in "brxyz"]
     try:
-        ip("link", "add", BRIDGE, "type", "bridge")
+        ip("link", "add", bridge, "type", "bridge")
     except subprocess.CalledProcessError:
         pytest.skip("network namespaces are not allowed here")
     try:
-        ip("link", "set", BRIDGE, "up")
-        for number, name in enumerate((*NAMES[:2], ROUTER), start=1):
-            netns(name, f"10.79.0.{number}", "master", BRIDGE, "up")
+        ip("link", "set", bridge, "up")
+        for number, name in enumerate((*machines[:2], router), start=1):
+            netns(name, f"10.79.0.{number}", "master", bridge, "up")
             # Multicast goes where the default route does.
             ip("-n", name, "route", "add", "default", "dev", "eth0")
-        netns(NAMES[2], "10.80.0.2", "netns", ROUTER)
-        ip("-n", ROUTER, "addr", "add", "10.80.0.1/24", "dev", f"v{NAMES[2]}")
-        ip("-n", ROUTER, "link", "set", f"v{NAMES[2]}", "up")
-        ip("-n", NAMES[2], "route", "add", "default", "via", "10.80.0.1")
-        rules = inside(ROUTER, "sh", "-c", "sysctl -qw net.ipv4.ip_forward=1 && nft -f -")
+        netns(machines[2], "10.80.0.2", "netns", router)
+        ip("-n", router, "addr", "add", "10.80.0.1/24", "dev", f"v{machines[2]}")
+        ip("-n", router, "link", "set", f"v{machines[2]}", "up")
+        ip("-n", machines[2], "route", "add", "default", "via", "10.80.0.1")
+        rules = inside(router, "sh", "-c", "sysctl -qw net.ipv4.ip_forward=1 && nft -f -")
         try:
             subprocess.run(rules, input=NAT, text=True, check=True, capture_output=True)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no address translation here: {error.stderr}")
-        yield
+        yield machines
     finally:
-        for name in (*NAMES, ROUTER):
+        for name in (*machines, router):
+            # Else its end here would go some time after the namespace.
+            subprocess.run(["ip", "link", "del", f"v{name}"], capture_output=True)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
-        subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
+        subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 
 
 def wait_for(log: Path, text: str, times: int = 1) -> str:
@@ -105,7 +106,7 @@ def ask(name: str) -> str:
 
 
 @pytest.mark.processes
-def test_three_machines_without_a_file(network: None, tmp_path: Path) -> None:
+def test_three_machines_without_a_file(names: Sequence[str], tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("the answers are asked for with curl")
     running: list[subprocess.Popen[bytes]] = []
@@ -121,32 +122,32 @@ def test_three_machines_without_a_file(network: None, tmp_path: Path) -> None:
         small = ("--memory-gib", "1", "--gb-per-second", "1")
         up = ["up", "--target", "toy:layers=6", "--model-name", "toy", "--machines", "3", *small]
         up += ["--name", "one", "--token-file", str(tmp_path / "up.json")]
-        log = start(NAMES[0], *up)
+        log = start(names[0], *up)
         made = wait_for(log, "asyncspec join").split()[-1]
         # The second finds the cluster by mDNS.
         moved = replace(read(made), hosts=("127.0.0.1",), port=1)
-        two = start(NAMES[1], "join", str(moved), "--name", "two", *small)
+        two = start(names[1], "join", str(moved), "--name", "two", *small)
         outside = ("--listen", "0.0.0.0:7700", "--advertise", "10.79.0.3:7800")
-        three = start(NAMES[2], "join", made, "--name", "three", *outside, *small)
+        three = start(names[2], "join", made, "--name", "three", *outside, *small)
         wait_for(log, "serving toy")
         assert {one.split()[-1] for one in log.read_text().splitlines() if "layers" in one} == {
             "(here)",
             "two",
             "three",
         }
-        first = ask(NAMES[0])
+        first = ask(names[0])
         assert len(first) == 24
         # Members join it again when it is started anew.
         running[0].kill()
         running[0].wait()
-        log = start(NAMES[0], *up)
+        log = start(names[0], *up)
         assert wait_for(log, "asyncspec join").split()[-1] == made
         wait_for(log, "serving toy")
-        assert ask(NAMES[0]) == first
+        assert ask(names[0]) == first
         for other in (two, three):
             wait_for(other, "serves", times=2)
         running[1].kill()
-        assert ask(NAMES[0]) == first
+        assert ask(names[0]) == first
         assert "two" in wait_for(log, "is gone for")
     finally:
         for one in reversed(running):
