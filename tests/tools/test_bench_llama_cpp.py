@@ -23,7 +23,6 @@ from tools.bench.peers.measure import start_ours
 from tools.bench.peers.peer import Answer
 from tools.testbed import host
 from tools.testbed.create import Network
-from tools.testbed.ports import free_ports
 
 LACKING = host.lacking()
 namespaces = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
@@ -227,11 +226,10 @@ def test_what_follows_a_graph_waits_for_its_time(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(asyncio, "sleep", wait)
         connected = asyncio.get_running_loop().create_future()
-        servers = [
-            await asyncio.start_server(lambda *both: connected.set_result(both), "127.0.0.1", port)
-            for port in free_ports(1)
-        ]
-        port = servers[0].sockets[0].getsockname()[1]
+        behind = await asyncio.start_server(
+            lambda *both: connected.set_result(both), "127.0.0.1", 0
+        )
+        port = behind.sockets[0].getsockname()[1]
         relay = await asyncio.start_server(
             partial(pace_child.relay, "127.0.0.1", port, 7.0), "127.0.0.1", 0
         )
@@ -253,7 +251,7 @@ def test_what_follows_a_graph_waits_for_its_time(monkeypatch: pytest.MonkeyPatch
         assert await worker.read() == b""
         answers.close()
         assert await reader.read() == b""
-        for server in (relay, *servers):
+        for server in (relay, behind):
             server.close()
 
     asyncio.run(asyncio.wait_for(work(), 30))
