@@ -156,6 +156,13 @@ class Policy(Struct, frozen=True):
         return False
 
     @property
+    def plans_rows(self) -> bool:
+        """It weighs the rows of all sessions itself. The segments of others that share passes get a
+        tree budget (SpecPipe 4.4), which knows what a row costs, but not how long its verdict
+        takes."""
+        return False
+
+    @property
     def speculate_during_prefill(self) -> bool:
         """Drafts below the prompt's last token follow the prompt through the pipeline. The papers
         begin to draft with the first token."""

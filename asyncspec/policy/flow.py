@@ -191,6 +191,10 @@ class Flow(Policy, frozen=True):
         return True
 
     @property
+    def plans_rows(self) -> bool:
+        return True
+
+    @property
     def speculate_during_prefill(self) -> bool:
         return True
 

@@ -31,7 +31,7 @@ from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Committed, Drafted
 from asyncspec.policy.flow import Flow, FlowMemory, describe
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
-from asyncspec.sim.language import Synthetic, tabled
+from asyncspec.sim.language import Synthetic, harmonic, tabled
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import NodeId, Rank
 from asyncspec_protocol.messages import PassTimes
@@ -470,6 +470,23 @@ def test_trees_of_many_users_fit_a_pass() -> None:
     )
     flow, paper = (simulate(setting, name).seconds for name in ("flow", "flowspec"))
     assert flow < paper
+
+
+def test_many_users_send_the_rows_that_were_planned() -> None:
+    """Where verdicts take long, a row brings more than its cost in a pass alone would tell."""
+    setting = Setting(
+        Synthetic(harmonic(0.1), seed=2),
+        ClusterCost(
+            stage=StageCost(plateau=8, row_seconds=0.02),
+            draft=DraftCost(level_seconds=0.2),
+            wire=LinkCost(4.0),
+        ),
+        stages=3,
+        tokens=60,
+        requests=4,
+    )
+    flow, paper = (simulate(setting, name).seconds for name in ("flow", "flowspec"))
+    assert flow <= paper / 0.9
 
 
 @pytest.mark.parametrize(

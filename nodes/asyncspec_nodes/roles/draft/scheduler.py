@@ -110,7 +110,8 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             session = _with_probe(session, message, slowest, now)
             if session.policy.plannable:
                 session = replace(session, sent_at=now)
-            session = _with_tree_budget(session, message.ids, len(decoding), seconds, most)
+            shared = None if session.policy.plans_rows else seconds
+            session = _with_tree_budget(session, message.ids, len(decoding), shared, most)
             state = replace(state, sent=state.sent + 1)
             segments.append(replace(message, waited=True) if state.out_of_credit else message)
         state = state.without_session(session.session).with_session(session)
