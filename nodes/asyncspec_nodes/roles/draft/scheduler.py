@@ -110,8 +110,7 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             session = _with_probe(session, message, slowest, now)
             if session.policy.plannable:
                 session = replace(session, sent_at=now)
-            shared = None if session.policy.plans_rows else seconds
-            session = _with_tree_budget(session, message.ids, len(decoding), shared, most)
+            session = _with_tree_budget(session, message.ids, len(decoding), seconds, most)
             state = replace(state, sent=state.sent + 1)
             segments.append(replace(message, waited=True) if state.out_of_credit else message)
         state = state.without_session(session.session).with_session(session)
@@ -157,11 +156,12 @@ def _with_tree_budget(
     """The session with the tree budget of its next segment, from the acceptance chances of the
     nodes just ``cut`` (SpecPipe 4.4). ``sessions`` share its passes, links allow ``max_rows``.
     Where even the last node was worth its row the budget doubles."""
-    nodes = session.tree.nodes
-    chances = sorted((math.exp(nodes[n].score) for n in cut if n in nodes), reverse=True)
     budget = limit = PARAMETERS.max_rows
-    if sessions > 1 and seconds is not None and chances:
-        budget = best_tree_budget(chances, sessions, seconds)
+    if sessions > 1 and seconds is not None and not session.policy.plans_rows:
+        nodes = session.tree.nodes
+        chances = sorted((math.exp(nodes[n].score) for n in cut if n in nodes), reverse=True)
+        if chances:
+            budget = best_tree_budget(chances, sessions, seconds)
         if budget == len(chances):
             budget = min(limit, 2 * max(budget, min(session.tree_budget, limit // 2)))
     return replace(session, tree_budget=min(budget, max_rows), rows=len(cut))
