@@ -325,9 +325,10 @@ def check_draft(state: Any) -> None:
     assert state.sent <= state.allowed
     for session in state.sessions.values():
         tree = session.tree
-        assert session.sent <= set(tree.nodes)
+        assert session.sent.keys() <= set(tree.nodes)
+        assert all(segment < session.next_segment for segment in session.sent.values())
         assert session.unsent == tuple(n for n in tree.nodes if n not in session.sent)
-        assert set(session.verified) <= session.sent
+        assert set(session.verified) <= session.sent.keys()
         assert all(node < session.next_node for node in tree.nodes)
         assert len(session.given) < session.request.max_new_tokens
         check_features(session)

@@ -60,11 +60,18 @@ class View(Struct, frozen=True):
     no_growth: bool = False
     # What the policy has learned on this draft node (``Policy.learn``).
     memory: object = None
+    # Live nodes that were sent, with the number of their segment.
+    sent: Mapping[NodeId, int] = {}
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:
         """Unsent nodes below the root."""
         return self.unsent[1:] if self.fresh_root else self.unsent
+
+    @property
+    def segments_in_flight(self) -> int:
+        """Segments with live nodes whose verdicts are still to come."""
+        return len(set(self.sent.values()))
 
     @property
     def levels(self) -> int:

@@ -122,14 +122,16 @@ class FlowMemory(Struct, frozen=True):
         # What slows rounds of one segment down slows those of several down too. Where a round goes
         # on with every hit, so many tokens come or fail together.
         hit = min(PARAMETERS.max_level_hits, self.acceptance.profile[0])
-        several_now = several.likely(min(1.0, one.mean(1.0)), 1.0 / (1.0 - hit))
+        alone = costs.sessions == 1 and math.isinf(costs.contention.processors)
+        expected = min(1.0, one.mean(1.0)) * (PARAMETERS.regrowth if alone else 1.0)
+        several_now = several.likely(expected, 1.0 / (1.0 - hit))
         one_now = one.likely(1.0, 1.0)
         if one.doubt > PARAMETERS.max_doubt:
             # Passes may take longer than alone because several rounds are under way, even on other
             # machines (bounds on processor time). Only rounds of one segment can tell, and as slow
             # as the others they would not be chosen.
             one_now *= costs.contention.at(1.0)
-        plain = self.plain.mean(plain_rate) / plain_rate
+        plain = self.plain.likely(plain_rate, 1.0) / plain_rate
         # Where speculation is slower than expected, so may be what is expected without.
         plain *= 1.0 + self.plain.doubt * max(0.0, 1.0 - min(one_now, several_now))
 
@@ -286,6 +288,8 @@ class Flow(Policy, frozen=True):
         if root and len(view.tree) == 1 and not view.no_growth:
             return ()  # with its first levels
         if not shape.levels and (view.tokens_since_draft if root else view.segments):
+            return ()
+        if not root and view.segments_in_flight >= known.rate.segments:
             return ()
         unsent = frozenset(view.drafted)
         if not unsent:

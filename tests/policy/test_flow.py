@@ -36,6 +36,7 @@ from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import NodeId, Rank
 from asyncspec_protocol.messages import PassTimes
 from laws import add_child
+from tools.bench.dipsd.machines.cases import Turning
 
 shapes = st.builds(
     RoundShape, st.sampled_from(LEVELS), st.sampled_from(LEVELS[1:]), st.sampled_from(ROWS)
@@ -322,6 +323,7 @@ def test_sharing_processors_slows_no_round_below_its_share(
         assert alone.busy == pytest.approx(1)
 
 
+@example([0.0], RoundShape(0, 1, 1), 7.0, 4.0)
 @given(profiles, shapes, st.floats(0, 50), st.floats(1, 4))
 def test_links_are_no_work_and_no_contention_makes_them_longer(
     profile: list[float], shape: RoundShape, links: float, longer: float
@@ -338,9 +340,8 @@ def test_links_are_no_work_and_no_contention_makes_them_longer(
         plain = round_rate(profile, PLAIN, slowed)
         assert plain.tokens_per_second == pytest.approx(1.0 / (4.0 * longer + links))
         busy = round_rate(profile, shape, slowed).busy
-        # Four stages and the draft node, to within how links are spread over a round; where
-        # processors are too few more is under way.
-        assert math.isfinite(contention.processors) or busy < 6.0
+        # Four stages and the draft node; where processors are too few more is under way.
+        assert math.isfinite(contention.processors) or busy < 5.0 + 1e-6
 
 
 @pytest.mark.parametrize("latency", [0.0, 4.0])
@@ -417,8 +418,27 @@ def test_segments_are_longer_where_credit_is_long_on_its_way() -> None:
     assert rates[0] < rates[1]
 
 
+@given(st.floats(0, 0.98), st.floats(0, 0.98), shapes, costs)
+def test_segments_wait_where_drafts_are_right(
+    less: float, more: float, shape: RoundShape, cost: RoundCosts
+) -> None:
+    """A verdict seldom changes what comes behind it there."""
+    less, more = sorted((less, more))
+    few, many = (round_rate((chance,), shape, cost).segments for chance in (less, more))
+    assert 2 <= few <= many
+    if shape.rows and less < 0.5:
+        # Those on their way, and those of a pass that waits.
+        passes = 2 + math.ceil(cost.whole(1 + shape.rows) / cost.slowest(1))
+        assert few <= PARAMETERS.waiting_segments * passes
+
+
 SLOW_ROWS = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.11))
 SLOW_DRAFT = replace(PRESETS["turns"], draft=DraftCost(level_seconds=2.0))
+USERS_CLUSTER = ClusterCost(
+    stage=StageCost(plateau=1, row_seconds=0.1),
+    draft=DraftCost(level_seconds=0.15),
+    wire=LinkCost(0.05),
+)
 
 
 def run(first: float, cost: ClusterCost, policy: str, stages: int = 4) -> Outcome:
@@ -444,11 +464,7 @@ def test_users_who_come_at_random_times_do_not_speculate_for_waits(
     """Neither for other users' passes nor for their prompts."""
     setting = Setting(
         Synthetic(tabled((0.1, 0.03, 0.02)), seed=1),
-        ClusterCost(
-            stage=StageCost(plateau=1, row_seconds=0.1),
-            draft=DraftCost(level_seconds=0.15),
-            wire=LinkCost(0.05),
-        ),
+        USERS_CLUSTER,
         stages=stages,
         tokens=tokens,
         requests=4,
@@ -456,6 +472,52 @@ def test_users_who_come_at_random_times_do_not_speculate_for_waits(
     )
     flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
     assert flow <= plain / 0.9
+
+
+def test_few_slow_tokens_do_not_condemn_plain_decoding() -> None:
+    """Two users' first passes are not shared: plain decoding has half its expected speed there."""
+    setting = Setting(
+        Synthetic(tabled((0.1, 0.03, 0.02, 0.01)), seed=5),
+        USERS_CLUSTER,
+        stages=1,
+        tokens=120,
+        requests=2,
+        arrivals=(7.829, 4.021),
+    )
+    flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
+    assert flow <= plain / 0.97
+
+
+def test_a_poor_draft_is_not_queued_ahead_of_verdicts() -> None:
+    setting = Setting(
+        Synthetic(harmonic(0.1), seed=1),
+        ClusterCost(
+            stage=StageCost(plateau=1, row_seconds=0.08),
+            draft=DraftCost(level_seconds=0.05),
+            wire=LinkCost(0.5, 2e6),
+        ),
+        stages=2,
+        tokens=120,
+    )
+    flow, paper = (simulate(setting, name).seconds for name in ("flow", "pipedec"))
+    assert flow <= paper
+
+
+def test_a_lone_session_expects_its_trees_to_grow_again() -> None:
+    """Six stages, free rows, a text that becomes hard: `flow` stayed with one segment a round."""
+    setting = Setting(
+        Turning(Synthetic(harmonic(0.5), seed=1), Synthetic(harmonic(0.1), seed=1), 124),
+        ClusterCost(
+            stage=StageCost(plateau=32),
+            slow={6: 1.5},
+            draft=DraftCost(level_seconds=0.05),
+            wire=LinkCost(0.0, 2e6),
+        ),
+        stages=6,
+        tokens=120,
+    )
+    flow, paper = (simulate(setting, name).seconds for name in ("flow", "flowspec"))
+    assert flow <= paper / 0.95
 
 
 def test_trees_of_many_users_fit_a_pass() -> None:
@@ -515,17 +577,19 @@ class OneShape(Flow, frozen=True):
 
 
 def test_rounds_of_any_shape_run_as_fast_as_expected() -> None:
-    """Beside rounds of one segment, all with the same text. Rows are cheap enough to share a pass,
+    """Beside rounds of one segment, all with the same texts. Rows are cheap enough to share a pass,
     and verdicts come before most of what was planned is sent."""
     coverage = (0.55, 0.15, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01)
     cost = ClusterCost(StageCost(plateau=1, row_seconds=0.04), draft=DraftCost(0.1))
     costs = RoundCosts(cost.stage.seconds, lambda rows: 2 * cost.stage.seconds(rows), 0.1)
-    setting = Setting(Synthetic(tabled(coverage), seed=1), cost, stages=2, tokens=200)
 
     def faster(shape: RoundShape) -> float:
-        out = simulate(setting, "one", policies={"one": OneShape(shape=shape)})
-        expected = round_rate(coverage, shape, costs).tokens_per_second
-        return out.stats[0]["tokens_per_second"] / expected
+        seconds = 0.0
+        for seed in (1, 2, 3):
+            setting = Setting(Synthetic(tabled(coverage), seed=seed), cost, stages=2, tokens=200)
+            out = simulate(setting, "one", policies={"one": OneShape(shape=shape)})
+            seconds += 1.0 / out.stats[0]["tokens_per_second"]
+        return 3.0 / seconds / round_rate(coverage, shape, costs).tokens_per_second
 
     one = faster(RoundShape(3, 0, 8))
     for shape in (RoundShape(0, 1, 1), RoundShape(0, 1, 4), RoundShape(2, 2, 4)):

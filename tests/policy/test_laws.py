@@ -35,6 +35,7 @@ def views(draw: st.DrawFn) -> View:
         tree=tree,
         unsent=tuple(n for n in tree.nodes if n not in sent),
         pending=draw(st.integers(0, len(sent))),
+        sent={node: draw(st.integers(0, 9)) for node in sorted(sent)},
         stages=draw(st.integers(1, 6)),
         segments=draw(st.integers(0, 8)),
         trees_received=draw(st.integers(0, 3)),

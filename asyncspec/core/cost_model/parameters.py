@@ -96,6 +96,10 @@ class CostModelParameters(Struct, frozen=True):
     speed_weight: float = 1 / 128
     other_speed_weight: float = 1 / 1024
     speed_prior: float = 4.0
+    # Times what is laid out that is expected of rounds of several segments where a session is alone
+    # and no processor shared: trees grow again below hits, which no mean tree has. Fixed shapes had
+    # 1.0 to 1.23 of it. Among other work their rows cost more than is laid out.
+    regrowth: float = 1.12
     # Share of what was expected in the speed of rounds of one segment, up to which it is known.
     max_doubt: float = 0.25
     # Nodes at work from which longer passes are put down to their number, not to other programs.

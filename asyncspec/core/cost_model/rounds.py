@@ -60,6 +60,8 @@ class RoundRate(Struct, frozen=True):
     period: float = 0.0
     # Mean number of nodes at work.
     busy: float = 1.0
+    # Segments in flight at most: more would wait at the first stage, chosen too early.
+    segments: int = 2
 
 
 class RoundCosts(NamedTuple):
@@ -229,6 +231,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     rows = [1 + (shape.first > 0) * shape.rows] + [shape.rows] * (count - 1)
     sent, back, _ = _laid_out(drafted, rows, most, slowest, whole)
     until = tuple([bisect_left(sent, seconds) for seconds in back])
+    in_flight = _most_in_flight(until[0], most, profile[0])
     # A segment is chosen before it starts, so one more is chosen before the first verdict.
     until = until[: until[0] + 1]
     count = len(until)
@@ -260,7 +263,14 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     longer, seconds, busy = _slowed(costs, seconds, work)
     rate = tokens / seconds
     period = most * every * longer
-    return RoundRate(rate, min(tree.chances), depth, every * longer, period, busy)
+    return RoundRate(rate, min(tree.chances), depth, every * longer, period, busy, in_flight)
+
+
+def _most_in_flight(before: int, most: int, chance: float) -> int:
+    """Segments of which ``before`` start before the first verdict and up to ``most`` share a pass.
+    As many more may wait as levels are hit in a row: until a miss, verdicts change little."""
+    hit = min(PARAMETERS.max_level_hits, chance)
+    return max(2, before + most - 1 + int(hit / (1.0 - hit)))
 
 
 def _first_levels(shape: RoundShape, costs: RoundCosts) -> float:
@@ -272,7 +282,10 @@ def _first_levels(shape: RoundShape, costs: RoundCosts) -> float:
 def _slowed(costs: RoundCosts, seconds: float, work: float) -> tuple[float, float, float]:
     """How many times as long work takes in rounds of so many ``seconds`` with so much ``work`` of
     all nodes; the seconds of a round then, and the mean number of nodes at work."""
-    links, computing = costs.links, max(TINY, seconds - costs.links)
+    # While one segment is on a link others are computed, by no more nodes than there are.
+    nodes = 1.0 + (costs.whole(1) - costs.links) / costs.slowest(1)
+    links = max(0.0, min(costs.links, seconds - work / nodes))
+    computing = max(TINY, seconds - links)
     longer = costs.contention.at(work / computing, links / computing)
     slowed = links + longer * computing
     return longer, slowed, work * longer / slowed

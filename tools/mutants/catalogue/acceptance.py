@@ -121,7 +121,7 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "sent-nodes-of-the-dead-kept",
-        "sent=session.sent.intersection(tree.nodes),",
+        "sent={n: segment for n, segment in session.sent.items() if n in tree},",
         "sent=session.sent,",
         "test_every_law_holds_whatever_fails[0]",
     ),

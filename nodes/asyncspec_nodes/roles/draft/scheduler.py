@@ -192,7 +192,7 @@ def next_segment(
     if not ids:
         return None
     chosen = frozenset(ids)
-    if not connected(session.tree, ids, session.sent) or session.sent & chosen:
+    if not connected(session.tree, ids, session.sent) or session.sent.keys() & chosen:
         raise LocalProtocolError(f"policy cut nodes that cannot be sent: {ids}")
     nodes, root = session.tree.nodes, session.tree.root
     parents = tuple(session.root_parent if n == root else nodes[n].parent for n in ids)
@@ -202,7 +202,7 @@ def next_segment(
     session = replace(
         session,
         unsent=tuple([n for n in session.unsent if n not in chosen]),
-        sent=session.sent | chosen,
+        sent={**session.sent, **dict.fromkeys(ids, number)},
         segments=session.segments + 1,
         next_segment=SegmentId(number + 1),
         clock=session.clock.on_sent(message.segment, drafted=ids != (root,)),
@@ -223,7 +223,7 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
         session = replace(
             session,
             unsent=session.unsent[1:],  # no live node is older than the root
-            sent=session.sent | {root},
+            sent={**session.sent, root: number},
             clock=session.clock.on_sent(message.segment, drafted=False),
         )
     return session, message

@@ -133,8 +133,8 @@ class DraftSession(Struct, frozen=True):
     # Prompt nodes sent so far, and rows of the chunks they are sent in; 0: not known yet.
     prefilled: int = 0
     chunk_rows: int = 0
-    # Live nodes that were sent, and the verdicts of live nodes.
-    sent: frozenset[NodeId] = frozenset()
+    # Live nodes that were sent, with their segments, and the verdicts of live nodes.
+    sent: Mapping[NodeId, SegmentId] = {}
     verified: Mapping[NodeId, TargetOutput] = {}
     next_segment: SegmentId = SegmentId(0)
     version: Version = Version(0)
@@ -347,6 +347,7 @@ class DraftState(Struct, frozen=True):
             tree=tree,
             unsent=session.unsent,
             pending=len(session.sent) - len(session.verified),
+            sent=session.sent,
             stages=session.stages,
             segments=session.segments,
             trees_received=session.drafts,

@@ -62,7 +62,7 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
         )
     features = session.features
     if features is not None:
-        features = features.receive(verdict, handle, session.sent)
+        features = features.receive(verdict, handle, session.sent.keys())
     elif verdict.feature_ids or handle is not None:
         raise RemoteProtocolError(f"features for session {session.session}, which reads none")
     alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}
@@ -190,7 +190,7 @@ def _move_tip(
         root_parent=parent,
         version=version,
         unsent=tuple([n for n in session.unsent if n in tree]) if bonus is None else (tree.root,),
-        sent=session.sent.intersection(tree.nodes),
+        sent={n: segment for n, segment in session.sent.items() if n in tree},
         verified={n: t for n, t in session.verified.items() if n in tree},
         features=features,
         announced=(*known, *((n, version) for n in news)),
