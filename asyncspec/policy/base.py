@@ -16,7 +16,7 @@ from asyncspec.core.accept import TargetOutput
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.tree import Shape, TokenTree
-from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.ids import NodeId, SegmentId
 from asyncspec_protocol.limits import MAX_TREE_NODES
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -60,8 +60,8 @@ class View(Struct, frozen=True):
     no_growth: bool = False
     # What the policy has learned on this draft node (``Policy.learn``).
     memory: object = None
-    # Live nodes that were sent, with the number of their segment.
-    sent: Mapping[NodeId, int] = {}
+    # Live nodes that were sent, with their segments.
+    sent: Mapping[NodeId, SegmentId] = {}
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:

@@ -432,6 +432,13 @@ def test_segments_wait_where_drafts_are_right(
         assert few <= PARAMETERS.waiting_segments * passes
 
 
+@pytest.mark.parametrize("stages", [8, 64])
+def test_a_long_pipeline_is_filled(stages: int) -> None:
+    """Also with more segments than are laid out one by one."""
+    costs = RoundCosts(lambda rows: 1.0, lambda rows: float(stages), 0.1)
+    assert round_rate((0.3, 0.1), RoundShape(0, 1, 4), costs).segments >= stages
+
+
 SLOW_ROWS = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.11))
 SLOW_DRAFT = replace(PRESETS["turns"], draft=DraftCost(level_seconds=2.0))
 USERS_CLUSTER = ClusterCost(

@@ -13,7 +13,7 @@ from asyncspec.policy.chunked import segment_size
 from asyncspec.policy.flow import Flow
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.registry import POLICIES
-from asyncspec_protocol.ids import NodeId
+from asyncspec_protocol.ids import NodeId, SegmentId
 from laws import SMALL, add_child
 
 
@@ -35,7 +35,7 @@ def views(draw: st.DrawFn) -> View:
         tree=tree,
         unsent=tuple(n for n in tree.nodes if n not in sent),
         pending=draw(st.integers(0, len(sent))),
-        sent={node: draw(st.integers(0, 9)) for node in sorted(sent)},
+        sent={node: SegmentId(draw(st.integers(0, 9))) for node in sorted(sent)},
         stages=draw(st.integers(1, 6)),
         segments=draw(st.integers(0, 8)),
         trees_received=draw(st.integers(0, 3)),

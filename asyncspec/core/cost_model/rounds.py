@@ -225,13 +225,14 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         return max(drafting, passes * slowest(most * max(1, rows)))
 
     every = spacing(shape.rows)
-    count = min(PARAMETERS.max_planned_segments, 2 + int(whole(shape.rows) / every))
+    on_the_way = 1 + int(whole(shape.rows) / every)
+    count = min(PARAMETERS.max_planned_segments, 1 + on_the_way)
     first = _first_levels(shape, costs)
     drafted = [first + i * drafting for i in range(count)]
     rows = [1 + (shape.first > 0) * shape.rows] + [shape.rows] * (count - 1)
     sent, back, _ = _laid_out(drafted, rows, most, slowest, whole)
     until = tuple([bisect_left(sent, seconds) for seconds in back])
-    in_flight = _most_in_flight(until[0], most, profile[0])
+    in_flight = _most_in_flight(until[0] if until[0] < count else on_the_way, most, profile[0])
     # A segment is chosen before it starts, so one more is chosen before the first verdict.
     until = until[: until[0] + 1]
     count = len(until)
