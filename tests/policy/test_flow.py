@@ -436,7 +436,8 @@ def test_segments_wait_where_drafts_are_right(
 def test_a_long_pipeline_is_filled(stages: int) -> None:
     """Also with more segments than are laid out one by one."""
     costs = RoundCosts(lambda rows: 1.0, lambda rows: float(stages), 0.1)
-    assert round_rate((0.3, 0.1), RoundShape(0, 1, 4), costs).segments >= stages
+    rate = round_rate((0.3, 0.1), RoundShape(0, 1, 4), costs)
+    assert min(rate.segments, rate.depth) >= stages
 
 
 SLOW_ROWS = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.11))

@@ -259,7 +259,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         seconds += more / levels * spacing(tree.rows[-1])
         # The pipeline is full by then.
         work += more / levels * (back[-1] - sent[-1] - costs.links) * (passes - 1) / (count - 1)
-    depth = shape.first + (len(drafted) + 1) * shape.levels
+    depth = shape.first + (on_the_way + 2) * shape.levels
     work = costs.sessions / share * work + seconds * drafting / every
     longer, seconds, busy = _slowed(costs, seconds, work)
     rate = tokens / seconds
