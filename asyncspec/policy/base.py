@@ -35,6 +35,8 @@ class View(Struct, frozen=True):
     tree: TokenTree
     # Live nodes not sent yet, oldest first; may include the root.
     unsent: tuple[NodeId, ...]
+    # Live nodes that were sent, with their segments.
+    sent: Mapping[NodeId, SegmentId]
     # Number of live nodes that were sent and have no verdict yet.
     pending: int
     # Number of verify stages.
@@ -60,8 +62,6 @@ class View(Struct, frozen=True):
     no_growth: bool = False
     # What the policy has learned on this draft node (``Policy.learn``).
     memory: object = None
-    # Live nodes that were sent, with their segments.
-    sent: Mapping[NodeId, SegmentId] = {}
 
     @property
     def drafted(self) -> tuple[NodeId, ...]:

@@ -18,6 +18,7 @@ from asyncspec.core.cost_model.rounds import (
     RoundRate,
     RoundShape,
     best_shape,
+    hits_in_a_row,
     round_rate,
 )
 from asyncspec.core.tree import Shape
@@ -121,10 +122,10 @@ class FlowMemory(Struct, frozen=True):
         one, several = self.speculating
         # What slows rounds of one segment down slows those of several down too. Where a round goes
         # on with every hit, so many tokens come or fail together.
-        hit = min(PARAMETERS.max_level_hits, self.acceptance.profile[0])
+        at_once = 1.0 + hits_in_a_row(self.acceptance.profile[0])
         alone = costs.sessions == 1 and math.isinf(costs.contention.processors)
         expected = min(1.0, one.mean(1.0)) * (PARAMETERS.regrowth if alone else 1.0)
-        several_now = several.likely(expected, 1.0 / (1.0 - hit))
+        several_now = several.likely(expected, at_once)
         one_now = one.likely(1.0, 1.0)
         if one.doubt > PARAMETERS.max_doubt:
             # Passes may take longer than alone because several rounds are under way, even on other

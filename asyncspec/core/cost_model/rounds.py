@@ -250,8 +250,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     # Without a row in the last one, what is drafted below comes after its parents' verdicts.
     if deepest and tree.rows[-1] and count > 1:
         ratio = (by_level[-1] / by_level[1]) ** (1 / (deepest - 1)) if deepest > 1 else by_level[1]
-        hit = min(PARAMETERS.max_level_hits, ratio)
-        more = by_level[-1] * hit / (1.0 - hit)
+        more = by_level[-1] * hits_in_a_row(ratio)
         # A segment that is not full has all that was drafted for it.
         full = tree.rows[-1] == shape.rows
         levels = _levels_a_segment(tree, by_level, count) if full else shape.levels
@@ -270,8 +269,13 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
 def _most_in_flight(before: int, most: int, chance: float) -> int:
     """Segments of which ``before`` start before the first verdict and up to ``most`` share a pass.
     As many more may wait as levels are hit in a row: until a miss, verdicts change little."""
+    return max(2, before + most - 1 + int(hits_in_a_row(chance)))
+
+
+def hits_in_a_row(chance: float) -> float:
+    """Expected levels that are hit before a miss, each with that chance."""
     hit = min(PARAMETERS.max_level_hits, chance)
-    return max(2, before + most - 1 + int(hit / (1.0 - hit)))
+    return hit / (1.0 - hit)
 
 
 def _first_levels(shape: RoundShape, costs: RoundCosts) -> float:

@@ -62,7 +62,7 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
         )
     features = session.features
     if features is not None:
-        features = features.receive(verdict, handle, session.sent.keys())
+        features = features.receive(verdict, handle, session.sent)
     elif verdict.feature_ids or handle is not None:
         raise RemoteProtocolError(f"features for session {session.session}, which reads none")
     alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}
