@@ -114,6 +114,8 @@ class Drafted(Struct, frozen=True):
     rows: float = 1.0
     # From the request to the answer, beside the levels.
     call_seconds: float = 0.0
+    # It was abandoned amid some level: one takes at most so many seconds.
+    abandoned: bool = False
 
 
 class Committed(Struct, frozen=True):

@@ -207,11 +207,7 @@ class Flow(Policy, frozen=True):
     def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
         known = _known(memory)
         if isinstance(event, Drafted):
-            before = known.level or LevelCost()
-            level = before.observe(
-                event.level_seconds, event.rows, event.sessions, event.call_seconds
-            )
-            known = replace(known, level=level)
+            known = replace(known, level=_level_cost(known.level, event))
         else:
             known = known.committing(event)
         if known.level is None or not event.costs.times:
@@ -287,7 +283,8 @@ class Flow(Policy, frozen=True):
         if root and not shape.first:
             return root
         if root and len(view.tree) == 1 and not view.no_growth:
-            return ()  # with its first levels
+            # With its first levels, unless nobody knows how long they take.
+            return root if known.level is None else ()
         if not shape.levels and (view.tokens_since_draft if root else view.segments):
             return ()
         if not root and view.segments_in_flight >= known.rate.segments:
@@ -300,6 +297,15 @@ class Flow(Policy, frozen=True):
         if not root and _better_later(view, known, chances, chosen):
             return ()
         return (*root, *chosen)
+
+
+def _level_cost(known: LevelCost | None, event: Drafted) -> LevelCost:
+    """After a draft. Those that are too late for their rounds are all abandoned, so that the first
+    one has to tell: no draft that is waited for would be known to cost too much."""
+    if event.abandoned:
+        return known or LevelCost(event.rows, event.level_seconds)
+    seconds, call = event.level_seconds, event.call_seconds
+    return (known or LevelCost()).observe(seconds, event.rows, event.sessions, call)
 
 
 def _known(memory: object) -> FlowMemory:

@@ -154,8 +154,8 @@ class Segment(WireMessage, array_like=True, frozen=True, tag="segment", gc=False
     # So many segments of the same pass follow at once on this link: an idle receiver that did not
     # wait for them would need another pass for them, at every stage anew.
     batch_remaining: BatchRemaining = 0
-    # Seconds it was at the stages before, waiting or computed, of a session with ``Rates``: the
-    # rest of its round is drafting and links. 0: not measured.
+    # Seconds it was at the stages before, waiting or computed: the rest of its round trip is links
+    # and handling.
     stage_seconds: Seconds = 0.0
     # In which of its session's passes at the first stage it was, abandoned ones not counted, from 1
     # on. 0: in none yet.

@@ -73,36 +73,26 @@ def test_round_trips_exclude_the_cost_of_rows(
     assert costs.max_rows == most_rows(times, back, costs.round_trip)
 
 
-@given(tables, seconds, st.lists(seconds, max_size=20))
-def test_waits_for_other_sessions_are_no_overhead(
-    times: dict[Rank, PassTimes], own: float, waits: list[float]
+@given(tables, line, seconds, st.lists(st.integers(1, 64), min_size=1, max_size=8))
+def test_overhead_is_what_is_neither_at_stages_nor_transfers_of_rows(
+    times: dict[Rank, PassTimes], back: float, own: float, probes: list[int]
 ) -> None:
-    """Rounds without speculation would look slow for the speculation of others, and speculation in
-    turn worth its rows."""
-    known = PipelineCosts(times)
-    passes = sum(stage(1) for stage in known.stages) + sum(known.link_row_seconds)
-    costs = known.with_round_trip(1, passes + own)
-    for wait in waits:
-        costs = costs.with_round_trip(1, passes + own + wait, alone=False)
+    """It bounds no rows, as it says nothing of the uncongested path."""
+    known = costs = PipelineCosts(times, back)
+    for rows in probes:
+        costs = costs.with_overhead(rows, own + rows * sum(known.link_row_seconds))
     assert costs.overhead == pytest.approx(own, rel=1e-6, abs=1e-9)
-    longer = costs.with_round_trip(1, passes + 2 * own).overhead
-    assert longer is not None
-    assert longer > 1.01 * own
-    shorter = costs.with_round_trip(1, passes + own / 2, alone=False).overhead
-    assert shorter == pytest.approx(own / 2, rel=1e-6, abs=1e-9)
+    assert (costs.max_rows, costs.round_trip) == (known.max_rows, known.round_trip)
 
 
-@given(tables, seconds, st.lists(seconds, max_size=8))
-def test_waits_for_prompts_only_bound_the_overhead(
-    times: dict[Rank, PassTimes], own: float, waits: list[float]
-) -> None:
-    known = costs = PipelineCosts(times)
-    passes = sum(stage(1) for stage in known.stages) + sum(known.link_row_seconds)
-    for wait in waits:
-        costs = costs.with_round_trip_bound(1, passes + wait)
-    assert (costs.overhead, costs.round_trip) == (None, 0.0)
-    found = costs.with_round_trip(1, passes + own).overhead
-    assert found == pytest.approx(min([own, *waits]), rel=1e-6, abs=1e-9)
+@given(seconds, seconds)
+def test_a_shorter_overhead_counts_at_once(own: float, wait: float) -> None:
+    """What waits on a link for others is longer."""
+    known = PipelineCosts().with_overhead(1, own)
+    longer = known.with_overhead(1, own + wait)
+    assert longer.overhead is not None
+    assert own < longer.overhead < own + wait / 2
+    assert longer.with_overhead(1, own).overhead == own
 
 
 @given(tables, st.just(0.0) | seconds, st.floats(1, 100))
@@ -236,17 +226,3 @@ def test_segments_behind_a_prompt_are_no_round_trip_samples() -> None:
     _, _, first, *_ = sent(effects, Segment)
     driven.feed(verdict(1, {64: 10}), verdict(first.segment, {65: 12}))
     assert driven.state.costs.round_trip == 0
-
-
-@given(tables, line, st.lists(st.tuples(st.integers(1, 64), seconds), min_size=1, max_size=20))
-def test_congested_round_trips_bound_the_overhead_from_above(
-    times: dict[Rank, PassTimes], back: float, waits: list[tuple[int, float]]
-) -> None:
-    """They bound no rows, as they say nothing of the uncongested path."""
-    known = costs = PipelineCosts(times, back)
-    for rows, wait in waits:
-        way = rows * sum(known.link_row_seconds) + sum(stage(rows) for stage in known.stages)
-        costs = costs.with_congested_round_trip(rows, way + wait)
-    assert costs.overhead is not None
-    assert abs(costs.overhead - min(wait for _, wait in waits)) < 1e-6
-    assert (costs.max_rows, costs.round_trip) == (known.max_rows, known.round_trip)

@@ -55,7 +55,7 @@ def test_a_segment_becomes_a_pass_and_a_verdict() -> None:
     assert job.tokens == (0,)
     assert job.sampled_rows == (0,)
     assert sent(last.feed(done(job, (7,))), Verdict) == [
-        Verdict(0, 0, 0, (0,), (7,), pass_number=1)
+        Verdict(0, 0, 0, (0,), (7,), stage_seconds=1.0, pass_number=1)
     ]
 
 
@@ -273,7 +273,7 @@ def test_times_of_stages_stay_within_what_may_travel(rank: int) -> None:
     (job,) = passes(driven.feed(Received(Rank(rank - 1), timed, tensor)))
     (onward,) = sent(driven.feed(done(job, object())), Segment)
     decode(encode(onward))
-    assert onward.stage_seconds == (0.0 if rank == 1 else MAX_SECONDS)
+    assert onward.stage_seconds == (1.0 if rank == 1 else MAX_SECONDS)
 
 
 def test_an_old_prune_changes_nothing() -> None:
@@ -453,7 +453,9 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     first.feed(prune(1, 4, (), (2,)))
     (onward,) = [e for e in first.feed(done(job, "hidden")) if isinstance(e, Send)]
     assert onward.message == replace(
-        segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, aux_states=1), pass_number=1
+        segment(0, {0: -1, 1: 0, 2: 1}, tokens=False, aux_states=1),
+        stage_seconds=2.0,
+        pass_number=1,
     )
     assert onward.tensor == TensorRows("hidden", (0, 1, 2))
     last = stage(2, 2, prompt_length=2, features=(1, 2))
@@ -463,7 +465,8 @@ def test_features_travel_with_their_rows_and_die_with_them() -> None:
     (verdict,) = [
         e for e in last.feed(done(job, SamplerOutput((7, 8), "features"))) if isinstance(e, Send)
     ]
-    assert verdict.message == Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1), pass_number=1)  # type: ignore[arg-type]
+    expected = Verdict(SessionId(0), 0, 0, (1,), (7,), (0, 1), pass_number=1)  # type: ignore[arg-type]
+    assert verdict.message == replace(expected, stage_seconds=4.0)
     assert verdict.tensor == TensorRows("features", (0, 1))
 
 

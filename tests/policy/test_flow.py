@@ -29,6 +29,7 @@ from asyncspec.core.cost_model.rounds import (
 from asyncspec.core.tree import new_tree
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Committed, Drafted
+from asyncspec.policy.chain import Chain
 from asyncspec.policy.flow import Flow, FlowMemory, describe
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic, tabled
@@ -251,6 +252,21 @@ def test_the_first_draft_calls_count_alike(seconds: list[float], sessions: int) 
     assert known.call == pytest.approx(fmean(seconds))
 
 
+@given(st.floats(1, 7), st.lists(st.floats(1, 7), min_size=1, max_size=4))
+def test_an_abandoned_draft_bounds_a_level_until_one_is_measured(
+    most: float, later: list[float]
+) -> None:
+    flow, pipeline = Flow(), PipelineCosts()
+    memory = flow.learn(None, Drafted(most, pipeline, abandoned=True))
+    for seconds in later:
+        memory = flow.learn(memory, Drafted(seconds, pipeline, abandoned=True))
+    assert memory.level is not None
+    assert memory.level.at(8.0) == most
+    memory = flow.learn(memory, Drafted(1.0, pipeline, rows=4.0))
+    assert memory.level == LevelCost(4.0, 1.0, calls=1.0)
+    assert flow.learn(memory, Drafted(most, pipeline, abandoned=True)) == memory
+
+
 @given(profiles, costs, st.sampled_from(ROWS[2:]), st.floats(0.01, 1))
 def test_levels_of_one_call_share_what_it_takes_beside_them(
     profile: list[float], cost: RoundCosts, rows: int, call: float
@@ -460,6 +476,17 @@ def test_useless_drafts_end_speculation() -> None:
     plain = run(0.01, SLOW_ROWS, "autoregressive").stats[0]
     assert useless["tokens_per_second"] >= 0.97 * plain["tokens_per_second"]
     assert useless["rows"] < 1.5 * plain["rows"]
+
+
+@pytest.mark.parametrize(("stages", "level", "first"), [(1, 2.0, 0.9), (4, 5.0, 0.3)])
+def test_no_root_waits_for_drafts_that_may_take_longer_than_rounds(
+    stages: int, level: float, first: float
+) -> None:
+    """The first one that is abandoned tells, else none of four levels would ever be measured."""
+    cost = ClusterCost(StageCost(plateau=32), draft=DraftCost(level))
+    setting = Setting(Synthetic(tabled((first,)), seed=1), cost, stages=stages, tokens=64)
+    flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
+    assert flow <= plain / 0.97
 
 
 @pytest.mark.parametrize(
@@ -762,3 +789,28 @@ def test_commits_that_waited_for_another_prompt_are_not_timed() -> None:
     assert apart["longest"] == 1.0
     assert beside["untimed"] > 2
     assert beside["longest"] < 2.0
+
+
+class Overheads(Chain, frozen=True):
+    """Chains, and what was known of links when tokens came."""
+
+    @property
+    def coalesce(self) -> bool:
+        return True
+
+    def learn(self, memory: object, event: Drafted | Committed) -> object:
+        return memory if event.costs.overhead is None else event.costs.overhead
+
+    def stats(self, memory: object) -> Mapping[str, float]:
+        return {"overhead": memory} if isinstance(memory, float) else {}
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.floats(0, 2), st.floats(0, 0.2))
+def test_only_links_are_overhead_however_many_sessions_wait_for_passes(
+    stages: int, sessions: int, latency: float, row: float
+) -> None:
+    cost = ClusterCost(StageCost(plateau=1, row_seconds=row), wire=LinkCost(latency))
+    language = Synthetic(tabled((0.6,)), seed=1)
+    setting = Setting(language, cost, stages=stages, tokens=8, prompt_tokens=90, requests=sessions)
+    out = simulate(setting, "chains", policies={"chains": Overheads()})
+    assert out.stats[-1]["overhead"] == pytest.approx((stages + 1) * latency, abs=1e-6)

@@ -59,14 +59,14 @@ class LevelCost(Struct, frozen=True):
     spread: float = 0.0
     joint: float = 0.0
     call: float = 0.0
-    # Calls that were measured.
+    # Calls that were measured; 0: what is known is a bound, which the first one replaces.
     calls: float = 0.0
 
     def observe(
         self, seconds: float, rows: float, sessions: int = 1, call: float = 0.0
     ) -> LevelCost:
         """With one of the ``sessions`` answers that a call brought."""
-        if not self.rows:
+        if not self.calls:
             return LevelCost(rows, seconds, call=call, calls=1.0 / sessions)
         calls = self.calls + 1.0 / sessions
         weight = max(PARAMETERS.level_weight, 1.0 / calls) / sessions

@@ -27,10 +27,7 @@ class RoundTripProbe(Struct, frozen=True):
     sent_at: float
     rows: int
     # It is the first one of a round: nothing live precedes it, so it samples the uncongested path.
-    # Others bound the overhead from above.
     uncongested: bool = False
-    # Seconds that the slowest stage needs for what was sent before it since ``sent_at``.
-    wait: float = 0.0
 
 
 class PipelineCosts(Struct, frozen=True):
@@ -44,10 +41,9 @@ class PipelineCosts(Struct, frozen=True):
     # still on the way make it longer and nothing makes it shorter, so a shorter one counts at once
     # and a longer one little by little.
     round_trip: float = 0.0
-    # Seconds of it that are no passes: latencies and handling; None: not known.
+    # Seconds of round trips that are neither at stages nor transfers of rows, as are latencies and
+    # handling; None: not known. What waits on links for others makes it longer: as ``round_trip``.
     overhead: float | None = None
-    # What it is at most, by round trips that waited for prompts and say no more.
-    overhead_bound: float = math.inf
     # Rows that a segment should have at most, and one of a session that is alone.
     max_rows: int = PARAMETERS.max_rows
     max_lone_rows: int = PARAMETERS.max_rows
@@ -67,38 +63,20 @@ class PipelineCosts(Struct, frozen=True):
             return self
         return replace(self, feature_row_seconds=row_seconds)._bounded()
 
-    def with_round_trip(self, rows: int, seconds: float, *, alone: bool = True) -> PipelineCosts:
-        """A probe of so many ``rows`` has come back after so many ``seconds``; ``alone``: no other
-        session was there whose passes it waited for."""
+    def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
+        """A probe of so many ``rows`` has come back after so many ``seconds``."""
         found = max(0.0, seconds - rows * sum(self.link_row_seconds))
         if self.round_trip:
             found = shorter_at_once(self.round_trip, found, PARAMETERS.round_trip_weight)
-        overhead = self._overhead(rows, seconds, grows=alone)
-        return replace(self, round_trip=found, overhead=overhead)._bounded()
+        return replace(self, round_trip=found)._bounded()
 
-    def with_congested_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
-        """A segment of which so many ``rows`` came through, maybe behind others."""
-        overhead = self._overhead(rows, seconds, grows=False)
-        return self if overhead == self.overhead else replace(self, overhead=overhead)
-
-    def with_round_trip_bound(self, rows: int, seconds: float) -> PipelineCosts:
-        """A segment of which so many ``rows`` came through, maybe behind another session's prompt:
-        passes of its chunks, taken for links, would make plain decoding look slow."""
-        bound = min(self.overhead_bound, self._no_passes(rows, seconds))
-        return replace(self, overhead_bound=bound)
-
-    def _overhead(self, rows: int, seconds: float, *, grows: bool) -> float:
-        """After a round trip; ``grows``: a longer one counts too."""
-        found = self._no_passes(rows, seconds)
-        if self.overhead is None:
-            return min(found, self.overhead_bound)
-        weight = PARAMETERS.round_trip_weight if grows else 0.0
-        return shorter_at_once(self.overhead, found, weight)
-
-    def _no_passes(self, rows: int, seconds: float) -> float:
-        """What of a round trip is neither passes nor transfers of rows."""
-        passes = sum([stage(rows) for stage in self.stages])
-        return max(0.0, seconds - rows * sum(self.link_row_seconds) - passes)
+    def with_overhead(self, rows: int, seconds: float) -> PipelineCosts:
+        """A segment of so many ``rows`` has come back after so many ``seconds`` beside those at
+        stages."""
+        found = max(0.0, seconds - rows * sum(self.link_row_seconds))
+        if self.overhead is not None:
+            found = shorter_at_once(self.overhead, found, PARAMETERS.round_trip_weight)
+        return replace(self, overhead=found)
 
     def _bounded(self) -> PipelineCosts:
         return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())

@@ -189,12 +189,14 @@ def _merged(
     if session is None:
         return state  # the session is over
     request = session.draft_request
-    if request is not None and request.growth is not None and not request.abandoned:
-        taken, depth = together * seconds, max(1, request.job.depth)
+    if request is not None and request.growth is not None and (seconds or not request.abandoned):
+        taken = together * seconds
+        depth = 1 if request.abandoned else max(1, request.job.depth)
         rows = together * _mean_rows(request.job)
         # Until the next request there are handling, and waits for a share of a processor.
         call = max(0.0, now - request.at - taken) if now is not None else 0.0
-        state = state.learn(session, Drafted(taken / depth, state.costs, together, rows, call))
+        event = Drafted(taken / depth, state.costs, together, rows, call, request.abandoned)
+        state = state.learn(session, event)
     return state.with_session(merge_draft(session, answer, seconds, state.costs.pass_seconds))
 
 

@@ -21,9 +21,9 @@ def _is_planned(session: DraftSession) -> bool:
 
 
 def count_links(state: DraftState, message: Verdict, now: float) -> DraftState:
-    """Seconds of a segment and its verdict on links, where they are timed."""
+    """Seconds of a segment and its verdict on links."""
     session = state.sessions.get(message.session)
-    if session is None or not message.stage_seconds or not _is_planned(session):
+    if session is None or not _is_planned(session):
         return state
     seconds = now - session.sent_at - message.stage_seconds
     return replace(state, measured=state.measured.with_link(seconds))

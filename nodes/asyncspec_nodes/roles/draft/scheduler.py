@@ -89,8 +89,8 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         return (state if state.out_of_credit else replace(state, out_of_credit=True)), ()
     segments: list[Segment] = []
     # A lone session's prompt delays no other.
-    idle, slowest = 0, state.costs.slowest
-    seconds = slowest if len(state.sessions) > 1 else None
+    idle = 0
+    seconds = state.costs.slowest if len(state.sessions) > 1 else None
     decoding = [session for session in state.sessions.values() if session.decoding]
     busy = sum([session.rows for session in decoding])
     state = _with_chunk_rows(state, busy)
@@ -107,7 +107,7 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             most = state.costs.max_rows
             if len(decoding) <= 1 and session.policy.limits_rows:
                 most = min(most, state.costs.max_lone_rows)
-            session = _with_probe(session, message, slowest, now)
+            session = _with_probe(session, message, now)
             if session.policy.plannable:
                 session = replace(session, sent_at=now)
             session = _with_tree_budget(session, message.ids, len(decoding), seconds, most)
@@ -118,19 +118,14 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     return state, tuple(Send(FIRST, segment) for segment in with_batch_remaining(segments))
 
 
-def _with_probe(
-    session: DraftSession, message: Segment, seconds: PassSeconds | None, now: float
-) -> DraftSession:
-    """Measure the round trip of the prompt, of the first segment of a round, and else of one
-    segment at a time. ``seconds``: of the slowest part."""
+def _with_probe(session: DraftSession, message: Segment, now: float) -> DraftSession:
+    """Measure the round trip of a prompt's last segment, of the first one of a round, and else of
+    one segment at a time."""
     segment, rows, probe = message.segment, len(message.ids), session.probe
     if session.segments == 1 and session.decoding:
         probe = RoundTripProbe(segment, now, rows, uncongested=True)
-    elif probe is None:
+    elif probe is None or message.ids[-1] < len(session.prefix):
         probe = RoundTripProbe(segment, now, rows)
-    elif message.ids[-1] < len(session.prefix):
-        wait = probe.wait + (seconds(probe.rows) if seconds else 0.0)
-        probe = replace(probe, segment=segment, rows=rows, wait=wait)
     return replace(session, probe=probe)
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, walk
+from asyncspec.core.cost_model.pipeline import PipelineCosts, RoundTripProbe
 from asyncspec.core.machine import Received
 from asyncspec_nodes.roles.draft import rates
 from asyncspec_nodes.roles.draft.session import DraftSession, DraftState
@@ -29,22 +30,28 @@ def verdict_received(
     if session is not None:
         probe = session.probe
         if probe is not None and probe.segment <= message.segment:
-            session = replace(session, probe=None)
             if probe.segment == message.segment:
-                seconds = now - probe.sent_at
-                rows = len(message.ids) if session.decoding else probe.rows
-                if state.prompts_beside(message.session, probe.sent_at):
-                    costs = costs.with_round_trip_bound(rows, seconds - probe.wait)
-                elif probe.uncongested:
-                    alone = len(state.sessions) == 1
-                    costs = costs.with_round_trip(probe.rows, seconds, alone=alone)
-                else:
-                    costs = costs.with_congested_round_trip(rows, seconds - probe.wait)
+                costs = _with_probe_result(state, session, probe, message, now)
+            session = replace(session, probe=None)
         if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=event.peer)
         state = rates.count_links(state, message, now)
         state = state.with_session(record_verdict(session, message, event.tensor))
     return replace(state, expected_verdicts=message.batch_remaining, costs=costs)
+
+
+def _with_probe_result(
+    state: DraftState, session: DraftSession, probe: RoundTripProbe, message: Verdict, now: float
+) -> PipelineCosts:
+    """The costs after a probe's verdict."""
+    costs, seconds = state.costs, now - probe.sent_at
+    prompts = state.prompts_beside(message.session, probe.sent_at)
+    if session.decoding or not prompts:
+        # Else it waited for other prompts' rows, on links whose speed is not known by then.
+        costs = costs.with_overhead(probe.rows, seconds - message.stage_seconds)
+    if probe.uncongested and not prompts:
+        costs = costs.with_round_trip(probe.rows, seconds)
+    return costs
 
 
 def record_verdict(session: DraftSession, verdict: Verdict, handle: object | None) -> DraftSession:

@@ -65,7 +65,6 @@ def receive_segment(
     if len(ids) > session.max_rows:
         text = f"a segment of {len(ids)} rows: those of session {message.session} may have "
         raise RemoteProtocolError(f"{text}{session.max_rows}", peer=peer)
-    earlier = 0.0 if first else message.stage_seconds  # a draft node is no stage
     segment = QueuedSegment(
         session=message.session,
         segment=message.segment,
@@ -75,8 +74,7 @@ def receive_segment(
         tokens=message.tokens,
         hidden=None if first else TensorRows(event.tensor, tuple(range(len(ids)))),
         since=now,
-        earlier_seconds=earlier,
-        timed=earlier > 0 or message.session in state.schedule.members,
+        earlier_seconds=0.0 if first else message.stage_seconds,  # a draft node is no stage
         pass_number=message.pass_number,
     )
     live = drop_dead_rows(session, segment)

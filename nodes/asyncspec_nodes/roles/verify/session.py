@@ -31,9 +31,6 @@ _NODE_BYTES, _LIKELIEST_BYTES = 40, 14
 _HEADER_BYTES = 256
 """The rest of a verdict's header at most."""
 
-_MIN_STAGE_SECONDS = 1e-9
-"""Of a timed segment: 0 in ``Segment.stage_seconds`` means that it is not timed."""
-
 
 def max_sessions(limit: int) -> int:
     """Sessions and cached prompts of a draft node at most that serves ``limit`` requests at a time.
@@ -150,18 +147,16 @@ class QueuedSegment(Struct, frozen=True):
     hidden: TensorRows | None = None
     # Passes that could have taken it and did not.
     passed_over: int = 0
-    # When it came, and seconds at earlier stages; ``timed``: they are reported.
+    # When it came, and seconds at earlier stages.
     since: float = 0.0
     earlier_seconds: float = 0.0
-    timed: bool = False
     # As in ``Segment``.
     pass_number: int = 0
 
     def stage_seconds(self, now: float) -> float:
-        """Seconds at all stages so far; 0 where it is not timed. No more than may travel: a peer
-        may say anything of those before."""
-        spent = min(MAX_SECONDS, self.earlier_seconds + now - self.since)
-        return max(_MIN_STAGE_SECONDS, spent) if self.timed else 0.0
+        """Seconds at all stages so far, no more than may travel: a peer may say anything of those
+        before."""
+        return min(MAX_SECONDS, self.earlier_seconds + now - self.since)
 
     def select(self, rows: Sequence[int]) -> QueuedSegment:
         """The same segment with only these rows (indices into ``ids``, ascending)."""
