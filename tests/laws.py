@@ -245,6 +245,7 @@ def check_stage(state: Any) -> None:
         assert all(session.liveness.alive(node) for node in session.slots.speculative_nodes)
         assert session.slots.used == session.slots.committed + len(session.slots.speculative_nodes)
         assert set(session.slots.speculative) == set(session.slots.speculative_nodes)
+        assert session.slots.used <= session.max_slots
     for waiting in (*state.queue, *state.outbox):
         assert waiting.ids
         assert all(state.sessions[waiting.session].liveness.alive(n) for n in waiting.ids)

@@ -123,6 +123,19 @@ def test_a_session_that_was_under_way_to_a_stage_that_is_started_again_has_room_
     assert max(sums) == BLOCK
 
 
+@pytest.mark.parametrize("policy", ["chain", "flowspec", "flow"])
+def test_a_stage_that_hears_of_prunes_late_waits_for_them_with_what_has_no_room(
+    policy: str,
+) -> None:
+    """Many rounds pass it meanwhile."""
+    cluster = Cluster(Far((1.0, 90.0, 1.0)), stages=3)
+    watch_room(cluster)
+    request = ask(0, prompt=(1, 2, 3), max_new_tokens=40, policy=policy)
+    cluster.submit(request)
+    cluster.world.run(until=BOUND)
+    check_after(cluster, [request])
+
+
 @settings(max_examples=examples(400, quick=150))
 @given(
     clusters(costs=Shaking, slots=128, source_slots=0, stats_seconds=2.0, max_sessions=3),

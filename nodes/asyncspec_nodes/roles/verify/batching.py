@@ -39,7 +39,7 @@ from asyncspec_nodes.roles.verify.session import (
     plan_part,
     survivors,
 )
-from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Segment
 
 Queue = tuple[QueuedSegment, ...]
@@ -204,14 +204,33 @@ def plan_next(state: VerifyState) -> NextPass | None:
 
 def _held(state: VerifyState) -> Collection[SessionId]:
     """Waiting sessions of links some of whose announced segments are still to come, as they belong
-    in one pass; and those whose batch is not the current one or not complete."""
-    schedule = state.schedule
+    in one pass; those whose batch is not the current one or not complete; and those without room.
+    """
+    schedule, crowded = state.schedule, _crowded(state)
     late = [peer for peer, credit in state.inbound.items() if credit.expected]
     if not late and not schedule.batches:
-        return ()
+        return crowded
     upstream_of = state.config.upstream_of
     here = {segment.session for segment in state.queue}
-    return {name for name in here if upstream_of(name) in late}.union(schedule.held(here))
+    return crowded.union(name for name in here if upstream_of(name) in late).union(
+        schedule.held(here)
+    )
+
+
+def _crowded(state: VerifyState) -> set[SessionId]:
+    """Sessions without room for what waits until prunes are here that earlier stages have applied:
+    they come over a link of their own, which many rounds may overtake."""
+    late = {one.session for one in state.queue if one.applied > _version(state, one.session)}
+    return {name for name in late if _rows_wanted(state, name) > state.sessions[name].max_slots}
+
+
+def _version(state: VerifyState, name: SessionId) -> Version:
+    return state.sessions[name].liveness.version
+
+
+def _rows_wanted(state: VerifyState, name: SessionId) -> int:
+    waiting = [len(segment.ids) for segment in state.queue if segment.session == name]
+    return state.sessions[name].slots.used + sum(waiting)
 
 
 def _blocked(state: VerifyState) -> bool:
