@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import Acceptance
+from asyncspec.core.cost_model.mean_tree import RoundShape
 from asyncspec.core.cost_model.measured import ALONE, Contention, LevelCost, MeasuredSpeed
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.rounds import (
@@ -16,7 +17,6 @@ from asyncspec.core.cost_model.rounds import (
     STARTS,
     RoundCosts,
     RoundRate,
-    RoundShape,
     best_shape,
     hits_in_a_row,
     round_rate,
@@ -120,11 +120,14 @@ class FlowMemory(Struct, frozen=True):
     def _likely_speeds(self, costs: RoundCosts, plain_rate: float) -> Callable[[RoundShape], float]:
         """By a shape's kind, the speed to expect of it, in times what the model of rounds does."""
         one, several = self.speculating
-        # What slows rounds of one segment down slows those of several down too. Where a round goes
-        # on with every hit, so many tokens come or fail together.
+        # Where a round goes on with every hit, so many tokens come or fail together.
         at_once = 1.0 + hits_in_a_row(self.acceptance.profile[0])
         alone = costs.sessions == 1 and math.isinf(costs.contention.processors)
-        expected = min(1.0, one.mean(1.0)) * (PARAMETERS.regrowth if alone else 1.0)
+        # What slows rounds of one segment down, such as late drafts, slows those of several, too.
+        slower = min(1.0, one.mean(1.0))
+        if costs.sessions > 1:
+            slower **= PARAMETERS.session_slowdown
+        expected = slower * (PARAMETERS.regrowth if alone else 1.0)
         several_now = several.likely(expected, at_once)
         one_now = one.likely(1.0, 1.0)
         if one.doubt > PARAMETERS.max_doubt:

@@ -12,20 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
+from asyncspec.core.cost_model.mean_tree import LEVELS, ROWS, MeanTree, RoundShape
 from asyncspec.core.cost_model.measured import Contention, LevelCost, MeasuredSpeed
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
-from asyncspec.core.cost_model.rounds import (
-    LEVELS,
-    PLAIN,
-    ROWS,
-    STARTS,
-    MeanTree,
-    RoundCosts,
-    RoundShape,
-    best_shape,
-    round_rate,
-)
+from asyncspec.core.cost_model.rounds import PLAIN, STARTS, RoundCosts, best_shape, round_rate
 from asyncspec.core.tree import new_tree
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Committed, Drafted
@@ -760,6 +751,17 @@ def test_several_segments_are_not_expected_to_reach_what_one_does_not() -> None:
     slow = MeasuredSpeed().observe(400, 600.0, 1.0), MeasuredSpeed()
     for memory in (known, replace(known, speculating=slow)):
         assert not memory.choosing(costs).shape.levels
+
+
+def test_sessions_in_step_slow_rounds_of_several_segments_less() -> None:
+    """Where one segment a round is slow, plain decoding is the choice of a lone session only."""
+    slow = MeasuredSpeed().observe(400, 400 / 0.6, 1.0), MeasuredSpeed()
+    known = FlowMemory(shape=RoundShape(3, 0, 4), committed=400, speculating=slow)
+    level = LevelCost(8.0, 0.5, calls=1.0)
+    times = {Rank(r): PassTimes(Rank(r), (1.0, 16.0), (1.0, 1.5)) for r in range(1, 5)}
+    for sessions, levels in ((1, 0), (2, 1)):
+        costs = RoundCosts.of(PipelineCosts(times=times), level, sessions=sessions)
+        assert known.choosing(costs).shape.levels == levels
 
 
 class Timed(Autoregressive, frozen=True):

@@ -100,6 +100,9 @@ class CostModelParameters(Struct, frozen=True):
     # and no processor shared: trees grow again below hits, which no mean tree has. Fixed shapes had
     # 1.0 to 1.23 of it. Among other work their rows cost more than is laid out.
     regrowth: float = 1.12
+    # Exponent of what slows rounds of one segment down in what slows those of several down, where
+    # there are other sessions: these come back in step after such rounds, and wait for each other.
+    session_slowdown: float = 0.5
     # Share of what was expected in the speed of rounds of one segment, up to which it is known.
     max_doubt: float = 0.25
     # Nodes at work from which longer passes are put down to their number, not to other programs.
