@@ -500,6 +500,20 @@ def test_users_who_come_at_random_times_do_not_speculate_for_waits(
     assert flow <= plain / 0.9
 
 
+def test_roots_wait_for_passes_that_other_sessions_keep_going() -> None:
+    """Eight users on one stage speculated for gains that these waits took away."""
+    setting = Setting(
+        Synthetic(tabled((0.55, 0.15, 0.06, 0.04)), seed=1),
+        USERS_CLUSTER,
+        stages=1,
+        tokens=120,
+        requests=8,
+        arrivals=(9.0, 48.0, 27.0, 38.0, 48.5, 27.5, 47.0, 59.0),
+    )
+    flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
+    assert flow <= plain / 0.97
+
+
 def test_few_slow_tokens_do_not_condemn_plain_decoding() -> None:
     """Two users' first passes are not shared: plain decoding has half its expected speed there."""
     setting = Setting(
@@ -754,13 +768,12 @@ def test_several_segments_are_not_expected_to_reach_what_one_does_not() -> None:
 
 
 def test_sessions_in_step_slow_rounds_of_several_segments_less() -> None:
-    """Where one segment a round is slow, plain decoding is the choice of a lone session only."""
-    slow = MeasuredSpeed().observe(400, 400 / 0.6, 1.0), MeasuredSpeed()
-    known = FlowMemory(shape=RoundShape(3, 0, 4), committed=400, speculating=slow)
-    level = LevelCost(8.0, 0.5, calls=1.0)
     times = {Rank(r): PassTimes(Rank(r), (1.0, 16.0), (1.0, 1.5)) for r in range(1, 5)}
-    for sessions, levels in ((1, 0), (2, 1)):
-        costs = RoundCosts.of(PipelineCosts(times=times), level, sessions=sessions)
+    costs = RoundCosts.of(PipelineCosts(times=times), LevelCost(8.0, 0.1, calls=1.0), sessions=2)
+    for speed, levels in ((1.0, 0), (0.7, 1)):
+        one = MeasuredSpeed().observe(400, 400 / speed, 1.0)
+        speeds = one, MeasuredSpeed()
+        known = FlowMemory(shape=RoundShape(3, 0, 4), committed=400, speculating=speeds)
         assert known.choosing(costs).shape.levels == levels
 
 

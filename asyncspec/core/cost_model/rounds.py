@@ -244,6 +244,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         # The pipeline is full by then.
         work += more / levels * (back[-1] - sent[-1] - costs.links) * (passes - 1) / (count - 1)
     depth = shape.first + (on_the_way + 2) * shape.levels
+    seconds += _rest_of_a_pass(costs, slowest(most * max(1, shape.rows)), every, share * most)
     work = costs.sessions / share * work + seconds * drafting / every
     longer, seconds, busy = _slowed(costs, seconds, work)
     rate = tokens / seconds
@@ -261,6 +262,17 @@ def hits_in_a_row(chance: float) -> float:
     """Expected levels that are hit before a miss, each with that chance."""
     hit = min(PARAMETERS.max_level_hits, chance)
     return hit / (1.0 - hit)
+
+
+def _rest_of_a_pass(costs: RoundCosts, seconds: float, every: float, shared: float) -> float:
+    """What a new root waits for at the first stage, where passes of so many ``seconds`` are
+    ``shared`` by so many of the segments that each session sends ``every`` so often: half of the
+    pass that runs, which the rows of other sessions keep going. Less where links have the segments
+    most of the time."""
+    if costs.sessions == 1:
+        return 0.0
+    busy = costs.sessions / shared * seconds / every
+    return 0.5 * busy * seconds * (1.0 - costs.links / costs.whole(1))
 
 
 def _first_levels(shape: RoundShape, costs: RoundCosts) -> float:
