@@ -122,12 +122,12 @@ class FlowMemory(Struct, frozen=True):
         one, several = self.speculating
         # Where a round goes on with every hit, so many tokens come or fail together.
         at_once = 1.0 + hits_in_a_row(self.acceptance.profile[0])
-        alone = costs.sessions == 1 and math.isinf(costs.contention.processors)
         # What slows rounds of one segment down, such as late drafts, slows those of several, too.
         slower = min(1.0, one.mean(1.0))
         if costs.sessions > 1:
-            slower **= PARAMETERS.session_slowdown
-        expected = slower * (PARAMETERS.regrowth if alone else 1.0)
+            expected = slower**PARAMETERS.session_slowdown
+        else:
+            expected = slower * PARAMETERS.regrowth
         several_now = several.likely(expected, at_once)
         one_now = one.likely(1.0, 1.0)
         if one.doubt > PARAMETERS.max_doubt:

@@ -96,9 +96,9 @@ class CostModelParameters(Struct, frozen=True):
     speed_weight: float = 1 / 128
     other_speed_weight: float = 1 / 1024
     speed_prior: float = 4.0
-    # Times what is laid out that is expected of rounds of several segments where a session is alone
-    # and no processor shared: trees grow again below hits, which no mean tree has. Fixed shapes had
-    # 1.0 to 1.23 of it. Among other work their rows cost more than is laid out.
+    # Times what is laid out that is expected of a lone session's rounds of several segments: trees
+    # grow again below hits, which no mean tree has. Fixed shapes had 1.0 to 1.23 of it. With others
+    # their rows cost more than is laid out.
     regrowth: float = 1.12
     # Exponent of what slows rounds of one segment down in what slows those of several down, where
     # there are other sessions: these come back in step after such rounds, and wait for each other.
