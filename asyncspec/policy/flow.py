@@ -303,8 +303,8 @@ class Flow(Policy, frozen=True):
 
 
 def _level_cost(known: LevelCost | None, event: Drafted) -> LevelCost:
-    """After a draft. Those that are too late for their rounds are all abandoned, so that the first
-    one has to tell: no draft that is waited for would be known to cost too much."""
+    """After a draft. Where all are too late for their rounds all are abandoned, and the first one
+    says what a level takes at most."""
     if event.abandoned:
         return known or LevelCost(event.rows, event.level_seconds)
     seconds, call = event.level_seconds, event.call_seconds

@@ -449,11 +449,6 @@ def test_a_long_pipeline_is_filled(stages: int) -> None:
 
 SLOW_ROWS = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.11))
 SLOW_DRAFT = replace(PRESETS["turns"], draft=DraftCost(level_seconds=2.0))
-USERS_CLUSTER = ClusterCost(
-    stage=StageCost(plateau=1, row_seconds=0.1),
-    draft=DraftCost(level_seconds=0.15),
-    wire=LinkCost(0.05),
-)
 
 
 def run(first: float, cost: ClusterCost, policy: str, stages: int = 4) -> Outcome:
@@ -480,6 +475,27 @@ def test_no_root_waits_for_drafts_that_may_take_longer_than_rounds(
     assert flow <= plain / 0.97
 
 
+def users(
+    chances: tuple[float, ...],
+    arrivals: tuple[float, ...],
+    *,
+    stages: int = 1,
+    tokens: int = 120,
+    seed: int = 1,
+) -> tuple[float, float]:
+    """Seconds that users whose rows cost take with ``flow``, and with plain decoding."""
+    cost = ClusterCost(
+        stage=StageCost(plateau=1, row_seconds=0.1),
+        draft=DraftCost(level_seconds=0.15),
+        wire=LinkCost(0.05),
+    )
+    language = Synthetic(tabled(chances), seed=seed)
+    setting = Setting(
+        language, cost, stages=stages, tokens=tokens, requests=len(arrivals), arrivals=arrivals
+    )
+    return simulate(setting, "flow").seconds, simulate(setting, "autoregressive").seconds
+
+
 @pytest.mark.parametrize(
     ("stages", "tokens", "arrivals"),
     [(1, 60, (9.0, 0.5, 7.0, 3.0)), (2, 40, (9.1, 4.7, 6.2, 5.3))],
@@ -488,43 +504,20 @@ def test_users_who_come_at_random_times_do_not_speculate_for_waits(
     stages: int, tokens: int, arrivals: tuple[float, ...]
 ) -> None:
     """Neither for other users' passes nor for their prompts."""
-    setting = Setting(
-        Synthetic(tabled((0.1, 0.03, 0.02)), seed=1),
-        USERS_CLUSTER,
-        stages=stages,
-        tokens=tokens,
-        requests=4,
-        arrivals=arrivals,
-    )
-    flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
+    flow, plain = users((0.1, 0.03, 0.02), arrivals, stages=stages, tokens=tokens)
     assert flow <= plain / 0.9
 
 
 def test_roots_wait_for_passes_that_other_sessions_keep_going() -> None:
     """Eight users on one stage speculated for gains that these waits took away."""
-    setting = Setting(
-        Synthetic(tabled((0.55, 0.15, 0.06, 0.04)), seed=1),
-        USERS_CLUSTER,
-        stages=1,
-        tokens=120,
-        requests=8,
-        arrivals=(9.0, 48.0, 27.0, 38.0, 48.5, 27.5, 47.0, 59.0),
-    )
-    flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
+    arrivals = (9.0, 48.0, 27.0, 38.0, 48.5, 27.5, 47.0, 59.0)
+    flow, plain = users((0.55, 0.15, 0.06, 0.04), arrivals)
     assert flow <= plain / 0.97
 
 
 def test_few_slow_tokens_do_not_condemn_plain_decoding() -> None:
     """Two users' first passes are not shared: plain decoding has half its expected speed there."""
-    setting = Setting(
-        Synthetic(tabled((0.1, 0.03, 0.02, 0.01)), seed=5),
-        USERS_CLUSTER,
-        stages=1,
-        tokens=120,
-        requests=2,
-        arrivals=(7.829, 4.021),
-    )
-    flow, plain = (simulate(setting, name).seconds for name in ("flow", "autoregressive"))
+    flow, plain = users((0.1, 0.03, 0.02, 0.01), (7.829, 4.021), seed=5)
     assert flow <= plain / 0.97
 
 

@@ -65,18 +65,20 @@ class PipelineCosts(Struct, frozen=True):
 
     def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
         """A probe of so many ``rows`` has come back after so many ``seconds``."""
-        found = max(0.0, seconds - rows * sum(self.link_row_seconds))
-        if self.round_trip:
-            found = shorter_at_once(self.round_trip, found, PARAMETERS.round_trip_weight)
+        found = self._without_transfers(self.round_trip or None, rows, seconds)
         return replace(self, round_trip=found)._bounded()
 
     def with_overhead(self, rows: int, seconds: float) -> PipelineCosts:
         """A segment of so many ``rows`` has come back after so many ``seconds`` beside those at
         stages."""
+        return replace(self, overhead=self._without_transfers(self.overhead, rows, seconds))
+
+    def _without_transfers(self, known: float | None, rows: int, seconds: float) -> float:
+        """The estimate after so many ``seconds`` with the transfers of ``rows`` in them."""
         found = max(0.0, seconds - rows * sum(self.link_row_seconds))
-        if self.overhead is not None:
-            found = shorter_at_once(self.overhead, found, PARAMETERS.round_trip_weight)
-        return replace(self, overhead=found)
+        if known is None:
+            return found
+        return shorter_at_once(known, found, PARAMETERS.round_trip_weight)
 
     def _bounded(self) -> PipelineCosts:
         return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())

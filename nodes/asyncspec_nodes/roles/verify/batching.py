@@ -39,7 +39,7 @@ from asyncspec_nodes.roles.verify.session import (
     plan_part,
     survivors,
 )
-from asyncspec_protocol.ids import SessionId, Version
+from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Segment
 
 Queue = tuple[QueuedSegment, ...]
@@ -220,17 +220,14 @@ def _held(state: VerifyState) -> Collection[SessionId]:
 def _crowded(state: VerifyState) -> set[SessionId]:
     """Sessions without room for what waits until prunes are here that earlier stages have applied:
     they come over a link of their own, which many rounds may overtake."""
-    late = {one.session for one in state.queue if one.applied > _version(state, one.session)}
-    return {name for name in late if _rows_wanted(state, name) > state.sessions[name].max_slots}
+    queue, sessions = state.queue, state.sessions
+    late = {one.session for one in queue if one.applied > sessions[one.session].liveness.version}
 
+    def wanted(name: SessionId) -> int:
+        waiting = [len(segment.ids) for segment in queue if segment.session == name]
+        return sessions[name].slots.used + sum(waiting)
 
-def _version(state: VerifyState, name: SessionId) -> Version:
-    return state.sessions[name].liveness.version
-
-
-def _rows_wanted(state: VerifyState, name: SessionId) -> int:
-    waiting = [len(segment.ids) for segment in state.queue if segment.session == name]
-    return state.sessions[name].slots.used + sum(waiting)
+    return {name for name in late if wanted(name) > sessions[name].max_slots}
 
 
 def _blocked(state: VerifyState) -> bool:
