@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import Acceptance
@@ -189,8 +190,8 @@ class Flow(Policy, frozen=True):
 
     # Children of a node that the token source is asked for.
     children: Positive = 8
-    # Nodes of a session's tree at most.
-    nodes: Positive = 512
+    # Nodes of a session's tree at most; 0: 128 a stage, at least 512.
+    nodes: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def coalesce(self) -> bool:
@@ -205,7 +206,10 @@ class Flow(Policy, frozen=True):
         return True
 
     def max_tree_nodes(self, stages: int) -> int:
-        return self.nodes
+        """Segments that fill a long pipeline are many: where none fits into the tree, stages wait
+        for the verdicts that make room."""
+        filling = PARAMETERS.tree_nodes_a_stage * stages
+        return self.nodes or max(PARAMETERS.min_tree_nodes, filling)
 
     def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
         known = _known(memory)

@@ -23,8 +23,7 @@ class Linear(Policy, frozen=True):
     # Ask the first stage for a plan; else drafts are verified as they come.
     plan: bool = True
     # An extension: continue drafting below a chain that is being verified, as if all of it and the
-    # next root were right. Those tokens come on top of the next draft's length, so that it is ready
-    # when a plan expects it.
+    # next root were right. Those tokens come on top of the next draft's length.
     ahead: bool = False
     # An extension: nodes per level. Above 1 a draft is a tree, which helps few users with poor
     # drafts and harms many users.

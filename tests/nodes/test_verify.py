@@ -539,6 +539,36 @@ def test_a_link_that_lets_segments_queue_gets_shorter_again() -> None:
     assert limits(only.feed(done(passes(started)[0], (7,)))) == [4]
 
 
+@pytest.mark.parametrize(
+    ("rank", "prompt", "coalesce", "extra"),
+    [(2, 1, True, 1), (2, 1, False, 0), (2, 9, True, 0), (1, 1, True, 0)],
+    ids=["late for a shared pass", "never shares one", "prefill chunks", "from the draft node"],
+)
+def test_a_link_that_parts_the_segments_of_a_pass_gets_longer(
+    rank: int, prompt: int, coalesce: bool, extra: int
+) -> None:
+    """The running pass would have taken it in, had it not waited for credit."""
+    last, peer = stage(rank, rank, prompt, coalesce=coalesce), Rank(rank - 1)
+
+    def arrives(number: int, *, waited: bool) -> Received:
+        message = segment(number, {number: number - 1}, tokens=rank == 1)
+        return Received(peer, replace(message, waited=waited), None if rank == 1 else object())
+
+    (job,) = passes(last.feed(arrives(0, waited=False)))
+    last.feed(done(job, (7,) if prompt == 1 else ()), arrives(1, waited=False))
+    last.feed(arrives(2, waited=False))
+    # One waits by now, so the next pass has something to take in.
+    last.feed(arrives(3, waited=True))
+    assert last.state.inbound[peer].extra == 0
+    last.feed(done(last.state.running.job, (7,) if prompt == 1 else ()))
+    if not last.state.queue:
+        assert len(last.state.running.parts) == 2
+    else:
+        last.feed(done(last.state.running.job, (7,) if prompt == 1 else ()))
+    last.feed(arrives(4, waited=True))
+    assert last.state.inbound[peer].extra == extra
+
+
 def test_no_link_is_longer_than_memory_allows() -> None:
     config = VerifyConfig(Rank(1), 1, window=1, max_window=2)
     only = Driven(VerifyMachine(config))

@@ -447,6 +447,20 @@ def test_a_long_pipeline_is_filled(stages: int) -> None:
     assert min(rate.segments, rate.depth) >= stages
 
 
+@pytest.mark.parametrize(("nodes", "stages", "most"), [(0, 4, 512), (0, 16, 2048), (100, 16, 100)])
+def test_longer_pipelines_have_larger_trees(nodes: int, stages: int, most: int) -> None:
+    assert Flow(nodes=nodes).max_tree_nodes(stages) == most
+
+
+def test_the_tree_has_room_for_all_that_fills_a_long_pipeline() -> None:
+    """Sixteen stages and long links: trees of 512 nodes were full by the eighth segment."""
+    cost = ClusterCost(draft=DraftCost(level_seconds=0.7), wire=LinkCost(1.5))
+    language = Synthetic(tabled((0.97, 0.01, 0.01)), seed=1)
+    setting = Setting(language, cost, stages=16, tokens=120)
+    flow, chain = (simulate(setting, name).seconds for name in ("flow", "chain"))
+    assert flow < chain
+
+
 SLOW_ROWS = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.11))
 SLOW_DRAFT = replace(PRESETS["turns"], draft=DraftCost(level_seconds=2.0))
 

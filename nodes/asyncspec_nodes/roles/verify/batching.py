@@ -24,7 +24,7 @@ from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.jobs import Batch
 from asyncspec.core.machine import Compute, Effects, RunNext, Send, SetTimer
-from asyncspec_nodes.roles.verify.flow_control import return_credit
+from asyncspec_nodes.roles.verify.flow_control import batch_cost, return_credit
 from asyncspec_nodes.roles.verify.pass_sharing import SHARE_DEADLINE, share_deadline, wait_until
 from asyncspec_nodes.roles.verify.planning import pass_started
 from asyncspec_nodes.roles.verify.session import (
@@ -38,6 +38,7 @@ from asyncspec_nodes.roles.verify.session import (
     is_prefill,
     plan_part,
     survivors,
+    takes_more,
 )
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Segment
@@ -119,14 +120,10 @@ def _joining(
     max_rows: int,
     costs: BatchCost,
 ) -> set[int]:
-    """Further segments of the sessions in a pass, without a gap. None joins a prefill chunk: it is
-    short so that others wait less, and a first token must not wait for guesses below it."""
+    """Further segments of the sessions in a pass, without a gap."""
     joining: set[int] = set()
-    open_to = set[SessionId]()
-    for head in (queue[i] for i in heads):
-        session = sessions[head.session]
-        if session.opening.coalesce and head.ids[0] >= session.liveness.prompt_length:
-            open_to.add(head.session)
+    first = [queue[i] for i in heads]
+    open_to = {head.session for head in first if takes_more(sessions[head.session], head)}
     rows = sum([len(queue[i].ids) for i in heads])
     for i, segment in enumerate(queue):
         if segment.session not in open_to or i in heads:
@@ -184,7 +181,7 @@ def plan_next(state: VerifyState) -> NextPass | None:
         return None
     costs = share = None
     if len(queue) > 1 and state.cost.sizes:
-        costs = BatchCost(interpolate(*state.cost.averages()), state.onward_row_seconds)
+        costs = batch_cost(state)
         share = fair_share(state)
     chosen, left = select_batch(queue, state.sessions, config.batch_rows, held, costs, share)
     sessions = {segment.session: state.sessions[segment.session] for segment in chosen}

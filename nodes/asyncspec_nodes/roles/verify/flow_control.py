@@ -2,8 +2,9 @@
 
 Segments of ``window`` passes may wait here. A link with latency holds segments too, and so does the
 way of the credit back. How many is measured: a segment that waited for credit and finds this stage
-idle shows that there was too little, a queue that is still full when a pass starts that there was
-too much. Each link has its own count, so a draft node cannot take another's places.
+idle, or in a pass that it could have shared, shows that there was too little, a queue that is still
+full when a pass starts that there was too much. Each link has its own count, so a draft node cannot
+take another's places.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.cost_model.passes import interpolate
+from asyncspec.core.cost_model.rows import BatchCost
 from asyncspec.core.machine import Abandon, Effects, Send
 from asyncspec_nodes.roles.verify.session import (
+    Pass,
     QueuedSegment,
     VerifyState,
     drop_dead_rows,
     survivors,
+    takes_more,
 )
 from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.messages import Credit, PassTimes, Segment
@@ -54,12 +59,31 @@ def grant(state: VerifyState, peers: Iterable[Rank] | None = None) -> tuple[Veri
 
 
 def extend_credit(state: VerifyState, peer: Rank, message: Segment) -> VerifyState:
-    """Extend the credit of a link whose ``message`` waited for it while this stage was idle."""
+    """Extend the credit of a link whose ``message`` waited for it while this stage was idle, or had
+    begun a pass that would have taken it in."""
     credit, config = state.inbound[peer], state.config
-    dry = state.running is None and not state.queue and not state.outbox
-    if not (message.waited and dry) or credit.extra >= config.max_window - config.window:
+    if not message.waited or credit.extra >= config.max_window - config.window or state.queue:
         return state
-    return state.with_credit(peer, replace(credit, extra=credit.extra + 1))
+    if state.running is None:
+        missed = not state.outbox
+    else:
+        missed = config.rank > 1 and _would_share(state, state.running, message)
+    return state.with_credit(peer, replace(credit, extra=credit.extra + 1)) if missed else state
+
+
+def _would_share(state: VerifyState, running: Pass, message: Segment) -> bool:
+    """Whether a pass would have taken in a segment, had it been here: stages before this one have
+    computed it together with what runs. From a draft node it would have to be chosen earlier."""
+    name, session = message.session, state.sessions[message.session]
+    parts = [part.segment for part in running.parts if part.segment.session == name]
+    if not parts or not takes_more(session, parts[0]) or not state.cost.sizes:
+        return False
+    return batch_cost(state).joins(len(running.parts), running.job.row_count, len(message.ids))
+
+
+def batch_cost(state: VerifyState) -> BatchCost:
+    """What passes and the link onward have been measured to cost; at least one pass has ended."""
+    return BatchCost(interpolate(*state.cost.averages()), state.onward_row_seconds)
 
 
 def return_credit(state: VerifyState, started: Iterable[SessionId]) -> tuple[VerifyState, Effects]:

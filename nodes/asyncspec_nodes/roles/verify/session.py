@@ -351,6 +351,13 @@ def is_prefill(segment: QueuedSegment, session: StageSession) -> bool:
     return segment.ids[0] < session.liveness.prompt_length - 1
 
 
+def takes_more(session: StageSession, segment: QueuedSegment) -> bool:
+    """Whether further segments of the session may share a pass with this one. None joins a prefill
+    chunk: it is short so that others wait less, and a first token must not wait for guesses below
+    it."""
+    return session.opening.coalesce and segment.ids[0] >= session.liveness.prompt_length
+
+
 def survivors(session: StageSession, ids: Sequence[NodeId]) -> Sequence[int]:
     """Indices of the nodes that are alive, ascending."""
     return session.liveness.living(ids)
