@@ -26,9 +26,10 @@ class CostModelParameters(Struct, frozen=True):
     max_error: float = 1.0
 
     # Rows of the passes tried when a stage is loaded, those first that say most; between them costs
-    # are about linear. Kernels for a lone row are others than those for two, so that two may cost
-    # less than one, or twice as much.
-    trial_rows: tuple[int, ...] = (1, 16, 4, 2, 64)
+    # are taken to be linear. Kernels for a lone row are others than those for two, so that two may
+    # cost less than one, or twice as much; and where rows cost nothing up to 8 or 32, a line from 4
+    # to 16 or from 16 to 64 would have them cost a third of what the most do.
+    trial_rows: tuple[int, ...] = (1, 16, 4, 2, 64, 8, 32)
     # Seconds of trials after which no further size is tried, but always two: a large stage should
     # not take longer to try than to read, and its first passes tell the rest.
     trial_seconds: float = 1.0
