@@ -1,8 +1,9 @@
 """A language recorded from real models: what a target wrote, and what a draft would have guessed.
 
 On a recorded path the target's token and the draft's candidates are the recorded ones. Off it,
-after a wrong guess, they are synthetic, with the coverage measured
-over the whole recording. docs/reference/simulator.md describes the file.
+after a wrong guess, tokens are synthetic, with the coverage measured over the whole recording, and
+the draft is as sure of its candidates as at some recorded place. docs/reference/simulator.md
+describes the file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncspec.core.errors import UserError, reading
+from asyncspec.core.rng import mix
 from asyncspec.sim.language import EMPTY, MAX_RANKS, Coverage, Synthetic, follow, shaped
 from asyncspec.source.expand import Proposal
 
@@ -56,6 +58,7 @@ class Recorded:
         self.coverage = measured(texts)
         self.texts = texts
         self._elsewhere = Synthetic(coverage=self.coverage, vocab=max(header.vocab, MAX_RANKS + 1))
+        self._scores = [scores for text in texts for scores in text.scores]
         # Where a recorded path is: after it stands token ``index`` of a text.
         self._places: dict[int, tuple[RecordedText, int]] = {}
         for text in texts:
@@ -84,7 +87,11 @@ class Recorded:
     def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
         place = self._places.get(path)
         if place is None:
-            return self._elsewhere.propose(path, position, stale, width)
+            # A draft that states less than comes true does so after wrong guesses, too: with other
+            # chances there, the likeliest nodes of a tree would be those off the path.
+            tokens, _ = self._elsewhere.propose(path, position, stale, width)
+            scores = self._scores[mix(path) % len(self._scores)][: len(tokens)]
+            return tokens[: len(scores)], scores
         text, i = place
         return text.candidates[i][:width], text.scores[i][:width]
 

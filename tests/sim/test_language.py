@@ -191,7 +191,11 @@ def test_a_recording_says_what_was_recorded_on_its_path(texts: list[RecordedText
         assert language.propose(path, 0, 0, 3) == (found[:3], scores[:3])
         off = follow(path, (token + 1) % 50)
         assert 0 <= language.truth(off) < 50
-        assert language.propose(off, 0, 0, 4) == language.propose(off, 0, 0, 4)
+        tokens, stated = language.propose(off, 0, 0, 4)
+        assert language.propose(off, 0, 0, 4) == (tokens, stated)
+        # As sure as it is somewhere on the path, of as many.
+        assert len(set(tokens)) == len(tokens) == len(stated)
+        assert stated in {one[:n] for one in text.scores for n in range(5)}
         path = follow(path, token)
 
 
