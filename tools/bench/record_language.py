@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
+from asyncspec.backend.base import reads_features
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Release, SourceJob
 from asyncspec.core.sampling import Sampling
@@ -25,6 +26,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_TARGET,
     check_draft,
     check_target,
+    parts,
 )
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.console.bounds import COUNT, SEED
@@ -49,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=Path, default=BUNDLED_TARGET)
-    parser.add_argument("--draft", default=str(BUNDLED_DRAFT), help="a directory, or ngram")
+    parser.add_argument("--draft", default=str(BUNDLED_DRAFT), help="a directory, twin or ngram")
     parser.add_argument("--candidates", type=int, default=16, help="kept at every place")
     parser.add_argument("file", type=Path, help="where the language goes")
 
@@ -89,6 +91,11 @@ def record(
 
     model_info = check_target(options.target, 1)
     draft = check_draft(str(options.draft), options.target)
+    if any(map(reads_features, parts(draft))):
+        raise UserError(
+            f"--draft {draft}: a head reads the target's features, which no recording has; name a "
+            "draft model, twin or ngram"
+        )
     checkpoint = open_checkpoint(options.target)
     stage = load_stage(checkpoint, 0, model_info.layers)
     tokenizer = load_tokenizer(options.target)
