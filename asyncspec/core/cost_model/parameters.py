@@ -139,7 +139,7 @@ class CostModelParameters(Struct, frozen=True):
     min_sessions_change: float = 0.2
     # Nodes of a session's tree, by stages: admission counts them, so a short pipeline's has no more
     # than its segments need. With 512 a draft right at 97 % on sixteen stages and links of 1.5
-    # passes had .75 of its speed; with 4,096 it has 1.003 of that with 128 a stage.
+    # passes had .72 of its speed; with 4,096 it has 1.003 of that with 128 a stage.
     tree_nodes_a_stage: int = 128
     min_tree_nodes: int = 512
     # Bounds of a planned round: later segments and less likely nodes change its rate by less than a
