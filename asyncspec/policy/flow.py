@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import Acceptance
@@ -23,7 +22,7 @@ from asyncspec.core.cost_model.rounds import (
     round_rate,
 )
 from asyncspec.core.tree import Shape
-from asyncspec.policy.base import Committed, Drafted, Growth, Policy, Positive, View
+from asyncspec.policy.base import Committed, Count, Drafted, Growth, Policy, Positive, View
 from asyncspec_protocol.ids import NodeId
 
 
@@ -191,7 +190,7 @@ class Flow(Policy, frozen=True):
     # Children of a node that the token source is asked for.
     children: Positive = 8
     # Nodes of a session's tree at most; 0: 128 a stage, at least 512.
-    nodes: Annotated[int, Meta(ge=0)] = 0
+    nodes: Count = 0
 
     @property
     def coalesce(self) -> bool:

@@ -74,9 +74,9 @@ def extend_credit(state: VerifyState, peer: Rank, message: Segment) -> VerifySta
 def _would_share(state: VerifyState, running: Pass, message: Segment) -> bool:
     """Whether a pass would have taken in a segment, had it been here: stages before this one have
     computed it together with what runs. From a draft node it would have to be chosen earlier."""
-    name, session = message.session, state.sessions[message.session]
-    parts = [part.segment for part in running.parts if part.segment.session == name]
-    if not parts or not takes_more(session, parts[0]) or not state.cost.sizes:
+    name = message.session
+    first = next((part.segment for part in running.parts if part.segment.session == name), None)
+    if first is None or not takes_more(state.sessions[name], first) or not state.cost.sizes:
         return False
     return batch_cost(state).joins(len(running.parts), running.job.row_count, len(message.ids))
 
