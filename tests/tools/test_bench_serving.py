@@ -160,7 +160,7 @@ async def test_the_figures_of_a_service(gguf: bool, tmp_path: Path) -> None:
     async with served(_small(target)) as service:
         fair = await fairness.measure(service, streams=3, tokens=12)
         assert max(fair.tokens) == 12
-        assert 0 < fair.least_share <= 1
+        assert 0 <= fair.least_share <= 1  # a busy machine may starve one of so short streams
         kept = await memory.measure(service, warm_up=1, counts=(2, 5))
         assert set(kept.idle) == {"rank 0", "rank 1", "http"}
         assert list(kept.after) == [2, 5]
@@ -168,7 +168,7 @@ async def test_the_figures_of_a_service(gguf: bool, tmp_path: Path) -> None:
         end = await soak.measure(service, 0.5, clients=5, connections=30)
         assert set(end.ends) <= {"whole", "streamed", "refused", "left", "busy"}, end.errors
         assert end.ends["whole"] > 0
-        assert end.files_gained == 0
+        assert end.files_gained <= 0  # the connections of the first part are idle, and may end
         assert not any(end.left.values())
         for part, found in (("fairness", fair), ("memory", kept), ("soak", end)):
             assert PARTS[part].page(found)
@@ -192,6 +192,27 @@ async def test_a_soak_counts_what_goes_wrong() -> None:
         await answer.aclose()
         await other.aclose()
         assert not any((await service.settled()).values())
+
+
+@pytest.mark.asyncio
+async def test_a_service_has_settled_when_it_has_read_of_the_last_connection() -> None:
+    async with served(_small()) as service:
+        await asyncio.gather(service.state(), service.state())  # both connections stay open
+        before = sum(service.files().values())
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        while sum(service.files().values()) == before:
+            await service.state()
+        settling = asyncio.create_task(service.settled(before))
+        for _ in range(5):
+            await service.state()
+        assert not settling.done()
+        writer.close()
+        await settling
+        assert sum(service.files().values()) <= before
+
+
+def test_the_least_share_is_of_the_mean() -> None:
+    assert fairness.Fairness((2, 4, 6)).least_share == 0.5
 
 
 @pytest.mark.asyncio

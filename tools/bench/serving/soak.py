@@ -52,6 +52,7 @@ async def measure(
     """Errors are counted, not raised. Raises ``ClusterError`` where the service is gone."""
     await service.complete(prompt=opening(0), max_tokens=SHORT)
     files, memory = [service.files()], [service.memory()]
+    before = sum(files[0].values())
     ends: Counter[str] = Counter()
     errors: list[str] = []
     start = time.monotonic()
@@ -60,7 +61,7 @@ async def measure(
         await asyncio.gather(*(_client(service, n, until, ends, errors) for n in range(clients)))
     taken = time.monotonic() - start
     for _ in range(2):
-        await service.settled()
+        await service.settled(before)
         files.append(service.files())
         memory.append(service.memory())
         if len(files) == 2:
