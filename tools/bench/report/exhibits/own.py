@@ -1,4 +1,5 @@
-"""Comparisons no paper has: token sources side by side, under the policies that use them most."""
+"""Comparisons no paper has: token sources side by side, under the policies that use them most; and
+`flow` beside the papers' systems, on each paper's machines."""
 
 from __future__ import annotations
 
@@ -6,15 +7,26 @@ from collections.abc import Iterator
 
 from asyncspec_nodes.cluster.checkpoints import NONE
 from tools.bench.report.cell import Setting
-from tools.bench.report.costs import TURNS, asked
+from tools.bench.report.costs import JETSON_7B, JETSON_13B, TURNS, asked, server
 from tools.bench.report.exhibit import BY_SET, Exhibit, Point
 from tools.bench.report.exhibits.flowspec import STAGES, TEMPERATURES
+from tools.bench.report.exhibits.pipedec import STAGES as PIPEDEC_STAGES
+from tools.bench.report.exhibits.specpipe import STAGES as SPECPIPE_STAGES
 from tools.bench.report.models import SOURCES as MODELS
 
 SOURCE_TABLE = "source-table"
 SOURCES = ("draft", "eagle", "ngram", "hybrid", "eagle+ngram")
 POLICIES = ("chunked", "pruned", "specpipe", "flowspec")
 SAMPLED = ("pruned", "flowspec")
+SYSTEMS = {
+    "PP": "autoregressive",
+    "Chunk-PP": "chunked",
+    "SpecInfer": "static-tree",
+    "PipeDec": "pipedec",
+    "SpecPipe": "specpipe",
+    "FlowSpec": "flowspec",
+    "flow": "flow",
+}
 
 
 def exhibits(stages: int | None) -> Iterator[Exhibit]:
@@ -40,6 +52,33 @@ def exhibits(stages: int | None) -> Iterator[Exhibit]:
         points=tuple(Point(one, _setting("flowspec", one, n)) for one in MODELS if one != NONE),
         metrics=("alt", "alr", "accuracy"),
         rows="source",
+    )
+    yield _systems(stages)
+
+
+def _systems(stages: int | None) -> Exhibit:
+    """The papers' machines, each with the token source that its paper has."""
+    boards, row, ring = (stages or n for n in (STAGES, SPECPIPE_STAGES, PIPEDEC_STAGES))
+    machines = {
+        "FlowSpec's boards, 7B": ("eagle", boards, JETSON_7B),
+        "FlowSpec's boards, 13B": ("eagle", boards, JETSON_13B),
+        "SpecPipe's server": ("draft", row, server(row)),
+        "SpecPipe's servers": ("draft", row, server(row, slow_link=True)),
+        "PipeDec's server": ("draft", ring, server(ring)),
+    }
+    points = tuple(
+        Point(system, Setting(policy, source, n, cost), machine, group, (sampling,))
+        for group, sampling in TEMPERATURES.items()
+        for system, policy in SYSTEMS.items()
+        for machine, (source, n, cost) in machines.items()
+    )
+    return Exhibit(
+        name="systems",
+        title="Tokens/s on the papers' machines",
+        points=points,
+        metrics=("tokens_per_second",),
+        baseline="PP",
+        virtual=True,
     )
 
 
