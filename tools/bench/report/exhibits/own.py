@@ -57,12 +57,13 @@ def exhibits(stages: int | None) -> Iterator[Exhibit]:
 
 
 def _systems(stages: int | None) -> Exhibit:
-    """The papers' machines, each with the token source that its paper has."""
+    """The papers' machines, each with the token source that its paper has; one also with a head."""
     boards, row, ring = (stages or n for n in (STAGES, SPECPIPE_STAGES, PIPEDEC_STAGES))
     machines = {
         "FlowSpec's boards, 7B": ("eagle", boards, JETSON_7B),
         "FlowSpec's boards, 13B": ("eagle", boards, JETSON_13B),
         "SpecPipe's server": ("draft", row, server(row)),
+        "SpecPipe's server, EAGLE": ("eagle", row, server(row)),
         "SpecPipe's servers": ("draft", row, server(row, slow_link=True)),
         "PipeDec's server": ("draft", ring, server(ring)),
     }
