@@ -79,8 +79,10 @@ class HybridSource(TokenSource):
 
     def draft(self, job: Expand) -> Coroutine[Any, Expanded]:
         expanded = yield from super().draft(job)
-        # Where nodes to grow from are named, a tree gets the requested levels and no more.
-        if not job.count or job.fixed_width or job.frontier:
+        # Where nodes to grow from are named, a tree gets the requested levels and no more, unless
+        # nodes of all depths are compared.
+        by_level = job.fixed_width or (job.frontier and not job.calibrated)
+        if not job.count or by_level:
             return expanded
         grown = self._with_copies(job, (expanded.parents, expanded.tokens, expanded.scores))
         return Expanded(job.session, job.version, expanded.base, *grown)
@@ -96,7 +98,9 @@ class HybridSource(TokenSource):
             return grown
         start = Start(grown, tuple(sorted(leaves)), compete=True)
         mixer = _Mixer(self._weights, job, self._lookups)
-        return beam(mixer, Shape(EXTRA_LEVELS, job.width, job.count), start)
+        # With the known nodes above those that were asked for.
+        count = max(job.count, len(grown[0]))
+        return beam(mixer, Shape(EXTRA_LEVELS, job.width, count), start)
 
 
 class _Mixer:

@@ -207,6 +207,21 @@ def test_levels_below_known_nodes_come_as_asked(fixed_width: bool) -> None:
     assert len(grown.tokens) == 4, "the known ones that lead to it, and the new one"
 
 
+def test_a_copy_goes_on_below_known_nodes_where_all_depths_are_compared() -> None:
+    phrase = (7, 8, 9, 10, 11, 4, 5, 6)
+    text = (*phrase, *phrase, *phrase, *phrase[:3])
+    hybrid = HybridSource([ToySource(ToyModel(vocab=VOCAB))], [NGramSource()])
+    stem = phrase[3:5]
+    job = replace(chain(0, text, stem), width=4, count=8)
+    levels = hybrid.run(job) or Expanded(0, 0, 0, (), (), ())
+    assert max(map(len, paths(levels))) == len(stem) + 1
+    best = hybrid.run(replace(job, base=len(text), committed=(), calibrated=True))
+    assert best is not None
+    assert phrase[3:] in paths(best)
+    assert stem in paths(best)
+    assert len(best.tokens) <= job.count + len(stem)
+
+
 def test_a_tree_of_fixed_width_keeps_the_best_of_what_it_knows() -> None:
     text = (7, 8, 9, 10, 7, 8, 9, 10, 7, 8)
     grown = []
