@@ -60,6 +60,9 @@ class View(Struct, frozen=True):
     initial_depth: int = 0
     # The last draft request about this very tree brought no new node.
     no_growth: bool = False
+    # Nodes whose successors the source was not asked for: those of a request's last level, and a
+    # lookup's copy below it.
+    unasked: frozenset[NodeId] = frozenset()
     # What the policy has learned on this draft node (``Policy.learn``).
     memory: object = None
 

@@ -75,6 +75,11 @@ class FlowMemory(Struct, frozen=True):
         return 2.0 * self.draft_seconds <= self.rate.spacing and self.rate.busy < processors
 
     @property
+    def least_chance(self) -> float:
+        """Of a node that is worth its row."""
+        return PARAMETERS.worthwhile_chance * self.rate.least
+
+    @property
     def probe_interval(self) -> int:
         """Commits from one draft that is not sent to the next."""
         share = self.draft_seconds * self.plain_rate / PARAMETERS.probe_share
@@ -267,17 +272,24 @@ class Flow(Policy, frozen=True):
             return self._growth(view, shape.levels, shape.rows)
         if not _may_deepen(view, known):
             return None
-        leaves = _leaves(view, _worthwhile(view, known))
-        if not leaves:
+        children = _to_grow(view, known)
+        if not children:
             return None
-        return self._growth(view, shape.levels, shape.rows, tuple(leaves[: shape.rows]))
+        frontier = tuple(children)[: shape.rows]
+        known_children = sum([children[node] for node in frontier])
+        return self._growth(view, shape.levels, shape.rows, frontier, known_children)
 
     def _growth(
-        self, view: View, levels: int, rows: int, frontier: tuple[NodeId, ...] = ()
+        self,
+        view: View,
+        levels: int,
+        rows: int,
+        frontier: tuple[NodeId, ...] = (),
+        known_children: int = 0,
     ) -> Growth:
         """As many nodes as a segment takes, and some siblings of the likeliest ones."""
         depth = min(levels, view.levels_left)
-        count = rows + 4 * depth
+        count = rows + 4 * depth + known_children
         shape = Shape(depth, self.children, count, beam=max(1, rows))
         return Growth(shape, count, frontier, calibrated=True)
 
@@ -321,8 +333,7 @@ def _known(memory: object) -> FlowMemory:
 def _worthwhile(view: View, known: FlowMemory) -> dict[NodeId, float]:
     """The nodes below the root that are worth a row and their chances, the likeliest first, parents
     before their children."""
-    least = PARAMETERS.worthwhile_chance * known.rate.least
-    chances = known.acceptance.chances(view.tree, least)
+    chances = known.acceptance.chances(view.tree, known.least_chance)
     del chances[view.tree.root]
     found = sorted(chances, key=lambda node: (-chances[node], node))
     return {node: chances[node] for node in found}
@@ -337,6 +348,25 @@ def _leaves(view: View, worthwhile: Mapping[NodeId, float]) -> list[NodeId]:
     """The nodes that should get children, the likeliest first."""
     parents = {data.parent for data in view.tree.nodes.values()}
     return [node for node in worthwhile if node not in parents]
+
+
+def _to_grow(view: View, known: FlowMemory) -> dict[NodeId, int]:
+    """Nodes to grow below and how many children they have, those first where the path most likely
+    goes on with what was not drafted: leaves, and nodes of a lookup's copy that the model was not
+    asked about."""
+    left = _worthwhile(view, known)
+    chances, children = dict(left), dict.fromkeys(left, 0)
+    for node, data in view.tree.nodes.items():
+        if data.parent in left:
+            children[data.parent] += 1
+            left[data.parent] -= chances.get(node, 0.0)
+    found = [
+        node
+        for node, count in children.items()
+        if not count or (node in view.unasked and left[node] > known.least_chance)
+    ]
+    found.sort(key=lambda node: (-left[node], node))
+    return {node: children[node] for node in found}
 
 
 def _better_later(

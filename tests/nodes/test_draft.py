@@ -24,7 +24,7 @@ from asyncspec.core.machine import (
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft import machine as draft_machine
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
+from asyncspec_nodes.roles.draft.session import DraftConfig, DraftSession
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
@@ -534,3 +534,32 @@ def hits(session: Any) -> dict[int, int]:
     """What a target says that takes every node's first child, and what no node has else."""
     below = {data.parent: data.token for data in reversed(session.tree.nodes.values())}
     return {node: below.get(node, 10**6) for node in session.sent.keys() - session.verified.keys()}
+
+
+def test_nodes_below_the_levels_of_a_request_are_not_asked_for() -> None:
+    driven = started()
+    (job,) = [e.job for e in driven.effects if isinstance(e, Compute)]  # type: ignore[attr-defined]
+    levels = job.depth + 2  # a lookup's copy goes on below
+    tree = {
+        "parents": tuple(range(-1, levels - 1)),
+        "tokens": tuple(range(10, 10 + levels)),
+        "scores": (0.0,) * levels,
+    }
+    answer_source(driven, driven.effects, **tree)  # type: ignore[attr-defined]
+    # The tip is node 1.
+    assert session_of(driven).unasked == {1 + job.depth, 2 + job.depth, 3 + job.depth}
+
+
+def test_nodes_that_a_request_names_are_asked_for() -> None:
+    driven = started(policy="chain-streamed")
+    first = {"parents": (-1,), "tokens": (10,), "scores": (-0.1,)}
+    effects = answer_source(driven, driven.effects, **first)  # type: ignore[attr-defined]
+    assert session_of(driven).unasked == {2}
+    then = {"parents": (-1, 0), "tokens": (10, 11), "scores": (-0.1, -0.3)}
+    answer_source(driven, effects, **then)
+    assert session_of(driven).unasked == {3}
+
+
+def session_of(driven: Driven) -> DraftSession:
+    found: DraftSession = driven.state.sessions[0]
+    return found

@@ -16,16 +16,23 @@ from asyncspec.core.cost_model.mean_tree import LEVELS, ROWS, MeanTree, RoundSha
 from asyncspec.core.cost_model.measured import Contention, LevelCost, MeasuredSpeed
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
-from asyncspec.core.cost_model.rounds import PLAIN, STARTS, RoundCosts, best_shape, round_rate
+from asyncspec.core.cost_model.rounds import (
+    PLAIN,
+    STARTS,
+    RoundCosts,
+    RoundRate,
+    best_shape,
+    round_rate,
+)
 from asyncspec.core.tree import new_tree
 from asyncspec.policy.autoregressive import Autoregressive
-from asyncspec.policy.base import Committed, Drafted
+from asyncspec.policy.base import Committed, Drafted, View
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.flow import Flow, FlowMemory, describe
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic, tabled
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
-from asyncspec_protocol.ids import NodeId, Rank
+from asyncspec_protocol.ids import NodeId, Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
 from laws import add_child
 from tools.bench.dipsd.machines.cases import Turning
@@ -836,3 +843,34 @@ def test_only_links_are_overhead_however_many_sessions_wait_for_passes(
     setting = Setting(language, cost, stages=stages, tokens=8, prompt_tokens=90, requests=sessions)
     out = simulate(setting, "chains", policies={"chains": Overheads()})
     assert out.stats[-1]["overhead"] == pytest.approx((stages + 1) * latency, abs=1e-6)
+
+
+def test_where_a_copy_leaves_the_tree_the_model_is_asked() -> None:
+    """A copy's nodes have one child each, and only its last one is a leaf."""
+    tree = new_tree(NodeId(0), 0, 0)
+    for node in (1, 2, 3):
+        tree = add_child(tree, NodeId(node), NodeId(node - 1), node, node * math.log(0.6))
+    known = FlowMemory(shape=RoundShape(1, 1, 8), rate=RoundRate(1.0, 0.01, 8))
+    view = View(
+        tree=tree,
+        unsent=(),
+        pending=4,
+        sent={NodeId(node): SegmentId(0) for node in range(4)},
+        stages=4,
+        segments=1,
+        trees_received=1,
+        tokens_since_draft=0,
+        last_depth=1,
+        first_stage_idle=False,
+        levels_left=20,
+        memory=known,
+    )
+    asked = Flow().grow(view)
+    assert asked is not None
+    assert asked.frontier == (3,)
+    unasked = Flow().grow(replace(view, unasked=frozenset(map(NodeId, (1, 2, 3)))))
+    assert unasked is not None
+    # By the chance that the path goes on with another token than theirs.
+    assert unasked.frontier == (1, 3, 2)
+    # Their known children are drafted again.
+    assert unasked.shape.count == asked.shape.count + 2

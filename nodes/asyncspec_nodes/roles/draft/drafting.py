@@ -14,6 +14,7 @@ from asyncspec.core import tree as trees
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Feed, Release
 from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Send
+from asyncspec.core.tree import TokenTree
 from asyncspec.policy.base import Drafted, Growth, max_tree_nodes
 from asyncspec.source.base import DraftResults, admitted, batched
 from asyncspec_nodes.roles.draft import rates
@@ -222,11 +223,13 @@ def merge_draft(
     if not request.abandoned:
         clock = clock.on_draft(request.slot, seconds / slot_seconds if slot_seconds else 1.0)
     room = max_tree_nodes(session.policy, session.stages) + 1 - len(session.tree)
+    walked = session.committed[request.length - len(session.prefix) :]
+    start = session.tree.nodes[session.tree.root].position - len(walked)
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),
         session.next_node,
-        walked=session.committed[request.length - len(session.prefix) :],
+        walked=walked,
         at_most=min(request.growth.adopt, MAX_NODES, room),
         max_position=session.last_position,
     )
@@ -238,6 +241,28 @@ def merge_draft(
         no_growth=None if new else (request.growth, request.version, session.next_node),
         # A tree requested in an earlier round is merged, but is not this round's own.
         drafts=session.drafts + (request.round == session.round),
+        unasked=_unasked(session.unasked, tree, new, request, start),
         clock=clock,
         counters=counters.plus(drafted=len(new)),
     )
+
+
+def _unasked(
+    before: frozenset[NodeId],
+    tree: TokenTree,
+    new: tuple[NodeId, ...],
+    request: DraftRequest,
+    start: int,
+) -> frozenset[NodeId]:
+    """See ``View.unasked``. ``start``: the tip's position at the time of the request."""
+    assert request.growth is not None
+    asked, depth = frozenset(request.growth.frontier), request.job.depth
+    top = {node: tree.nodes[node].position for node in asked if node in tree.nodes}
+    for node in new:
+        parent = tree.nodes[node].parent
+        if parent not in top:
+            above = trees.ancestors(tree, parent)
+            top[parent] = next((top[one] for one in above if one in top), start)
+        top[node] = top[parent]
+    deep = {node for node in new if tree.nodes[node].position - top[node] >= depth}
+    return frozenset((before - asked | deep) & tree.nodes.keys())

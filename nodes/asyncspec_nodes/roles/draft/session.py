@@ -150,6 +150,8 @@ class DraftSession(Struct, frozen=True):
     draft_batch: int = 0
     # The last request that brought nothing: it is not repeated while the tree is the same.
     no_growth: tuple[Growth, Version, NodeId] | None = None
+    # As in ``View``.
+    unasked: frozenset[NodeId] = frozenset()
     # None where the token source reads no features of the target.
     features: FeatureLog | None = None
     # Rounds begun after the one whose root is the prompt's last token.
@@ -359,6 +361,7 @@ class DraftState(Struct, frozen=True):
             draft_length=session.planned_length,
             initial_depth=session.initial_depth,
             no_growth=session.no_growth is not None and session.no_growth[1:] == unchanged,
+            unasked=session.unasked,
             memory=self.memories.get(session.request.policy),
         )
 
