@@ -14,8 +14,19 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
+from asyncspec.trace.analysis.timeline import Span
 from asyncspec_nodes.cluster.config import Config
-from tools.bench.docs import blocks, cli, cluster_file, command, comments, errors, policies, results
+from tools.bench.docs import (
+    blocks,
+    cli,
+    cluster_file,
+    command,
+    comments,
+    errors,
+    lanes,
+    policies,
+    results,
+)
 
 END = blocks.END
 
@@ -168,3 +179,9 @@ def test_a_refreshed_page_has_every_message_once(raised: list[str]) -> None:
     lines = [line for line in page.splitlines() if line and "```" not in line]
     assert sorted(line for line in lines if line != errors.NEW) == sorted(raised)
     assert errors.refresh(page, raised) == page
+
+
+def test_a_lane_marks_the_turns_in_which_a_device_was_busy() -> None:
+    spans = [Span(1, "compute", 10.0, 11.0), Span(1, "compute", 12.75, 14.25)]
+    assert lanes.lane(spans, 10.0, "#", 0.5).startswith("#..#..")
+    assert lanes.lane(spans, 10.0, "D", 0.0).startswith("D.DDD.")

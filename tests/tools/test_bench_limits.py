@@ -28,18 +28,18 @@ def test_speed_sums_what_came_after_the_first_tokens() -> None:
 def test_at_the_limit_a_turn_takes_a_stages_time() -> None:
     at_limit = Speed(tokens=50, turns=100, seconds=100 * STAGE_SECONDS)
     slower = Speed(tokens=50, turns=100, seconds=125 * STAGE_SECONDS)
-    found = Padded(flowspec=at_limit, autoregressive=slower)
+    found = Padded(flow=at_limit, flowspec=at_limit, autoregressive=slower)
     assert found.efficiency("flowspec") == pytest.approx(1)
     assert found.efficiency("autoregressive") == pytest.approx(0.8)
     assert found.turn == pytest.approx(1.25)
 
 
-def test_retention_is_slow_over_fast_and_ratios_are_flowspecs_over_the_others() -> None:
+def test_retention_is_slow_over_fast_and_ratios_are_of_speeds() -> None:
     fast, slow = Speed(10, 10, 1.0), Speed(10, 10, 1.25)
     lines = Bandwidth({BEDS[0]: {"flowspec": fast}, BEDS[1]: {"flowspec": slow}}, ())
     assert lines.retention("flowspec") == pytest.approx(0.8)
     assert Wan({"mix": {"flowspec": fast, "chain": slow}}, ()).ratio(
-        "mix", "chain"
+        "mix", "flowspec", "chain"
     ) == pytest.approx(1.25)
     assert Bound(one_pass=2.0, weights=1.0, nbytes=1).share == 0.5
 

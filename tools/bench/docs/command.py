@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncspec.core.errors import UserError
-from tools.bench.docs import cli, cluster_file, errors, metrics, pairs, policies, results
+from tools.bench.docs import cli, cluster_file, errors, lanes, metrics, pairs, policies, results
 from tools.bench.docs.blocks import Generator, fill
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +22,7 @@ MESSAGES = Path("docs/messages.md")
 GENERATORS: Mapping[str, Generator] = {
     "cli": cli.reference,
     "cluster-file": cluster_file.reference,
+    "lanes": lanes.reference,
     "metrics": metrics.reference,
     "pairs": pairs.reference,
     "policies": policies.reference,

@@ -32,13 +32,15 @@ def _padded(tick: Tick, folder: Path) -> Figures:
     from tools.bench.limits import padded
 
     found = asyncio.run(padded.measure(tick))
+    speeds = {name: getattr(found, name) for name in padded.TOKENS}
     return {
-        "efficiency_flowspec": found.efficiency("flowspec"),
-        "efficiency_autoregressive": found.efficiency("autoregressive"),
+        **{f"efficiency_{name}": found.efficiency(name) for name in speeds},
         "turn_over_slowest_stage": found.turn,
-        "padded_tokens_per_turn_flowspec": found.flowspec.tokens_per_turn,
-        "padded_tokens_per_second_flowspec": found.flowspec.tokens_per_second,
-        "padded_tokens_per_second_autoregressive": found.autoregressive.tokens_per_second,
+        **{f"padded_tokens_per_turn_{name}": one.tokens_per_turn for name, one in speeds.items()},
+        **{
+            f"padded_tokens_per_second_{name}": one.tokens_per_second
+            for name, one in speeds.items()
+        },
     }
 
 
@@ -57,12 +59,14 @@ def _wan(tick: Tick, folder: Path) -> Figures:
 
     found = asyncio.run(wan.measure(tick))
     figures: Figures = {
-        "wan_flowspec_over_autoregressive": found.ratio("mix", "autoregressive"),
-        "wan_flowspec_over_chain": found.ratio("mix", "chain"),
-        "wan_flowspec_over_autoregressive_eagle": found.ratio("eagle", "autoregressive"),
-        "wan_flowspec_over_chain_eagle": found.ratio("eagle", "chain"),
-        "wan_tokens_per_second_flowspec": found.speeds["mix"]["flowspec"].tokens_per_second,
+        f"wan_{policy}_over_{over}{suffix}": found.ratio(source, policy, over)
+        for policy in ("flow", "flowspec")
+        for source, suffix in (("mix", ""), ("eagle", "_eagle"))
+        for over in ("autoregressive", "chain")
     }
+    for policy in ("flow", "flowspec"):
+        speed = found.speeds["mix"][policy].tokens_per_second
+        figures[f"wan_tokens_per_second_{policy}"] = speed
     return figures | ({"wan_notes": list(found.notes)} if found.notes else {})
 
 

@@ -16,12 +16,13 @@ from tools.bench.limits.progress import Tick
 from tools.bench.limits.requests import Speed, speed, turn_about
 
 STAGES, STAGE_SECONDS, LEVEL_SECONDS = 4, 0.040, 0.005
-TOKENS = {"flowspec": 96, "autoregressive": 32}
+TOKENS = {"flow": 96, "flowspec": 96, "autoregressive": 32}
 
 
 class Padded(Struct, frozen=True):
-    """Both policies on the same cluster, interleaved."""
+    """All policies on the same cluster, interleaved."""
 
+    flow: Speed
     flowspec: Speed
     autoregressive: Speed
 
@@ -32,8 +33,9 @@ class Padded(Struct, frozen=True):
 
     @property
     def turn(self) -> float:
-        """The longer of both policies' turns, in times of the slowest stage's service."""
-        return max(self.flowspec.turn_seconds, self.autoregressive.turn_seconds) / STAGE_SECONDS
+        """The longest of the policies' turns, in times of the slowest stage's service."""
+        speeds = (self.flow, self.flowspec, self.autoregressive)
+        return max(found.turn_seconds for found in speeds) / STAGE_SECONDS
 
 
 async def measure(tick: Tick) -> Padded:

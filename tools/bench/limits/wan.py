@@ -16,17 +16,17 @@ from tools.bench.limits.progress import Tick
 
 BED = "wan-ring"
 STAGE_SECONDS, LEVEL_SECONDS = 0.008, 0.001
-TOKENS = {"flowspec": 96, "chain": 64, "autoregressive": 20}
+TOKENS = {"flow": 96, "flowspec": 96, "chain": 64, "autoregressive": 20}
 SOURCES = {"eagle": EAGLE_HEAD, "mix": f"{EAGLE_HEAD}+ngram"}
 
 
 class Wan(Speeds, frozen=True):
     """By source and policy."""
 
-    def ratio(self, source: str, policy: str) -> float:
-        """How many times this policy's tokens per second FlowSpec's are."""
+    def ratio(self, source: str, policy: str, over: str) -> float:
+        """How many times the other policy's tokens per second this policy's are."""
         found = self.speeds[source]
-        return found["flowspec"].tokens_per_second / found[policy].tokens_per_second
+        return found[policy].tokens_per_second / found[over].tokens_per_second
 
 
 async def measure(tick: Tick) -> Wan:
