@@ -1,7 +1,7 @@
 """``python tools/bench docs``: write the generated parts of README.md and ``docs/`` anew.
 
-References come from the parsers and structs, tables of results from ``docs/results/*.json``, and
-the list of error messages from the packages.
+References come from the parsers and structs, tables of results from ``docs/results/*.json``, lanes
+from runs on the virtual clock, and the list of error messages from the packages.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SYSTEMS = {
 
 
 def exhibits(stages: int | None) -> Iterator[Exhibit]:
-    """All of them, at so many stages, or four."""
+    """All of them, at so many stages, or four; systems at each paper's own number."""
     n = stages or STAGES
     points = tuple(
         Point(source, _setting(policy, source, n), BY_SET, f"{policy}, {group}", (sampling,))
@@ -58,14 +58,14 @@ def exhibits(stages: int | None) -> Iterator[Exhibit]:
 
 def _systems(stages: int | None) -> Exhibit:
     """The papers' machines, each with the token source that its paper has; one also with a head."""
-    boards, row, ring = (stages or n for n in (STAGES, SPECPIPE_STAGES, PIPEDEC_STAGES))
+    boards, eight, fourteen = (stages or n for n in (STAGES, SPECPIPE_STAGES, PIPEDEC_STAGES))
     machines = {
         "FlowSpec's boards, 7B": ("eagle", boards, JETSON_7B),
         "FlowSpec's boards, 13B": ("eagle", boards, JETSON_13B),
-        "SpecPipe's server": ("draft", row, server(row)),
-        "SpecPipe's server, EAGLE": ("eagle", row, server(row)),
-        "SpecPipe's servers": ("draft", row, server(row, slow_link=True)),
-        "PipeDec's server": ("draft", ring, server(ring)),
+        "SpecPipe's server": ("draft", eight, server(eight)),
+        "SpecPipe's server, EAGLE": ("eagle", eight, server(eight)),
+        "SpecPipe's servers": ("draft", eight, server(eight, slow_link=True)),
+        "PipeDec's server": ("draft", fourteen, server(fourteen)),
     }
     points = tuple(
         Point(system, Setting(policy, source, n, cost), machine, group, (sampling,))
