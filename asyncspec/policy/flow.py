@@ -344,18 +344,18 @@ def _may_deepen(view: View, known: FlowMemory) -> bool:
     return view.levels < min(known.rate.depth, view.levels_left)
 
 
-def _leaves(view: View, worthwhile: Mapping[NodeId, float]) -> list[NodeId]:
-    """The nodes that should get children, the likeliest first."""
+def _likeliest_leaf(view: View, worthwhile: Mapping[NodeId, float]) -> NodeId | None:
+    """The first node without children."""
     parents = {data.parent for data in view.tree.nodes.values()}
-    return [node for node in worthwhile if node not in parents]
+    return next((node for node in worthwhile if node not in parents), None)
 
 
 def _to_grow(view: View, known: FlowMemory) -> dict[NodeId, int]:
     """Nodes to grow below and how many children they have, those first where the path most likely
     goes on with what was not drafted: leaves, and nodes of a lookup's copy that the model was not
     asked about."""
-    left = _worthwhile(view, known)
-    chances, children = dict(left), dict.fromkeys(left, 0)
+    chances = _worthwhile(view, known)
+    left, children = dict(chances), dict.fromkeys(chances, 0)
     for node, data in view.tree.nodes.items():
         if data.parent in left:
             children[data.parent] += 1
@@ -376,10 +376,10 @@ def _better_later(
     the likeliest leaf, which are being drafted."""
     if view.no_growth or not _may_deepen(view, known):
         return False
-    leaves = _leaves(view, worthwhile)
-    if not leaves:
+    leaf = _likeliest_leaf(view, worthwhile)
+    if leaf is None:
         return False
     rate = known.rate
     delay = max(0.0, rate.period - known.draft_seconds)
-    lost = rate.tokens_per_second * delay * worthwhile[leaves[0]]
+    lost = rate.tokens_per_second * delay * worthwhile[leaf]
     return sum([worthwhile[node] for node in chosen]) < lost

@@ -28,7 +28,7 @@ def test_speed_sums_what_came_after_the_first_tokens() -> None:
 def test_at_the_limit_a_turn_takes_a_stages_time() -> None:
     at_limit = Speed(tokens=50, turns=100, seconds=100 * STAGE_SECONDS)
     slower = Speed(tokens=50, turns=100, seconds=125 * STAGE_SECONDS)
-    found = Padded(flow=at_limit, flowspec=at_limit, autoregressive=slower)
+    found = Padded({"flow": at_limit, "flowspec": at_limit, "autoregressive": slower})
     assert found.efficiency("flowspec") == pytest.approx(1)
     assert found.efficiency("autoregressive") == pytest.approx(0.8)
     assert found.turn == pytest.approx(1.25)

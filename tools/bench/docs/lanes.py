@@ -37,7 +37,7 @@ def _lanes(title: str, policy: str) -> str:
     passes = [span for span in spans if span.kind == "compute"]
     # Columns begin with a pass of the first stage.
     start = min(span.at for span in passes if span.rank == 1 and span.at >= FIRST)
-    rate = (TOKENS - 1) / outcome.stats[0]["turns"]
+    rate = outcome.stats[0]["tokens_per_turn"]
     left = (title, f"{rate:.2f} tokens/turn", *[""] * (STAGES - 1))
     drafting = [span for span in spans if span.kind == "draft"]
     lanes = [("draft", lane(drafting, start, "D", 0.0))]

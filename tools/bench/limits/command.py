@@ -32,16 +32,12 @@ def _padded(tick: Tick, folder: Path) -> Figures:
     from tools.bench.limits import padded
 
     found = asyncio.run(padded.measure(tick))
-    speeds = {name: getattr(found, name) for name in padded.TOKENS}
-    return {
-        **{f"efficiency_{name}": found.efficiency(name) for name in speeds},
-        "turn_over_slowest_stage": found.turn,
-        **{f"padded_tokens_per_turn_{name}": one.tokens_per_turn for name, one in speeds.items()},
-        **{
-            f"padded_tokens_per_second_{name}": one.tokens_per_second
-            for name, one in speeds.items()
-        },
-    }
+    figures: Figures = {"turn_over_slowest_stage": found.turn}
+    for name, speed in found.speeds.items():
+        figures[f"efficiency_{name}"] = found.efficiency(name)
+        figures[f"padded_tokens_per_turn_{name}"] = speed.tokens_per_turn
+        figures[f"padded_tokens_per_second_{name}"] = speed.tokens_per_second
+    return figures
 
 
 def _bandwidth(tick: Tick, folder: Path) -> Figures:
@@ -58,13 +54,12 @@ def _wan(tick: Tick, folder: Path) -> Figures:
     from tools.bench.limits import wan
 
     found = asyncio.run(wan.measure(tick))
-    figures: Figures = {
-        f"wan_{policy}_over_{over}{suffix}": found.ratio(source, policy, over)
-        for policy in ("flow", "flowspec")
-        for source, suffix in (("mix", ""), ("eagle", "_eagle"))
-        for over in ("autoregressive", "chain")
-    }
+    figures: Figures = {}
     for policy in ("flow", "flowspec"):
+        for source, suffix in (("mix", ""), ("eagle", "_eagle")):
+            for over in ("autoregressive", "chain"):
+                ratio = found.ratio(source, policy, over)
+                figures[f"wan_{policy}_over_{over}{suffix}"] = ratio
         speed = found.speeds["mix"][policy].tokens_per_second
         figures[f"wan_tokens_per_second_{policy}"] = speed
     return figures | ({"wan_notes": list(found.notes)} if found.notes else {})

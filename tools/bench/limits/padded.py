@@ -22,20 +22,17 @@ TOKENS = {"flow": 96, "flowspec": 96, "autoregressive": 32}
 class Padded(Struct, frozen=True):
     """All policies on the same cluster, interleaved."""
 
-    flow: Speed
-    flowspec: Speed
-    autoregressive: Speed
+    speeds: dict[str, Speed]
 
     def efficiency(self, policy: str) -> float:
         """See above; 1 is the limit."""
-        found: Speed = getattr(self, policy)
+        found = self.speeds[policy]
         return found.tokens_per_second * STAGE_SECONDS / found.tokens_per_turn
 
     @property
     def turn(self) -> float:
         """The longest of the policies' turns, in times of the slowest stage's service."""
-        speeds = (self.flow, self.flowspec, self.autoregressive)
-        return max(found.turn_seconds for found in speeds) / STAGE_SECONDS
+        return max(found.turn_seconds for found in self.speeds.values()) / STAGE_SECONDS
 
 
 async def measure(tick: Tick) -> Padded:
@@ -50,4 +47,4 @@ async def measure(tick: Tick) -> Padded:
     )
     async with LocalCluster(config, lambda report: None) as cluster:
         replies = (await turn_about({"": cluster}, TOKENS, tick))[""]
-    return Padded(**{policy: speed(some) for policy, some in replies.items()})
+    return Padded({policy: speed(some) for policy, some in replies.items()})

@@ -223,13 +223,11 @@ def merge_draft(
     if not request.abandoned:
         clock = clock.on_draft(request.slot, seconds / slot_seconds if slot_seconds else 1.0)
     room = max_tree_nodes(session.policy, session.stages) + 1 - len(session.tree)
-    walked = session.committed[request.length - len(session.prefix) :]
-    start = session.tree.nodes[session.tree.root].position - len(walked)
     tree, new = trees.merge(
         session.tree,
         (answer.parents, answer.tokens, answer.scores),
         session.next_node,
-        walked=walked,
+        walked=session.committed[request.length - len(session.prefix) :],
         at_most=min(request.growth.adopt, MAX_NODES, room),
         max_position=session.last_position,
     )
@@ -241,7 +239,7 @@ def merge_draft(
         no_growth=None if new else (request.growth, request.version, session.next_node),
         # A tree requested in an earlier round is merged, but is not this round's own.
         drafts=session.drafts + (request.round == session.round),
-        unasked=_unasked(session.unasked, tree, new, request, start),
+        unasked=_unasked(session.unasked, tree, new, request),
         clock=clock,
         counters=counters.plus(drafted=len(new)),
     )
@@ -252,17 +250,14 @@ def _unasked(
     tree: TokenTree,
     new: tuple[NodeId, ...],
     request: DraftRequest,
-    start: int,
 ) -> frozenset[NodeId]:
-    """See ``View.unasked``. ``start``: the tip's position at the time of the request."""
+    """See ``View.unasked``."""
     assert request.growth is not None
     asked, depth = frozenset(request.growth.frontier), request.job.depth
-    top = {node: tree.nodes[node].position for node in asked if node in tree.nodes}
-    for node in new:
-        parent = tree.nodes[node].parent
-        if parent not in top:
-            above = trees.ancestors(tree, parent)
-            top[parent] = next((top[one] for one in above if one in top), start)
-        top[node] = top[parent]
+    tip = request.length - 1
+    # Where each node's levels of the request begin.
+    top: dict[NodeId, int] = {}
+    for node, data in tree.nodes.items():
+        top[node] = data.position if node in asked else top.get(data.parent, tip)
     deep = {node for node in new if tree.nodes[node].position - top[node] >= depth}
     return frozenset((before - asked | deep) & tree.nodes.keys())

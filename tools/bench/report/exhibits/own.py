@@ -9,8 +9,9 @@ from asyncspec_nodes.cluster.checkpoints import NONE
 from tools.bench.report.cell import Setting
 from tools.bench.report.costs import JETSON_7B, JETSON_13B, TURNS, asked, server
 from tools.bench.report.exhibit import BY_SET, Exhibit, Point
-from tools.bench.report.exhibits.flowspec import STAGES, TEMPERATURES
+from tools.bench.report.exhibits.flowspec import CHUNK_PP, FLOWSPEC, PIPEDEC, STAGES, TEMPERATURES
 from tools.bench.report.exhibits.pipedec import STAGES as PIPEDEC_STAGES
+from tools.bench.report.exhibits.specpipe import PP, SPECINFER, SPECPIPE
 from tools.bench.report.exhibits.specpipe import STAGES as SPECPIPE_STAGES
 from tools.bench.report.models import SOURCES as MODELS
 
@@ -19,12 +20,12 @@ SOURCES = ("draft", "eagle", "ngram", "hybrid", "eagle+ngram")
 POLICIES = ("chunked", "pruned", "specpipe", "flowspec")
 SAMPLED = ("pruned", "flowspec")
 SYSTEMS = {
-    "PP": "autoregressive",
-    "Chunk-PP": "chunked",
-    "SpecInfer": "static-tree",
-    "PipeDec": "pipedec",
-    "SpecPipe": "specpipe",
-    "FlowSpec": "flowspec",
+    PP: "autoregressive",
+    CHUNK_PP: "chunked",
+    SPECINFER: "static-tree",
+    PIPEDEC: "pipedec",
+    SPECPIPE: "specpipe",
+    FLOWSPEC: "flowspec",
     "flow": "flow",
 }
 
@@ -58,14 +59,14 @@ def exhibits(stages: int | None) -> Iterator[Exhibit]:
 
 def _systems(stages: int | None) -> Exhibit:
     """The papers' machines, each with the token source that its paper has; one also with a head."""
-    boards, eight, fourteen = (stages or n for n in (STAGES, SPECPIPE_STAGES, PIPEDEC_STAGES))
+    flowspec, specpipe, pipedec = (stages or n for n in (STAGES, SPECPIPE_STAGES, PIPEDEC_STAGES))
     machines = {
-        "FlowSpec's boards, 7B": ("eagle", boards, JETSON_7B),
-        "FlowSpec's boards, 13B": ("eagle", boards, JETSON_13B),
-        "SpecPipe's server": ("draft", eight, server(eight)),
-        "SpecPipe's server, EAGLE": ("eagle", eight, server(eight)),
-        "SpecPipe's servers": ("draft", eight, server(eight, slow_link=True)),
-        "PipeDec's server": ("draft", fourteen, server(fourteen)),
+        "FlowSpec's boards, 7B": ("eagle", flowspec, JETSON_7B),
+        "FlowSpec's boards, 13B": ("eagle", flowspec, JETSON_13B),
+        "SpecPipe's server": ("draft", specpipe, server(specpipe)),
+        "SpecPipe's server, EAGLE": ("eagle", specpipe, server(specpipe)),
+        "SpecPipe's servers": ("draft", specpipe, server(specpipe, slow_link=True)),
+        "PipeDec's server": ("draft", pipedec, server(pipedec)),
     }
     points = tuple(
         Point(system, Setting(policy, source, n, cost), machine, group, (sampling,))
@@ -78,7 +79,7 @@ def _systems(stages: int | None) -> Exhibit:
         title="Tokens/s on the papers' machines",
         points=points,
         metrics=("tokens_per_second",),
-        baseline="PP",
+        baseline=PP,
         virtual=True,
     )
 
