@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.source.expand import NO_PROPOSAL
-from tools.bench import explain, hybrid
+from tools.bench import hybrid
 from tools.bench.__main__ import main
 from tools.bench.paired import Gain, Pair, compare
 from tools.bench.prompts import Prompt
@@ -75,28 +74,6 @@ def test_a_mix_is_compared_with_the_better_part_of_each_set() -> None:
     assert lines[4].startswith("| `flowspec` | +0.0 (+0..+0) | +25.0 (+25..+25) |")
 
 
-def test_displaced_proposals_are_those_that_only_the_mixture_ranks_higher() -> None:
-    base = ([1, 2, 3], [-0.5, -1.5, -2.5])
-    mixed = ([9, 1, 2, 3], [-0.4, -1.0, -2.0, -3.0])
-    found = explain.place(2, base, ([9], [-0.3]), mixed)
-    assert (found.base.rank, found.mix.rank, found.before) == (1, 2, (9,))
-    assert found.lookup == explain.Prediction(None, 0.0)
-    assert explain.place(5, base, NO_PROPOSAL, base).before == ()
-
-
-@pytest.mark.torch
-def test_every_token_of_an_answer_is_explained_or_was_never_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.jsonl").write_text('{"turns": ["def add(a, b):"]}\n')
-    words = ["explain", "--prompts", str(tmp_path), "--max-new-tokens", "12", "--json"]
-    assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["prompt"] for one in found] == ["one/0", "two/0"]
-    assert all(0 < len(one["places"]) <= 11 for one in found)
-
-
 @pytest.mark.torch
 def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "one.jsonl").write_text('{"turns": ["def add(a, b):"]}\n')
@@ -115,7 +92,6 @@ def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["hybrid", "--policies", "autoregressive"], "needs no token source"),
         (["hybrid", "--per-file", "0"], "it must be at least 1"),
         (["hybrid", "--out", "pyproject.toml/x"], "cannot write pyproject.toml/x"),
-        (["explain", "--set", "nosuch"], "there is no set"),
     ],
 )
 def test_mistakes_are_one_line(

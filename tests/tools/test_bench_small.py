@@ -14,7 +14,7 @@ import pytest
 
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
-from tools.bench import coverage, drafting, quantised, row_packing, stage_time
+from tools.bench import coverage, drafting, quantised, stage_time
 from tools.bench.__main__ import main
 from tools.bench.pool import as_done
 from tools.bench.record_language import write_language
@@ -87,13 +87,6 @@ def test_every_product_of_this_cpu_is_timed(capsys: pytest.CaptureFixture[str]) 
     assert (one.pop("rows"), three.pop("rows")) == (1, 3)
     assert one.keys() == three.keys() >= {"torch, float32", "bfloat16, widened slice by slice"}
     assert all(0 <= ms < 1000 for ms in one.values())
-
-
-def test_packed_rows_have_the_bits_that_are_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["row-packing", "--rows", "2", "--repeats", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["values"] for one in found] == list(row_packing.SPREAD)
-    assert all(11 < one["bits a value"] < 12 for one in found)
 
 
 @pytest.mark.torch

@@ -25,7 +25,6 @@ from tools.bench import (  # noqa: E402
     coverage,
     drafting,
     enlarge,
-    explain,
     grid,
     hybrid,
     masks,
@@ -37,7 +36,6 @@ from tools.bench import (  # noqa: E402
     quantised,
     record_language,
     recording,
-    row_packing,
     stage_time,
     tracing,
 )
@@ -47,7 +45,6 @@ from tools.bench.dipsd import run_time as dipsd_run  # noqa: E402
 from tools.bench.dipsd.machines import command as dipsd_machines  # noqa: E402
 from tools.bench.docs import command as docs  # noqa: E402
 from tools.bench.faults import command as faults  # noqa: E402
-from tools.bench.growth import command as growth  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
@@ -61,19 +58,16 @@ KINDS = {
     "dipsd-run": (dipsd_run, "a DiP-SD plan at run time next to greedy batching"),
     "dipsd-machines": (dipsd_machines, "DiP-SD plans for 4 to 64 users, on the virtual clock"),
     "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
-    "explain": (explain, "where a mix of token sources wins and loses, token by token"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
     "drafting": (drafting, "trees of several sessions together and one after another"),
     "node-time": (node_time, "what a node's process takes beside its engine, a pass"),
     "stage-time": (stage_time, "a stage's pass by its rows"),
     "products": (products, "matrix products of few rows, by every kernel there is"),
-    "row-packing": (row_packing, "what packing rows for slow links takes and saves"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, interleaved"),
     "serving": (serving, "what a pipeline owes many users at a time"),
     "faults": (faults, "seconds from a fault of a node to the next token"),
-    "growth": (growth, "what a pass and a step cost as the work grows"),
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "quantised": (quantised, "int8 and int4 weights next to dense ones"),

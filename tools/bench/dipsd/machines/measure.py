@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from tools.bench.collector import no_collector
 from tools.bench.dipsd.machines.cases import Case
 from tools.bench.dipsd.machines.crowd import Crowd, Ran
-from tools.bench.growth.timing import no_collector
 from tools.bench.limits.progress import Tick
 from tools.bench.pool import as_done
 
