@@ -14,6 +14,9 @@ from asyncspec_protocol.sampling import UNCONSTRAINED, Constraint
 MIN_TEMPERATURE = 1e-5
 """What is below is greedy, as in vLLM: next to 0 the scaled logits are beyond all numbers."""
 
+MAX_QUARTERS = 8
+"""Of temperature that are told apart (``Sampling.kind``): from 2 on all are alike."""
+
 
 class Sampling(Struct, frozen=True):
     """Sampling settings of one request (docs/reference/sampling.md); the defaults are greedy.
@@ -53,6 +56,16 @@ class Sampling(Struct, frozen=True):
         """True where what is drawn depends on the tokens before it: with a grammar on those of the
         answer."""
         return self.penalises or bool(self.constraint.grammar)
+
+    @property
+    def kind(self) -> tuple[int, bool, bool, bool]:
+        """What makes a draft right more or less often: the temperature in quarters, whether
+        unlikely tokens are left out, penalties, and a grammar."""
+        if self.greedy or self.top_k == 1:
+            return 0, False, self.penalises, bool(self.constraint.grammar)
+        cut = bool(self.top_k) or self.top_p < 1.0 or self.min_p > 0.0
+        quarters = round(4.0 * min(self.temperature, MAX_QUARTERS / 4))
+        return quarters, cut, self.penalises, bool(self.constraint.grammar)
 
     def shareable(self, prompt_length: int, length: int) -> int:
         """Tokens of a path of ``length``, prompt and answer, that the last stage need not read."""

@@ -198,7 +198,13 @@ class Policy(Struct, frozen=True):
         raise NotImplementedError
 
     def learn(self, memory: object, event: Drafted | Committed) -> object:
-        """What all sessions of the policy know from now on (``View.memory``); None at first."""
+        """What all sessions of the policy and of one kind of sampling know from now on
+        (``View.memory``); None at first."""
+        return memory
+
+    def carried(self, memory: object, latest: object) -> object:
+        """What sessions know of one kind of sampling (``Sampling.kind``; ``memory``, None at first)
+        after ``latest`` was learned by sessions of another."""
         return memory
 
     def stats(self, memory: object) -> Mapping[str, float]:

@@ -233,6 +233,17 @@ class Flow(Policy, frozen=True):
         costs = RoundCosts.of(event.costs, known.level, sessions, contention)
         return replace(known, contention=contention).choosing(costs)
 
+    def carried(self, memory: object, latest: object) -> FlowMemory:
+        """Nodes cost the same whatever is sampled; how often drafts are right is learned anew."""
+        known, other = _known(memory), _known(latest)
+        return replace(
+            known,
+            level=other.level,
+            contention=other.contention,
+            speculating=other.speculating,
+            plain=other.plain,
+        )
+
     def stats(self, memory: object) -> Mapping[str, float]:
         known = _known(memory)
         if not known.plain_rate:

@@ -10,6 +10,7 @@ import pytest
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import DraftBatch, Release, draft_jobs
 from asyncspec.core.machine import Cancelled, Compute, Computed, Submitted
+from asyncspec.core.sampling import Sampling
 from asyncspec.policy.flow import FlowMemory
 from asyncspec_protocol.messages import Expand, Expanded, Segment
 from cluster import ask
@@ -72,7 +73,7 @@ def test_a_call_costs_flow_all_the_time_until_the_answer() -> None:
     driven = draft()
     (first,) = jobs(submit(driven, 0, (1,), policy="flow"))
     done(driven, first, 0.1, **TREE)
-    memory = driven.state.memories["flow"]
+    memory = driven.state.memories["flow", Sampling().kind]
     assert isinstance(memory, FlowMemory)
     assert memory.level is not None
     assert memory.level.at(1) == pytest.approx(0.1 / first.depth)

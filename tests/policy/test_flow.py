@@ -9,6 +9,7 @@ from statistics import fmean
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.acceptance import RANKS, Acceptance
@@ -24,6 +25,7 @@ from asyncspec.core.cost_model.rounds import (
     best_shape,
     round_rate,
 )
+from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import new_tree
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Committed, Drafted, View
@@ -31,6 +33,7 @@ from asyncspec.policy.chain import Chain
 from asyncspec.policy.flow import Flow, FlowMemory, describe
 from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
 from asyncspec.sim.language import Synthetic, harmonic, tabled
+from asyncspec.source.expand import Proposal
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
@@ -534,6 +537,62 @@ def test_roots_wait_for_passes_that_other_sessions_keep_going() -> None:
     arrivals = (9.0, 48.0, 27.0, 38.0, 48.5, 27.5, 47.0, 59.0)
     flow, plain = users((0.55, 0.15, 0.06, 0.04), arrivals)
     assert flow <= plain / 0.97
+
+
+class Harder(Struct, frozen=True):
+    """Odd requests, whose prompts are longer, are as easy to guess as another text."""
+
+    even: Synthetic
+    odd: Synthetic
+
+    def prompt(self, request: int, length: int) -> tuple[int, ...]:
+        return self.even.prompt(request, length + 1000 * (request % 2))
+
+    def longest(self, request: int) -> int | None:
+        return None
+
+    def truth(self, path: int) -> int:
+        return self.even.truth(path)
+
+    def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
+        text = self.odd if position >= 1000 else self.even
+        return text.propose(path, position, stale, width)
+
+
+def test_a_hot_answer_does_not_end_the_speculation_of_a_greedy_one() -> None:
+    """All nodes share a processor, so that drafts that are not sent are few: after one useless
+    answer it took hundreds of tokens until speculation was tried again."""
+    useless, good = (Synthetic(tabled(one), seed=1) for one in ((0.1, 0.03), (0.85, 0.05)))
+    cost = ClusterCost(
+        stage=StageCost(plateau=1, row_seconds=0.1),
+        draft=DraftCost(level_seconds=1.5),
+        wire=LinkCost(0.05),
+        processors=1,
+    )
+    setting = Setting(
+        Harder(useless, good),
+        cost,
+        tokens=128,
+        requests=2,
+        sessions=1,
+        sampling=(Sampling(temperature=1.0), Sampling()),
+    )
+    apart = simulate(setting, "flow").stats[1]
+    together = simulate(replace(setting, sampling=(Sampling(),)), "flow").stats[1]
+    plain = simulate(setting, "autoregressive").stats[1]
+    assert together["tokens_per_second"] < plain["tokens_per_second"]
+    assert apart["tokens_per_second"] > 1.2 * plain["tokens_per_second"]
+
+
+def test_what_nodes_cost_is_known_to_all_kinds_of_sampling() -> None:
+    policy, pipeline = Flow(), two_stages()
+    greedy = policy.learn(None, Drafted(0.1, pipeline))
+    hot = policy.carried(None, greedy)
+    assert (hot.level, hot.contention) == (greedy.level, greedy.contention)
+    hot = policy.learn(hot, Drafted(0.3, pipeline))
+    again = policy.carried(greedy, hot)
+    assert again.level == hot.level
+    assert again.shape == greedy.shape
 
 
 def test_few_slow_tokens_do_not_condemn_plain_decoding() -> None:

@@ -51,6 +51,8 @@ class Setting(Struct, frozen=True):
     requests: int = 1
     # When the first requests come; the others come at time 0.
     arrivals: tuple[float, ...] = ()
+    # Of the requests in turn. Texts are the language's, whatever it says: only policies read it.
+    sampling: tuple[Sampling, ...] = (Sampling(),)
     # Requests that are processed at a time; None: all of them.
     sessions: int | None = None
     # Passes whose segments may wait at a stage.
@@ -143,7 +145,7 @@ def _request(setting: Setting, number: int, policy: str) -> Request:
         request=number,
         prompt=language.prompt(number, setting.prompt_tokens),
         max_new_tokens=setting.tokens if most is None else min(setting.tokens, most),
-        sampling=Sampling(),
+        sampling=setting.sampling[number % len(setting.sampling)],
         stop_tokens=frozenset(),
         policy=policy,
     )

@@ -178,7 +178,7 @@ def finish_if_complete(
         stages=session.stages,
         given=len(request.given),
     )
-    stats.update(session.policy.stats(state.memories.get(request.policy)))
+    stats.update(session.policy.stats(state.memory(session)))
     if session.policy.top_logprobs:
         stats["lossy"] = 1
     finish = Finish(request.request, finishing.reason, key, stats, earlier=counters.earlier)

@@ -26,7 +26,7 @@ from asyncspec_protocol.messages import Expand, Rates
 FIRST = Rank(1)
 
 MAX_MEMORIES = 16
-"""Policies, each with its parameters, whose memory is kept."""
+"""Policies, each with its parameters and a kind of sampling, whose memory is kept."""
 
 
 def slots_needed(request: Request, policy: Policy, stages: int) -> int:
@@ -89,6 +89,10 @@ class QueuedRequest(Struct, frozen=True):
     given: tuple[int, ...] = ()
     # A session that is reading a common prefix of its prompt, for which it waits.
     pending_prefix: SessionId | None = None
+
+
+MemoryName = tuple[str, tuple[int, bool, bool, bool]]
+"""A policy and a kind of sampling."""
 
 
 class DraftRequest(Struct, frozen=True):
@@ -289,8 +293,8 @@ class DraftState(Struct, frozen=True):
     slots: Mapping[Rank, int] = {}
     # Stages that answer a ``Floor``, and so report what is free there.
     floor_aware: frozenset[Rank] = frozenset()
-    # What policies have learned, by name and parameters.
-    memories: Mapping[str, object] = {}
+    # What policies have learned, by name and parameters and kind of sampling; the latest is last.
+    memories: Mapping[MemoryName, object] = {}
     # What passes and links cost, and what plans are made from (DiP-SD).
     costs: PipelineCosts = PipelineCosts()
     measured: DraftMeasurements = DraftMeasurements()
@@ -362,13 +366,21 @@ class DraftState(Struct, frozen=True):
             initial_depth=session.initial_depth,
             no_growth=session.no_growth is not None and session.no_growth[1:] == unchanged,
             unasked=session.unasked,
-            memory=self.memories.get(session.request.policy),
+            memory=self.memory(session),
         )
+
+    def memory(self, session: DraftSession) -> object:
+        """What a session's policy has learned."""
+        name = _memory_name(session)
+        latest = next((one for one in [*self.memories][::-1] if one[0] == name[0]), name)
+        memory = self.memories.get(name)
+        if latest == name:
+            return memory
+        return session.policy.carried(memory, self.memories[latest])
 
     def learn(self, session: DraftSession, event: Drafted | Committed) -> DraftState:
         """Let a session's policy learn, for all sessions that have it."""
-        name = session.request.policy
-        before = self.memories.get(name)
+        name, before = _memory_name(session), self.memory(session)
         memory = session.policy.learn(before, event)
         if memory is before:
             return self
@@ -380,3 +392,7 @@ class DraftState(Struct, frozen=True):
         """Whether a session's tree may grow: it decodes, or is alone and its policy guesses."""
         lone = self.config.sole and len(self.sessions) == 1
         return session.decoding or (lone and session.policy.speculate_during_prefill)
+
+
+def _memory_name(session: DraftSession) -> MemoryName:
+    return session.request.policy, session.request.sampling.kind
