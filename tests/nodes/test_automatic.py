@@ -17,12 +17,12 @@ from asyncspec_nodes.cluster.automatic import (
     described,
     resolved,
 )
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, LOOKUPS_ALONE
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, LOOKUPS_ALONE, parts
 from asyncspec_nodes.cluster.config import Config, NodeTable, SourceTable, TargetTable
 
 NAMED = PAIRS[0].target.rpartition("/")[2]
 CONFIG = Config(TargetTable(path=str(BUNDLED_TARGET)), (NodeTable(1, "127.0.0.1", 1),))
-TWIN = Choice("twin:int4", f"{UNKNOWN}, and there is memory for a twin")
+TWIN = Choice("twin:int4+ngram", f"{UNKNOWN}, and there is memory for a twin, beside lookup")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def cached(repository: str, tmp_path: Path, model: Path) -> None:
 
 def test_the_bundled_target_has_its_own_draft_model() -> None:
     choice = choose(str(BUNDLED_TARGET), stages_here=1.0)
-    assert choice.source == str(BUNDLED_DRAFT)
+    assert choice.source == f"{BUNDLED_DRAFT}+ngram"
 
 
 def test_a_published_draft_is_taken_where_it_is_here(target: Path, tmp_path: Path) -> None:
@@ -51,10 +51,12 @@ def test_a_published_draft_is_taken_where_it_is_here(target: Path, tmp_path: Pat
     source = PAIRS[0].sources[-1]
     cached(source, tmp_path, BUNDLED_DRAFT)
     choice = choose(str(target), stages_here=1.0)
-    assert Path(choice.source).samefile(
+    model, lookup = parts(choice.source)
+    assert lookup == "ngram"
+    assert Path(model).samefile(
         tmp_path / "cache" / f"models--{source.replace('/', '--')}" / "snapshots" / ("0" * 40)
     )
-    assert choice.reason == f"{source} was published for this target"
+    assert choice.reason == f"{source} was published for this target, beside lookup"
 
 
 def test_sources_that_do_not_fit_are_skipped(target: Path, tmp_path: Path) -> None:
@@ -92,7 +94,10 @@ def test_several_machines_come_to_the_same_choice(target: Path, tmp_path: Path) 
 
 def test_the_choice_and_its_reason_are_named() -> None:
     found = resolved(CONFIG, stages_here=1.0).draft
-    assert described(found) == "demo-draft (auto: the bundled target's draft model)"
+    assert (
+        described(found)
+        == "demo-draft+ngram (auto: the bundled target's draft model, beside lookup)"
+    )
     assert described(replace(found, source="ngram+suffix", chosen="")) == "ngram+suffix"
     given = replace(CONFIG, draft=replace(CONFIG.draft, source="ngram"))
     assert resolved(given, stages_here=1.0) == given

@@ -2,7 +2,8 @@
 
 Next-token layers come with the target. A head or draft model that is published for it is
 used where it is here already, or where the target itself is fetched from a hub. Else the target
-drafts for itself in four bits, where there is memory for that; else its text is looked up.
+drafts for itself in four bits, where there is memory for that. Beside each of them text is looked
+up, and alone where there is none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     LOOKUPS_ALONE,
+    NGRAM,
 )
 from asyncspec_nodes.cluster.config import Config, DraftTable
 from asyncspec_nodes.cluster.control_groups import available_memory
@@ -90,21 +92,27 @@ def choose(target: str, called: str = "", *, stages_here: float, apart: bool = F
     ``stages_here``: the share of its stages on this machine. ``apart``: several machines have to
     come to the same choice, whatever each of them holds."""
     if Path(target) == BUNDLED_TARGET:
-        return Choice(str(BUNDLED_DRAFT), "the bundled target's draft model")
+        return _with_lookup(str(BUNDLED_DRAFT), "the bundled target's draft model")
     backend = backend_of(target)
     if _fits(MTP, target):
-        return Choice(MTP, "the checkpoint has next-token layers")
+        return _with_lookup(MTP, "the checkpoint has next-token layers")
     if not apart:
         for source in _published(called or target):
             if checked := _fits(source, target):
-                return Choice(checked, f"{source} was published for this target")
+                return _with_lookup(checked, f"{source} was published for this target")
         if (weights := backend.weight_count(target)) and (twin := _fits(TWIN, target)):
             # Stages keep at most four bytes of a weight.
             needed = weights * (_TWIN_BYTES + 4 * stages_here)
             if needed <= _MEMORY_SHARE * available_memory():
-                return Choice(twin, f"{UNKNOWN}, and there is memory for a twin")
+                return _with_lookup(twin, f"{UNKNOWN}, and there is memory for a twin")
             return Choice(LOOKUPS_ALONE, f"{UNKNOWN}, nor is there memory for a twin")
     return Choice(LOOKUPS_ALONE, UNKNOWN)
+
+
+def _with_lookup(source: str, reason: str) -> Choice:
+    """With n-gram lookup in one tree: where nothing repeats it costs no draft pass, and where
+    answers copy it brings up to twice the tokens a turn (docs/results/policies.md)."""
+    return Choice(f"{source}+{NGRAM}", f"{reason}, beside lookup")
 
 
 def resolved(config: Config, *, stages_here: float) -> Config:
