@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec_nodes.cli.terminal.run import Printer, as_dict
+from asyncspec_nodes.cli.terminal.run import Printer, as_dict, speculation, summary, times_plain
 from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
 from asyncspec_nodes.reference import Comparison
 from asyncspec_protocol.clients import TOO_LARGE
@@ -72,6 +72,36 @@ def test_a_single_answer_is_printed_once_it_is_sure(capsys: pytest.CaptureFixtur
     assert lines(capsys) == []
     printer.end(ANSWERS[:1], ())
     assert lines(capsys) == [as_read(ANSWERS[0])]
+
+
+def answered(**stats: float) -> Answer:
+    known = {"new_tokens": 101, "decode_seconds": 2.0, "tokens_per_second": 50.0}
+    return replace(ANSWERS[0], stats=known | stats)
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ([answered(times_plain_rate=5.93, plain_measured=0)], "about 5.9"),
+        ([answered(times_plain_rate=0.93, plain_measured=1)], "0.93"),
+        # By time: 4 s that would have been 2 + 18.
+        ([answered(times_plain_rate=t, plain_measured=1) for t in (1, 9)], "5.00"),
+        ([answered()], "-"),
+    ],
+)
+def test_the_summary_begins_with_times_plain_decoding(answers: list[Answer], says: str) -> None:
+    assert times_plain(answers) == says
+    labels, values = summary(answers, 3, "bitwise").columns[:2]
+    assert (next(iter(labels.cells)), next(iter(values.cells))) == ("times plain decoding", says)
+
+
+def test_speculation_is_told_of_the_whole_answer() -> None:
+    """Not only what the policy had come to by its end."""
+    learned = {"first_choice_rate": 0.5, "row_cost_rate": 0.1, "speed_rate": 1.0}
+    learned |= {"segment_rows": 0, "segment_levels": 0, "root_levels": 0}
+    line = speculation([answered(hits=76, misses=24, **learned)])
+    assert line.startswith("76 of 100 tokens were drafted ahead; at the end the draft's first")
+    assert line.endswith("no speculation")
 
 
 class Ending:

@@ -729,11 +729,19 @@ def test_the_description_gives_shape_and_reason(stats: dict[str, float], sentenc
     assert describe(known | stats if stats else {}).endswith(sentence)
 
 
+@pytest.mark.parametrize("policy", ["flow", "flowspec", "chain", "autoregressive"])
+def test_every_answer_says_how_many_times_plain_decoding_it_was(policy: str) -> None:
+    plain = run(0.9, SLOW_ROWS, "autoregressive").stats[0]["tokens_per_second"]
+    stats = run(0.9, SLOW_ROWS, policy).stats[0]
+    assert stats["plain_tokens_per_second"] == pytest.approx(plain, rel=0.1)
+    assert stats["times_plain_rate"] == pytest.approx(stats["tokens_per_second"] / plain, rel=0.1)
+
+
 def test_statistics_hold_the_learned_rates() -> None:
     stats = run(0.9, SLOW_ROWS, "flow").stats[0]
     assert stats["first_choice_rate"] == pytest.approx(0.9, abs=0.06)
     assert stats["row_cost_rate"] == pytest.approx(0.11, abs=0.02)
-    assert "plain_tokens_per_second" not in stats
+    assert not stats["plain_measured"]
     assert not describe(run(0.9, SLOW_ROWS, "chain").stats[0])
 
 

@@ -104,6 +104,15 @@ class PipelineCosts(Struct, frozen=True):
         return sum([seconds for seconds, _ in first]) / alone if alone else 1.0
 
     @property
+    def plain_seconds(self) -> float:
+        """Expected seconds from a token to the next without speculation, where one node works at a
+        time; 0: not known."""
+        if not self.times or self.overhead is None:
+            return 0.0
+        passes = sum([seconds(1) for seconds in self.stages]) / self.contention
+        return passes + self.overhead + sum(self.link_row_seconds)
+
+    @property
     def slowest(self) -> PassSeconds | None:
         """Seconds that so many rows take at the slowest stage or on the slowest link; None where no
         stage has reported yet."""

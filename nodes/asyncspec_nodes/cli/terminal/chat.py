@@ -130,11 +130,16 @@ class Screen:
         if self._plain:
             sys.stdout.flush()
             return
-        speed = end.stats.get("tokens_per_second") if end else None
-        parts = [f"{self._tokens} tokens in {self._shown} passes"]
-        parts += [f"{speed:.1f} a second"] if speed else []
+        stats = end.stats if end else {}
+        speed, times = stats.get("tokens_per_second"), stats.get("times_plain_rate")
+        about = "" if stats.get("plain_measured") else "about "
+        parts = [f"{about}{times:.1f} times plain decoding"] if times else []
+        parts += [f"{speed:.1f} tokens a second"] if speed else []
+        parts += [f"{self._tokens} tokens in {self._shown} passes"]
         parts += ["stopped"] if end is None else []
-        parts += ["cut at the limit"] if end is not None and end.reason == "length" else []
+        parts += (
+            [f"cut at {self._tokens} tokens"] if end is not None and end.reason == "length" else []
+        )
         self.note(f"({', '.join(parts)})")
 
 

@@ -98,8 +98,8 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
     table.add_column(style="dim")
     table.add_column(justify="right")
     for name, value in (
+        ("times plain decoding", times_plain(answers)),
         ("tokens/s", per("decode_seconds")),
-        ("times plain decoding", _speedup(answers)),
         ("draft", draft),
         ("policy", ", ".join(policies) or "the cluster's"),
         ("guarantee", ", ".join(guarantees)),
@@ -112,18 +112,39 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
         ("wasted rows", f"{total('wasted_rows'):.0f} of {total('rows'):.0f}"),
         ("bytes sent", decimal(int(total("bytes_sent")))),
         ("stages", str(stages)),
-        ("speculation", describe(answers[-1].stats)),
+        ("speculation", speculation(answers)),
     ):
         if value:
             table.add_row(name, value)
     return table
 
 
-def _speedup(answers: Sequence[Answer]) -> str:
-    """Tokens a second by those measured without speculation; empty where none were."""
-    stats = answers[-1].stats
-    plain, reached = stats.get("plain_tokens_per_second"), stats.get("tokens_per_second")
-    return f"{reached / plain:.2f}" if plain and reached else ""
+def times_plain(answers: Sequence[Answer]) -> str:
+    """How many times as fast as without speculation the answers came: about, where that was not
+    measured but follows from the times of passes; "-" where nothing is known."""
+    seconds = plain_seconds = 0.0
+    measured = True
+    for stats in (answer.stats for answer in answers):
+        if rate := stats.get("times_plain_rate"):
+            seconds += stats["decode_seconds"]
+            plain_seconds += stats["decode_seconds"] * rate
+            measured = measured and bool(stats.get("plain_measured"))
+    if not seconds:
+        return "-"
+    times = plain_seconds / seconds
+    return f"{times:.2f}" if measured else f"about {times:.1f}"
+
+
+def speculation(answers: Sequence[Answer]) -> str:
+    """How many of the answers' tokens were drafted before the target chose them, and what the
+    policy had come to by the end."""
+    hits = sum(answer.stats.get("hits", 0.0) for answer in answers)
+    last = describe(answers[-1].stats)
+    if not hits:
+        return last
+    tokens = hits + sum(answer.stats.get("misses", 0.0) for answer in answers)
+    line = f"{hits:.0f} of {tokens:.0f} tokens were drafted ahead"
+    return f"{line}; at the end {last}" if last else line
 
 
 def guarantee_of(answer: Answer, stages: str) -> str:

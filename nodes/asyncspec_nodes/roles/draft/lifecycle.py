@@ -14,7 +14,7 @@ not tried again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -179,11 +179,30 @@ def finish_if_complete(
         given=len(request.given),
     )
     stats.update(session.policy.stats(state.memory(session)))
+    stats.update(_beside_plain(stats, state.costs.plain_seconds))
     if session.policy.top_logprobs:
         stats["lossy"] = 1
     finish = Finish(request.request, finishing.reason, key, stats, earlier=counters.earlier)
     left = {k: v for k, v in state.finishing.items() if k != key}
     return replace(state, finishing=left), (SetTimer(stats_timer(key), None), finish)
+
+
+def _beside_plain(stats: Mapping[str, float], plain_seconds: float) -> dict[str, float]:
+    """How an answer's speed compares with decoding without speculation: as the policy has measured
+    that, or as it is expected to be, a token every ``plain_seconds``; 0: not known."""
+    measured = "plain_tokens_per_second" in stats
+    if measured:
+        plain = stats["plain_tokens_per_second"]
+    else:
+        plain = 1.0 / plain_seconds if plain_seconds else 0.0
+    reached = stats["tokens_per_second"]
+    if not plain or not reached:
+        return {}
+    return {
+        "plain_tokens_per_second": plain,
+        "plain_measured": float(measured),
+        "times_plain_rate": reached / plain,
+    }
 
 
 def unserved(
