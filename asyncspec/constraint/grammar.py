@@ -11,12 +11,17 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from msgspec import Struct
+
+from asyncspec.constraint.bounds import check_size
+from asyncspec.constraint.worker import Limits, Worker
 
 Tokens = npt.NDArray[np.int64]
 
@@ -25,6 +30,13 @@ MAX_COMPILED = 64
 
 MAX_CHARACTERS = 1 << 20
 """Of the grammars that are kept together. One takes some 40 bytes a character."""
+
+LIMITS = Limits(seconds=0.25, mebibytes=1024)
+"""Of one grammar's compilation. One of a hundred definitions takes .01 s, of 4,000 words .2 s. The
+last stage waits for its own as long, less the pass of the prompt."""
+
+MAX_REFUSED = 1024
+"""Refused grammars whose reasons are kept: they are not compiled again."""
 
 _LONGEST = 400
 """Characters of a reason."""
@@ -116,62 +128,34 @@ class PathMatcher:
         return count == len(fresh)
 
 
-class Grammars:
-    """The grammars of one vocabulary, each compiled once. ``read``: called for the vocabulary when
-    it is first needed. Thread-safe; a ``PathMatcher`` is not."""
+class _LateMatcher(PathMatcher):
+    """A matcher whose grammar is still being compiled: its first use waits for it."""
 
-    def __init__(self, read: Callable[[], Vocabulary]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._tokenizer: Any = None
-        self._vocab = 0
-        self._eos: Tokens = np.empty(0, np.int64)
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
-        # Of all that are compiled.
-        self._characters = 0
+    def __init__(self, found: Future[PathMatcher]) -> None:
+        super().__init__(None, 0, np.empty(0, np.int64))
+        self._found: Future[PathMatcher] | None = found
 
-    def matcher(self, grammar: str) -> PathMatcher:
-        """At the start of an answer. Raises ``GrammarError``."""
-        with self._lock:
-            if grammar not in self._compiled:
-                self._compiled[grammar] = self._compile(grammar)
-                self._characters += len(grammar)
-                while len(self._compiled) > 1 and self._full:
-                    self._characters -= len(self._compiled.popitem(last=False)[0])
-            self._compiled.move_to_end(grammar)
-            return PathMatcher(self._compiled[grammar].deep_copy(), self._vocab, self._eos)
+    def _move(self, path: Sequence[int]) -> bool:
+        if self._found is not None:
+            ready, self._found = self._found.result(), None
+            self._matcher, self._vocab, self._eos = ready._matcher, ready._vocab, ready._eos
+        return super()._move(path)
 
-    @property
-    def _full(self) -> bool:
-        return len(self._compiled) > MAX_COMPILED or self._characters > MAX_CHARACTERS
 
-    def peers_matcher(self, grammar: str) -> PathMatcher:
-        """For an answer that a draft node has begun, which has compiled the grammar before: one
-        that cannot be compiled here allows the end of the answer alone, so that the draft node
-        reports it."""
-        try:
-            return self.matcher(grammar)
-        except GrammarError:
-            return PathMatcher(None, self._vocab, self._eos)
+class _Compiler:
+    """Compiles grammars over a vocabulary. Thread-safe."""
 
-    def problem(self, grammar: str) -> str | None:
-        """Why a grammar cannot be compiled; None if it can."""
-        try:
-            self.matcher(grammar)
-        except GrammarError as error:
-            return str(error)
-        return None
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if not vocabulary.eos:
+            raise GrammarError("the target has no end-of-text token to end the answer with")
+        self.vocab = len(vocabulary.spelled)
+        self.eos: Tokens = np.array(sorted(vocabulary.eos), np.int64)
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Engine(vocabulary)), eos_token=self.eos.tolist()
+        )
 
-    def _compile(self, grammar: str) -> Any:
-        if self._tokenizer is None:
-            vocabulary = self._read()
-            if not vocabulary.eos:
-                raise GrammarError("the target has no end-of-text token to end the answer with")
-            self._vocab = len(vocabulary.spelled)
-            self._eos = np.array(sorted(vocabulary.eos), np.int64)
-            self._tokenizer = LLTokenizer(
-                TokenizerWrapper(_Engine(vocabulary)), eos_token=self._eos.tolist()
-            )
+    def compile(self, grammar: str) -> Any:
+        """Raises ``GrammarError``."""
         if "%llguidance" in grammar:
             raise GrammarError("%llguidance is not for users; leave the line out")
         matcher = LLMatcher(self._tokenizer, _EXACT + grammar, log_level=0)
@@ -180,6 +164,129 @@ class Grammars:
         if matcher.is_error():
             raise GrammarError(_reason(matcher.get_error()))
         return matcher
+
+
+def validator(vocabulary: bytes) -> Callable[[bytes], bytes]:
+    """What a ``Worker`` makes of a ``Vocabulary`` in msgpack: it compiles a grammar, and returns
+    why that cannot be done, or nothing."""
+    compiler = _Compiler(msgspec.msgpack.decode(vocabulary, type=Vocabulary))
+
+    def problem(grammar: bytes) -> bytes:
+        try:
+            compiler.compile(grammar.decode())
+        except GrammarError as error:
+            return str(error).encode()
+        return b""
+
+    return problem
+
+
+class Grammars:
+    """The grammars of one vocabulary, each compiled once. ``read``: called for the vocabulary when
+    it is first needed. ``bounded``: they are strangers', and compiled here only after a process of
+    its own has done so within ``LIMITS``. Thread-safe; a ``PathMatcher`` is not."""
+
+    def __init__(self, read: Callable[[], Vocabulary], *, bounded: bool = False) -> None:
+        self._read = read
+        # Held for moments, but for the vocabulary's reading.
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._found: Vocabulary | None = None
+        self._compiler: _Compiler | None = None
+        self._worker = None
+        if bounded:
+            make = f"{__name__}:{validator.__name__}"
+            self._worker = Worker(make, lambda: msgspec.msgpack.encode(self._vocabulary()), LIMITS)
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        # Of all that are compiled.
+        self._characters = 0
+        self._refused: OrderedDict[str, str] = OrderedDict()
+        # Starts its thread with the first grammar.
+        self._behind = ThreadPoolExecutor(1, "grammars")
+
+    def matcher(self, grammar: str) -> PathMatcher:
+        """At the start of an answer. Raises ``GrammarError``."""
+        compiler, compiled = self._get(grammar)
+        return PathMatcher(compiled.deep_copy(), compiler.vocab, compiler.eos)
+
+    def _get(self, grammar: str) -> tuple[_Compiler, Any]:
+        """The compiled grammar; a copy of it takes longer than many a compilation."""
+        compiler = self._ready()
+        with self._lock:
+            if (compiled := self._compiled.get(grammar)) is not None:
+                self._compiled.move_to_end(grammar)
+            elif grammar in self._refused:
+                raise GrammarError(self._refused[grammar])
+        if compiled is None:
+            # Without the lock: others' answers go on meanwhile.
+            compiled = self._kept(grammar, self._checked(compiler, grammar))
+        return compiler, compiled
+
+    def _checked(self, compiler: _Compiler, grammar: str) -> Any:
+        """The compiled grammar; it is first compiled where that may fail in any way."""
+        try:
+            if self._worker is not None:
+                check_size(grammar)
+                if why := self._worker(grammar.encode()).decode():
+                    raise GrammarError(why)
+            return compiler.compile(grammar)
+        except ValueError as error:
+            with self._lock:
+                if self._worker is not None and len(grammar) <= MAX_CHARACTERS // MAX_REFUSED:
+                    self._refused[grammar] = str(error)
+                while len(self._refused) > MAX_REFUSED:
+                    self._refused.popitem(last=False)
+            raise GrammarError(str(error)) from None
+
+    def _kept(self, grammar: str, compiled: Any) -> Any:
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = compiled
+                self._characters += len(grammar)
+            while len(self._compiled) > 1 and self._full:
+                self._characters -= len(self._compiled.popitem(last=False)[0])
+        return compiled
+
+    @property
+    def _full(self) -> bool:
+        return len(self._compiled) > MAX_COMPILED or self._characters > MAX_CHARACTERS
+
+    def peers_matcher(self, grammar: str) -> PathMatcher:
+        """For an answer that a draft node has begun, which has compiled the grammar before: one
+        that cannot be compiled here allows the end of the answer alone, so that the draft node
+        reports it. Compiled behind this thread's work, until the first use."""
+        with self._lock:
+            at_once = grammar in self._compiled
+        if at_once:
+            return self._peers(grammar)
+        return _LateMatcher(self._behind.submit(self._peers, grammar))
+
+    def _peers(self, grammar: str) -> PathMatcher:
+        try:
+            return self.matcher(grammar)
+        except GrammarError:
+            compiler = self._compiler
+            eos = np.empty(0, np.int64) if compiler is None else compiler.eos
+            return PathMatcher(None, compiler.vocab if compiler else 0, eos)
+
+    def problem(self, grammar: str) -> str | None:
+        """Why a grammar cannot be compiled; None if it can."""
+        try:
+            self._get(grammar)
+        except GrammarError as error:
+            return str(error)
+        return None
+
+    def _vocabulary(self) -> Vocabulary:
+        if self._found is None:
+            self._found = self._read()
+        return self._found
+
+    def _ready(self) -> _Compiler:
+        with self._reading:
+            if self._compiler is None:
+                self._compiler = _Compiler(self._vocabulary())
+            return self._compiler
 
 
 def _reason(error: str) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+
+from asyncspec.constraint import bounds, gbnf
 
 WHITESPACE = r"[ ]?|\n[ \t]{0,64}"
 """Between the tokens of JSON: indented or in one line, and never a loop of blanks."""
@@ -21,29 +22,34 @@ def of_schema(schema: Mapping[str, Any] | bool) -> str:
 
 
 def of_json(schema: Mapping[str, Any] | bool) -> str:
-    """JSON that a schema describes, as an expression."""
+    """JSON that a schema describes, as an expression. Raises ``ValueError`` for one beyond
+    ``bounds``, as all of these do."""
     whole = {"allOf": [schema]} if isinstance(schema, bool) else schema
+    bounds.check_schema(whole)
     own = whole.get("x-guidance")
     options = {"whitespace_pattern": WHITESPACE, **(own if isinstance(own, Mapping) else {})}
-    return "%json " + msgspec.json.encode({**whole, "x-guidance": options}).decode()
+    found = "%json " + msgspec.json.encode({**whole, "x-guidance": options}).decode()
+    bounds.check_size(found)
+    return found
 
 
 def of_regex(pattern: str) -> str:
     """Text that a regular expression matches as a whole."""
+    bounds.check_text(pattern)
     return f"start: /{regex_to_lark(pattern, use_ascii='')}/"
 
 
 def of_choice(texts: Sequence[str]) -> str:
     """One of some texts."""
-    return "start: " + " | ".join(map(quoted, texts))
+    found = "start: " + " | ".join(map(quoted, texts))
+    bounds.check_size(found)
+    return found
 
 
 def of_grammar(source: str) -> str:
     """A grammar in the syntax of Lark, or in llama.cpp's (GBNF). Raises ``ValueError``."""
-    try:
-        return str(any_to_lark(source)).removeprefix("%llguidance {}")
-    except Exception as error:  # its parser raises whatever comes
-        raise ValueError(f"the grammar is neither Lark nor GBNF: {error}") from None
+    bounds.check_text(source)
+    return gbnf.to_lark(source)
 
 
 def quoted(text: str) -> str:

@@ -189,8 +189,15 @@ def _packing_seconds(config: Config, me: Hello) -> float:
     return packing_seconds() if me.dtype == "bfloat16" else NEVER_PACK
 
 
-def grammars(backend: Backend, model: OpenModel, tokenizer: Tokenizer | None = None) -> Grammars:
-    """Those over a target's vocabulary, which is read when the first of them comes."""
+def grammars(
+    backend: Backend,
+    model: OpenModel,
+    tokenizer: Tokenizer | None = None,
+    *,
+    bounded: bool = False,
+) -> Grammars:
+    """Those over a target's vocabulary, which is read when the first of them comes. ``bounded``:
+    they come from users, and have not been compiled before."""
 
     def read() -> Vocabulary:
         known = tokenizer or backend.load_tokenizer(model)
@@ -198,7 +205,7 @@ def grammars(backend: Backend, model: OpenModel, tokenizer: Tokenizer | None = N
         special = {*filter(known.is_special, tokens), *eos}
         return Vocabulary([*map(known.spell, tokens)], special, eos)
 
-    return Grammars(read)
+    return Grammars(read, bounded=bounded)
 
 
 def _constrained(source: LoadedSource, found: Grammars) -> LoadedSource:
@@ -273,7 +280,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
-    found = grammars(backend, target, tokenizer)
+    found = grammars(backend, target, tokenizer, bounded=True)
     if config.source is None:
         source = _constrained(_report_and_load(config, rank, target, reporter), found)
     else:
