@@ -141,7 +141,7 @@ class Mesh:
         else:
             tls.sslobject_class = _reporting(partial(self._report_refusal, Rank(-1)))
             self._server = tcp.TlsListener(
-                *(sock, tls, lambda agreeing: None if self._full else self._accept()),
+                *(sock, tls, lambda: None if self._full else self._accept()),
                 lambda link: link.abort(CLOSED),
                 # A handshake that is not completed ends when ``Hello`` would be late.
                 handshake_seconds=self._options.hello_seconds,

@@ -8,6 +8,7 @@ import ssl
 import struct
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from asyncspec.actor.silence import PathState
@@ -45,13 +46,13 @@ class TlsListener(Generic[P]):
         self,
         sock: socket.socket,
         tls: ssl.SSLContext,
-        accept: Callable[[int], P | None],
+        accept: Callable[[], P | None],
         failed: Callable[[P], None] = lambda protocol: None,
         *,
         handshake_seconds: float,
     ) -> None:
-        """Listens until ``close``. ``accept`` is given the number of handshakes under way: the
-        protocol of one more connection, or None to close that at once. ``failed``: there is no TLS
+        """Listens until ``close``. ``accept``: the protocol of one more connection, or None to
+        close that at once. ``failed``: there is no TLS
         with the peer of a protocol, of which ``connection_made`` is not called."""
         self._sock = sock
         self._tls = tls
@@ -59,17 +60,22 @@ class TlsListener(Generic[P]):
         self._failed = failed
         self._seconds = handshake_seconds
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[P, asyncio.Task[None]] = {}
         self._accepting = self._loop.create_task(self._accept_all())
 
     def close(self) -> None:
         """Stop listening."""
         self._accepting.cancel()
 
+    def drop(self, protocol: P) -> None:
+        """Close the connection of a protocol that has no TLS with its peer yet."""
+        if (handshake := self._handshakes.get(protocol)) is not None:
+            handshake.cancel()
+
     async def wait_closed(self) -> None:
         """After ``close``: end the handshakes under way."""
         await asyncio.sleep(0)  # what was accepted just now gets its transport
-        tasks = tuple(self._handshakes)
+        tasks = tuple(self._handshakes.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(self._accepting, *tasks, return_exceptions=True)
@@ -82,14 +88,17 @@ class TlsListener(Generic[P]):
             except OSError:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            protocol = self._accept(len(self._handshakes))
+            protocol = self._accept()
             if protocol is None:
                 connection.close()
             else:
                 task = self._loop.create_task(self._agree(connection, protocol))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
+                self._handshakes[protocol] = task
+                task.add_done_callback(partial(self._agreed, protocol))
             await asyncio.sleep(0)  # not every accept waits
+
+    def _agreed(self, protocol: P, task: asyncio.Task[None]) -> None:
+        del self._handshakes[protocol]
 
     async def _agree(self, connection: socket.socket, protocol: P) -> None:
         try:
@@ -98,6 +107,9 @@ class TlsListener(Generic[P]):
             )
         except OSError:  # also where it took too long
             self._failed(protocol)
+        except asyncio.CancelledError:
+            connection.close()  # where the handshake had not begun
+            raise
 
 
 async def stop_listening(server: asyncio.Server | TlsListener[Any]) -> None:

@@ -49,24 +49,21 @@ async def test_the_same_service_over_tls(pki: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_connections_that_agree_on_no_tls_are_few(pki: Path) -> None:
-    """A further one is closed at once, and there is room again when one of them has gone."""
+async def test_connections_that_agree_on_no_tls_make_room(pki: Path) -> None:
+    """The oldest are closed for those that come."""
     trusted = ssl.create_default_context(cafile=str(pki / "ca.pem"))
     trusted.check_hostname = False
     tls = server_context(pki / "one.pem", pki / "one.key")
     async with Toy(tls=tls, connections=2) as toy, aiohttp.ClientSession(toy.url) as web:
         mute = [await asyncio.open_connection("127.0.0.1", toy.port) for _ in range(5)]
-        for reader, writer in mute[2:]:
+        for reader, _ in mute[:3]:
             assert await reader.read() == b""
+        async with web.get("/health", ssl=trusted) as answer:
+            assert answer.status == 200
+        assert await mute[3][0].read() == b""
+        assert not mute[4][0].at_eof()
+        for _, writer in mute:
             writer.close()
-        mute[0][1].close()
-        while True:  # until its end is noticed
-            with contextlib.suppress(aiohttp.ClientError):
-                async with web.get("/health", ssl=trusted) as answer:
-                    assert answer.status == 200
-                    break
-        assert not mute[1][0].at_eof()
-        mute[1][1].close()
 
 
 @pytest.mark.asyncio
@@ -77,14 +74,13 @@ async def test_connections_with_and_before_tls_have_one_bound(pki: Path) -> None
     async with Toy(tls=tls, connections=3) as toy:
         address = ("127.0.0.1", toy.port)
         served = [await asyncio.open_connection(*address, ssl=trusted) for _ in range(2)]
-        for _, writer in served:
+        for reader, writer in served:
             writer.write(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        for reader, _ in served:
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-        mute = [await asyncio.open_connection(*address) for _ in range(3)]
-        for reader, _ in mute[1:]:
-            assert await reader.read() == b""
-        assert not mute[0][0].at_eof()
+        mute = [await asyncio.open_connection(*address) for _ in range(4)]
+        for reader, _ in [*served, mute[0]]:
+            await reader.read()  # to its end
+        assert not any(reader.at_eof() for reader, _ in mute[1:])
         for _, writer in served + mute:
             writer.close()
 

@@ -20,8 +20,12 @@ class Limits(Struct, frozen=True):
     prompt_length: int = 1_000_000
     # Answers at a time; a further request gets a 429.
     concurrent: int = 64
-    # Open connections; a further one is closed.
+    # Open connections; for a further one, the stranger's that was quiet for longest is closed.
     connections: int = 2048
+    # Of one address, without a key and without a request that runs.
+    strangers_per_address: int = 256
+    # For a connection without a key to say something, where the service asks for keys.
+    stranger_seconds: float = 10.0
     # For a connection's first request, for a body, for a whole answer.
     request_seconds: float = 30.0
     body_seconds: float = 30.0

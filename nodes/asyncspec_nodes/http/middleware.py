@@ -41,6 +41,9 @@ SERVER = "asyncspec"
 QUIET_ROUTES = frozenset({"/health", "/ready", "/state", METRICS_ROUTE, *site.FILES})
 """Requests that machines repeat: logged at level debug."""
 
+KEY_NAME = web.RequestKey("KEY_NAME", str)
+"""In requests whose API key has been accepted: its name."""
+
 CALLER: ContextVar[Caller] = ContextVar("CALLER", default=ANYBODY)
 """Whose key the request being handled has."""
 
@@ -69,6 +72,8 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
                 if route not in public:
                     caller = options.keys.check(credentials(request))
                     CALLER.set(caller)
+                    if caller.name:
+                        request[KEY_NAME] = caller.name
                 response = await handler(request)
             status = response.status
             return response

@@ -9,6 +9,8 @@ import asyncio
 import socket
 import ssl
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.middleware import (
+    KEY_NAME,
     PIECE_BYTES,
     SERVER,
     UNKNOWN_ROUTE,
@@ -30,6 +33,7 @@ from asyncspec_nodes.http.middleware import (
     internal_error,
     route_of,
 )
+from asyncspec_nodes.http.places import SWEEP_SECONDS, Places, network
 from asyncspec_nodes.http.probes import Probes
 
 KEEP_ALIVE_SECONDS = 75.0
@@ -62,7 +66,15 @@ class Connection(web.RequestHandler):
     first request take more than ``request_seconds``, and where its reader takes nothing for
     ``stall_seconds``, which cancels its request."""
 
-    def __init__(self, server: web.Server, metrics: Metrics, limits: Limits) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        metrics: Metrics,
+        limits: Limits,
+        places: Places,
+        give_up: Callable[[Connection], None],
+    ) -> None:
+        """``give_up``: closes one that has no transport yet."""
         loop = asyncio.get_running_loop()
         super().__init__(
             server,
@@ -72,7 +84,11 @@ class Connection(web.RequestHandler):
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             lingering_time=LINGER_SECONDS,
         )
+        self._keyed = False
+        self.address = ""
         self._metrics = metrics
+        self._places = places
+        self._give_up = give_up
         self._request_until = loop.time() + limits.request_seconds
         self._first_request: asyncio.TimerHandle | None = None
         self._progress = Progress()
@@ -84,6 +100,8 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         stream = cast(asyncio.Transport, transport)
+        self.address = network(str((stream.get_extra_info("peername") or ("",))[0]))
+        self._places.bound(self.address)
         # What TLS holds back it hands on at once: only then its reader's progress is seen.
         stream.set_write_buffer_limits(PIECE_BYTES)
         self._check_progress(stream)
@@ -91,7 +109,28 @@ class Connection(web.RequestHandler):
         # Not before: where there is no TLS with a peer, nothing would end its timer.
         self._first_request = loop.call_at(self._request_until, stream.abort)
 
+    @property
+    def keyed(self) -> bool:
+        request = self._current_request
+        return self._keyed or (request is not None and KEY_NAME in request)
+
+    @property
+    def at_work(self) -> bool:
+        request = self._current_request
+        return request is not None and request.content.is_eof()
+
+    @property
+    def unread(self) -> bool:
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+
+    def drop(self) -> None:
+        if self.transport is None:
+            self._give_up(self)
+        else:
+            self.transport.abort()
+
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._places.leave(self)
         for timer in (self._look, self._first_request):
             if timer is not None:
                 timer.cancel()
@@ -114,6 +153,7 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         if not self._messages:
             return
+        self._places.touch(self)
         if self._first_request is not None:
             self._first_request.cancel()
         if isinstance(self._messages[-1][0], RawRequestMessage):
@@ -125,6 +165,8 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Also converts errors that aiohttp raises before any handler of ours."""
+        self._keyed = self._keyed or KEY_NAME in request
+        self._places.touch(self)
         if isinstance(resp, web.HTTPException) and isinstance(request, web.Request):
             self._metrics.requested(await route_of(request), request.method, resp.status)
             resp = error_response(api_error(resp, request))
@@ -164,14 +206,43 @@ class Connection(web.RequestHandler):
             super().log_exception(*args, **kw)
 
 
-def accepted(
-    server: web.Server, metrics: Metrics, limits: Limits, agreeing: int = 0
-) -> Connection | None:
-    """One more connection to ``server``; None above the limit. ``agreeing``: how many have yet to
-    agree on TLS."""
-    if agreeing + len(server.connections) >= limits.connections:
-        return None
-    return Connection(server, metrics, limits)
+class Connections:
+    """Makes the protocols of connections to ``server``, as far as there are places. Inside of
+    ``with``, those of strangers that say nothing are closed."""
+
+    def __init__(
+        self, server: web.Server, metrics: Metrics, limits: Limits, *, closed: bool = False
+    ) -> None:
+        """``closed``: as of ``Places``."""
+        self.places = Places(limits, closed=closed)
+        self._made = partial(Connection, server, metrics, limits, self.places)
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def accept(self, give_up: Callable[[Connection], None]) -> Connection | None:
+        """One more connection, which ``give_up`` closes while it has no transport; None where
+        there is no place."""
+        connection = self._made(give_up)
+        return connection if self.places.take(connection) else None
+
+    def listen(self, sock: socket.socket, tls: ssl.SSLContext, seconds: float) -> TlsListener[Any]:
+        """Accepts connections on ``sock``, each of which agrees on TLS within so many seconds."""
+        listener: TlsListener[Connection] = TlsListener(
+            *(sock, tls, lambda: self.accept(listener.drop), self.places.leave),
+            handshake_seconds=seconds,
+        )
+        return listener
+
+    def __enter__(self) -> Connections:
+        self._sweep_all()
+        return self
+
+    def _sweep_all(self) -> None:
+        self.places.sweep()
+        self._sweep = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_all)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
 
 
 def _log_refused(address: str | None) -> None:
@@ -202,6 +273,7 @@ class HttpServer:
     ) -> None:
         self.service = service
         self._tls = tls
+        self._sweeping = ExitStack()
         self._sock = sock
         self._runner = web.AppRunner(
             service.app(),
@@ -228,19 +300,20 @@ class HttpServer:
         await self._runner.setup()
         loop, tls, limits = asyncio.get_running_loop(), self._tls, self.service.options.limits
         assert self._runner.server is not None
-        accept = partial(accepted, self._runner.server, self.service.metrics, limits)
+        closed = bool(self.service.options.keys)
+        connections = Connections(self._runner.server, self.service.metrics, limits, closed=closed)
         if tls is None:
-            self._server: asyncio.Server | TlsListener[Connection] = await loop.create_server(
-                lambda: accept() or _Refused(), sock=self._sock
+            self._server: asyncio.Server | TlsListener[Any] = await loop.create_server(
+                lambda: connections.accept(connections.places.leave) or _Refused(), sock=self._sock
             )
         else:
             # A refusal would take a handshake as well.
-            self._server = TlsListener(
-                *(self._sock, tls, accept), handshake_seconds=limits.request_seconds
-            )
+            self._server = connections.listen(self._sock, tls, limits.request_seconds)
+        self._sweeping.enter_context(connections)
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        self._sweeping.close()
         await stop_listening(self._server)
         self.service.shutdown.interrupt()
         await self._runner.cleanup()

@@ -10,7 +10,6 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -18,12 +17,12 @@ from typing import Protocol
 from aiohttp import WSMsgType, web
 from msgspec.structs import replace
 
-from asyncspec.actor.tcp import TlsListener, stop_listening
+from asyncspec.actor.tcp import stop_listening
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
-from asyncspec_nodes.http.server import accepted
+from asyncspec_nodes.http.server import Connections
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
 from asyncspec_nodes.join.connection import (
@@ -129,8 +128,8 @@ class JoinServer:
         stack.push_async_callback(runner.cleanup)
         sock = self._bind()
         assert runner.server is not None
-        accept = partial(accepted, runner.server, Metrics(), LIMITS)
-        server = TlsListener(sock, context, accept, handshake_seconds=LIMITS.request_seconds)
+        connections = stack.enter_context(Connections(runner.server, Metrics(), LIMITS))
+        server = connections.listen(sock, context, LIMITS.request_seconds)
         stack.push_async_callback(stop_listening, server)
         self._keys.port = sock.getsockname()[1]
         self._file.write(self._keys)

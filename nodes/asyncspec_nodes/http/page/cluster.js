@@ -63,6 +63,8 @@ export class Cluster {
   card(node, stages) {
     const card = this.cards.get(node.rank) ?? this.make(node);
     const share = this.share(node), trip = Math.max(-1, ...node.links.map((link) => link.round_trip ?? -1));
+    // A stage moves when its machine is lost.
+    card.host.textContent = node.host ?? "";
     card.does.textContent = does(node, stages);
     card.meter.value = share;
     card.meter.textContent = `${Math.round(100 * share)} %`;
@@ -77,8 +79,9 @@ export class Cluster {
     const name = { draft: node.rank ? "Another draft node" : "Draft node", source: "Token source" }[node.role] ?? `Stage ${node.rank}`;
     const does = element("p"), facts = element("p", "facts"), meter = element("meter");
     meter.setAttribute("aria-label", `How busy ${name} is`);
-    const head = element("div", "name", element("strong", "", name), element("span", "host", node.host ?? ""));
-    const card = { item: element("li", node.role, head, does, meter, facts), does, facts, meter };
+    const host = element("span", "host");
+    const head = element("div", "name", element("strong", "", name), host);
+    const card = { item: element("li", node.role, head, does, meter, facts), host, does, facts, meter };
     this.cards.set(node.rank, card);
     return card;
   }
@@ -95,7 +98,7 @@ export class Cluster {
 function does(node, stages) {
   if (node.role === "draft") return "Guesses the next words and keeps those that the stages confirm.";
   if (node.role === "source") return "Guesses the next words for the draft node.";
-  const [from, to] = node.layers, layers = to - from === 1 ? `layer ${to}` : `layers ${from + 1} to ${to}`;
+  const [from, to] = node.layers, layers = to - from === 1 ? `layer ${from}` : `layers ${from} to ${to - 1}`;
   if (!to) return "Checks the guesses.";
   const last = node.rank === stages.at(-1).rank;
   if (stages.length === 1) return `Checks the guesses with all ${to} layers of the large model.`;
