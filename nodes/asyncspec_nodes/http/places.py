@@ -82,9 +82,9 @@ class Places:
     def bound(self, address: str) -> None:
         """After ``take``, with the peer's address known: close what strangers have too many of
         from there."""
-        alike = [each for each in self._since if not each.keyed and each.address == address]
-        if len(alike) > self._limits.strangers_per_address:
-            self._drop(next(filter(self._spare, self._older(alike, GRACE_SECONDS)), None))
+        neighbours = [each for each in self._since if not each.keyed and each.address == address]
+        if len(neighbours) > self._limits.strangers_per_address:
+            self._drop(next(filter(self._spare, self._older(neighbours, GRACE_SECONDS)), None))
 
     def sweep(self) -> None:
         """Close strangers' connections that say nothing, where their next request needs a key."""
