@@ -20,7 +20,7 @@ from asyncspec.constraint import text
 from asyncspec_nodes.chat.calls import Tool
 from asyncspec_nodes.chat.harmony import call_grammar, in_final
 from asyncspec_nodes.node.loading import grammars
-from asyncspec_nodes.serving.templates import HARMONY_MARKERS
+from asyncspec_nodes.serving.syntax.families.harmony import HARMONY_MARKERS
 from asyncspec_nodes.serving.text import AnswerText, Detokenizer
 from backend.gguf_vocabularies import (
     BYTES,

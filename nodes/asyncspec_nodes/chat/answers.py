@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from asyncspec_nodes.chat import harmony
 from asyncspec_nodes.chat.calls import Tool, after_reasoning, calls_grammar
 from asyncspec_nodes.chat.parser import AnswerParser, Parser
+from asyncspec_nodes.serving.syntax.registry import SYNTAXES
 from asyncspec_nodes.serving.templates import ChatFacts
 
 
@@ -31,4 +32,6 @@ def in_content(facts: ChatFacts, grammar: str, *, opened: bool) -> str:
     """A grammar for what the user gets to see; reasoning before it is free."""
     if facts.syntax == "harmony":
         return harmony.in_final(grammar)
-    return after_reasoning(grammar) if opened else grammar
+    if not opened:
+        return grammar
+    return after_reasoning(grammar, SYNTAXES[facts.syntax].reasoning[0][1])

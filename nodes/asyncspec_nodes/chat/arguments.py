@@ -1,19 +1,14 @@
-"""Where the arguments of a call end, while they are being written. Pure."""
+"""Arguments of a call that are written as an object of JSON, or nearly. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 import msgspec
-from msgspec import Struct
 
 from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.serving.text import partial_stop_length
-
-_STRUCTURE = re.compile(r'["{}\[\]<]')
-_IN_STRING = re.compile(r'["\\]')
 
 
 class Arguments(Protocol):
@@ -23,222 +18,251 @@ class Arguments(Protocol):
         """More text -> arguments as JSON, as far as they are certain; the text that was not taken;
         whether the arguments have ended. Text that was not taken is to be given again."""
 
-
-class JsonArguments:
-    """A JSON object, as it is written. It also ends before a ``<`` outside its strings, which JSON
-    does not have: what the model writes around calls begins with one."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-
-    def feed(self, text: str) -> tuple[str, str, bool]:
-        place = 0
-        while (sign := self._next(text, place)) is not None:
-            place, character = sign.end(), sign[0]
-            if character == "\\":
-                if place == len(text):  # the character that it escapes is to come
-                    return text[: place - 1], text[place - 1 :], False
-                place += 1
-            elif character == '"':
-                self._in_string = not self._in_string
-            elif character == "<":
-                return text[: place - 1], text[place - 1 :], True
-            else:
-                self._depth += 1 if character in "{[" else -1
-                if self._depth <= 0:
-                    return text[:place], text[place:], True
-        return text, "", False
-
-    def _next(self, text: str, place: int) -> re.Match[str] | None:
-        return (_IN_STRING if self._in_string else _STRUCTURE).search(text, place)
+    def close(self, text: str) -> tuple[str, str]:
+        """The answer has ended without an end of the arguments: from the text that was not taken,
+        the rest of the JSON, and what is behind."""
 
 
-class Tags(Struct, frozen=True):
-    """Around the arguments of a call, one by one."""
-
-    # Before a value; the first group is its key. Or what follows the last one, without a group.
-    begin: re.Pattern[str]
-    # Behind a value.
-    end: re.Pattern[str]
-
-
-QWEN = Tags(re.compile(r"<parameter=([^<>]+)>\n?|</function>"), re.compile(r"\n?</parameter>"))
-GLM = Tags(
-    re.compile(r"<arg_key>([^<]+)</arg_key>\s*<arg_value>|(?=</tool_call>)"),
-    re.compile(r"</arg_value>"),
-)
-MINIMAX = Tags(
-    re.compile(r'<parameter name="([^"]+)">\n?|</invoke>'), re.compile(r"\n?</parameter>")
-)
-
-
-class TaggedArguments:
-    """Values between ``tags``, as JSON by the ``properties`` of the tool's schema."""
-
-    def __init__(self, tags: Tags, properties: Mapping[str, Any]) -> None:
-        self._tags = tags
-        self._properties = properties
-        self._count = 0
+class NoArguments:
+    """Those of a tag that closes itself."""
 
     def feed(self, text: str) -> tuple[str, str, bool]:
-        found = ""
-        while (begin := self._tags.begin.search(text)) is not None:
-            key = begin[1]
-            if key is None:
-                return found + ("}" if self._count else "{}"), text[begin.end() :], True
-            end = self._tags.end.search(text, begin.end())
-            if end is None:
-                break
-            value = _typed(text[begin.end() : end.start()], self._properties.get(key))
-            found += ("," if self._count else "{") + msgspec.json.encode({key: value}).decode()[
-                1:-1
-            ]
-            self._count += 1
-            text = text[end.end() :]
-        return found, text, False
+        return "{}", text, True
+
+    def close(self, text: str) -> tuple[str, str]:
+        return "{}", text
 
 
-def _typed(value: str, schema: object) -> object:
-    """A value written without quotes, by its schema: a text where it may be one, unless it is JSON
-    of another type that it may be as well, or one of the values that the schema names."""
-    named = list(_named(schema))
-    kinds = _kinds(schema)
-    if value in named or (kinds == {"string"} and not named):
-        return value
-    try:
-        found: object = bounded_json.decode(value)
-    except ValueError:
-        return value
-    # Python's 1 is True as well.
-    if any(one == found and {*_kinds_of(one)} & {*_kinds_of(found)} for one in named):
-        return found
-    # Where a text may be, alone or next to other types, quotes are a part of it: templates write
-    # texts without.
-    other = kinds.isdisjoint(_kinds_of(found)) or (isinstance(found, str) and kinds != _ANY)
-    return value if "string" in kinds and other else found
+QUOTES = ('"', "'", '<|"|>', "<escape>")
+"""Around texts: JSON's, Python's, Gemma 4's and FunctionGemma's."""
 
-
-_FORMS = ("anyOf", "oneOf", "allOf")
-"""Keys of a schema with a list of schemas for the same value."""
-
-
-def _named(schema: object) -> Iterator[object]:
-    """The values that a schema names, also in its forms."""
-    if not isinstance(schema, Mapping):
-        return
-    if isinstance(values := schema.get("enum"), list):
-        yield from values
-    if "const" in schema:
-        yield schema["const"]
-    for key in _FORMS:
-        if isinstance(forms := schema.get(key), list):
-            for form in forms:
-                yield from _named(form)
-
-
-_ANY = frozenset(("string", "number", "integer", "boolean", "null", "array", "object"))
-
-
-def _kinds(schema: object) -> frozenset[str]:
-    """The types that values of a schema may have; all where it does not say."""
-    if not isinstance(schema, Mapping):
-        return _ANY
-    kinds = schema.get("type")
-    if isinstance(kinds, str):
-        return frozenset((kinds,))
-    if isinstance(kinds, list):
-        return frozenset(kind for kind in kinds if isinstance(kind, str))
-    if isinstance(values := schema.get("enum"), list):
-        return frozenset(kind for value in values for kind in _kinds_of(value))
-    if "const" in schema:
-        return frozenset(_kinds_of(schema["const"]))
-    for key in _FORMS:
-        if isinstance(forms := schema.get(key), list):
-            all_kinds = [_kinds(form) for form in forms]
-            if key == "allOf":
-                return _ANY.intersection(*all_kinds)
-            return frozenset(kind for some in all_kinds for kind in some)
-    return _ANY
-
-
-def _kinds_of(value: object) -> tuple[str, ...]:
-    """The types of a JSON value."""
-    match value:
-        case None:
-            return ("null",)
-        case bool():
-            return ("boolean",)
-        case int():
-            return ("integer", "number")
-        case float():
-            return ("number",)
-        case str():
-            return ("string",)
-        case list():
-            return ("array",)
-        case _:
-            return ("object",)
-
-
-QUOTE = '<|"|>'
-"""Around strings in Gemma 4's calls."""
-
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BLANKS = re.compile(r"\s*")
 _WORD = re.compile(r'([^{}\[\],:<"]+)(?=[{}\[\],:<"])')
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_WHOLE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_PLAIN = re.compile(r'[^"\'\\\x00-\x1f]+')
+_LITERALS = {"True": "true", "False": "false", "None": "null"}
+_CLOSERS = {"{": "}", "[": "]"}
 
 
-class GemmaArguments:
-    """Gemma 4's form of an object: keys without quotes, strings between ``QUOTE``."""
+class ObjectArguments:
+    """An object of JSON, passed on as it is written.
+
+    What is nearly one becomes one: Python's quotes and words, keys without quotes, missing and
+    surplus commas, line breaks within texts, missing ends, braces that are doubled. ``null``, an
+    empty text and nothing at all are an object without keys; an object in a text is that object. It
+    ends before a ``<`` outside of texts, which JSON does not have: what models write around calls
+    begins with one."""
 
     def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
+        self._stack: list[str] = []
+        # The quote of the text being read.
+        self._quote = ""
+        # What may come next; "key" and "colon" only in objects.
+        self._expects: Literal["start", "key", "colon", "value", "comma"] = "start"
+        # A comma and the blanks behind it, which count if something follows.
+        self._held = ""
 
     def feed(self, text: str) -> tuple[str, str, bool]:
-        found = ""
-        while text := text if self._in_string else text.lstrip():
-            taken = self._quoted(text) if self._in_string else self._next(text)
-            if taken is None:
+        found: list[str] = []
+        while text:
+            step = self._start(text) if self._expects == "start" else self._step(text)
+            if step is None:
                 break
-            written, text = taken
-            found += written
-            if self._depth <= 0:
-                return found, text, True
-        return found, text, False
+            written, text, ended = step
+            found.append(written)
+            if ended:
+                return "".join(found), text, True
+        return "".join(found), text, False
 
-    def _quoted(self, text: str) -> tuple[str, str] | None:
-        """More of a string, and what is behind."""
-        inside, quote, rest = text.partition(QUOTE)
-        if quote:
-            self._in_string = False
-            return f'{_escaped(inside)}"', rest
-        keep = partial_stop_length(text, (QUOTE,))
-        inside = text[: len(text) - keep]
-        return (_escaped(inside), text[len(inside) :]) if inside else None
+    def close(self, text: str) -> tuple[str, str]:
+        if self._expects == "start":
+            word = text.strip()
+            return (word if bounded_json.is_valid(word) and word != "null" else "{}"), ""
+        if self._quote:
+            self._quote = ""
+            return '"' + self._said() + self._closed(), ""
+        word = text.strip()
+        return (self._word(word) if word and word[0] != "<" else "") + self._closed(), ""
 
-    def _next(self, text: str) -> tuple[str, str] | None:
-        """What comes next outside of strings, and what is behind; None: not certain yet."""
-        if text.startswith(QUOTE):
-            self._in_string = True
-            return '"', text[len(QUOTE) :]
-        if QUOTE.startswith(text):
+    def _start(self, text: str) -> tuple[str, str, bool] | None:
+        text = text.lstrip()
+        if not text:
             return None
+        if text[0] == "{":
+            self._stack, self._expects = ["{"], "key"
+            return "{", text[1:], False
+        if text[0] == '"':
+            if (whole := _WHOLE.match(text)) is None:
+                return None
+            return _inner(whole), text[whole.end() :], True
+        if text[0] == "[":
+            behind = text[1:].lstrip()
+            if not behind:
+                return None
+            if behind[0] == "]":
+                return "{}", behind[1:], True
+            self._stack, self._expects = ["["], "value"
+            return "[", text[1:], False
+        if (word := _WORD.match(text)) is None:
+            return ("{}", text, True) if text[0] in "}]<,:" else None
+        value = _scalar(word[0].strip())
+        return "{}" if value in ("null", '"```"') else value, text[word.end() :], True
+
+    def _step(self, text: str) -> tuple[str, str, bool] | None:
+        if self._quote:
+            return self._text(text)
+        if blanks := _BLANKS.match(text)[0]:  # type: ignore[index]
+            if self._held:
+                self._held += blanks
+                return "", text[len(blanks) :], False
+            return blanks, text[len(blanks) :], False
+        for quote in QUOTES:
+            if text.startswith(quote):
+                self._quote = quote
+                return self._before() + '"', text[len(quote) :], False
+            if quote.startswith(text):
+                return None
         sign = text[0]
-        if sign in "{[}],:":
-            self._depth += (sign in "{[") - (sign in "}]")
-            return sign, text[1:]
-        if sign == "<":  # the end of the call, without that of the object
-            self._depth = 0
-            return "", text
-        found = (_STRING if sign == '"' else _WORD).match(text)
-        if found is None:
+        if sign in "{[":
+            return self._opened(sign), text[1:], False
+        if sign in "}]":
+            return self._bracket(sign, text)
+        if sign in ",:":
+            return self._separator(sign), text[1:], False
+        if sign == "<":
+            return self._closed(), text, True
+        if (word := _WORD.match(text)) is None:
             return None
-        word, rest = found[0].strip(), text[found.end() :]
-        literal = sign == '"' or (not rest.startswith(":") and bounded_json.is_valid(word))
-        return word if literal else msgspec.json.encode(word).decode(), rest
+        inner = word[0].rstrip()
+        return self._word(inner) + word[0][len(inner) :], text[word.end() :], False
+
+    def _word(self, word: str) -> str:
+        """Something without quotes: a key, or a value."""
+        if self._expects == "comma" and self._stack[-1] == "{":
+            self._expects = "key"
+            self._held = self._held or ","
+        is_key = self._expects == "key"
+        before = self._before()
+        return before + (_quoted(word) if is_key else _scalar(word)) + self._said()
+
+    def _before(self) -> str:
+        """What comes in front of a key or a value that begins."""
+        held, self._held = self._held, ""
+        if self._expects == "comma":
+            held = ","
+            self._expects = "key" if self._stack[-1] == "{" else "value"
+        if self._expects == "colon":
+            self._expects = "value"
+            return ":"
+        return held
+
+    def _said(self) -> str:
+        """Behind a key or a value."""
+        self._expects = "colon" if self._expects == "key" else "comma"
+        return ""
+
+    def _opened(self, sign: str) -> str:
+        if self._expects == "key" or (self._expects == "comma" and self._stack[-1] == "{"):
+            return ""  # no key: a brace too many
+        before = self._before()
+        self._stack.append(sign)
+        self._expects = "key" if sign == "{" else "value"
+        return before + sign
+
+    def _bracket(self, sign: str, text: str) -> tuple[str, str, bool]:
+        if not any(_CLOSERS[opened] == sign for opened in self._stack):
+            return self._closed(), text, True  # it belongs to what is around
+        found = ""
+        while True:
+            found += self._end_of_level()
+            if found.endswith(sign):
+                break
+        return found, text[1:], not self._stack
+
+    def _end_of_level(self) -> str:
+        """What ends the innermost list or object."""
+        missing = ""
+        if self._stack[-1] == "{":
+            missing = {"colon": ":null", "value": "null"}.get(self._expects, "")
+        self._held, self._expects = "", "comma"
+        return missing + _CLOSERS[self._stack.pop()]
+
+    def _separator(self, sign: str) -> str:
+        if sign == ":":
+            if self._expects != "colon":
+                return ""
+            self._expects = "value"
+            return ":"
+        missing = ""
+        if self._stack[-1] == "{" and self._expects in ("colon", "value"):
+            missing, self._expects = (":null" if self._expects == "colon" else "null"), "comma"
+        if self._expects == "comma" and not self._held:
+            self._held = ","
+            self._expects = "key" if self._stack[-1] == "{" else "value"
+        return missing
+
+    def _closed(self) -> str:
+        found = ""
+        while self._stack:
+            found += self._end_of_level()
+        return found
+
+    def _text(self, text: str) -> tuple[str, str, bool] | None:
+        """More of a text between quotes, and what is behind."""
+        if len(self._quote) > 1:
+            return self._marked(text)
+        if plain := _PLAIN.match(text):
+            return plain[0], text[plain.end() :], False
+        sign = text[0]
+        if sign == self._quote:
+            self._quote = ""
+            return '"' + self._said(), text[1:], False
+        if sign != "\\":
+            return _escaped(sign), text[1:], False
+        if len(text) == 1 or (text[1] == "u" and len(text) < 6):
+            return None
+        if text[1] == "u":
+            if re.fullmatch(r"[0-9a-fA-F]{4}", text[2:6]):
+                return text[:6], text[6:], False
+        elif text[1] in '"\\/bfnrt':
+            return text[:2], text[2:], False
+        if text[1] == "'":
+            return "'", text[2:], False
+        return "\\\\", text[1:], False
+
+    def _marked(self, text: str) -> tuple[str, str, bool] | None:
+        """Between quotes that are marks, where nothing is escaped."""
+        inside, quote, rest = text.partition(self._quote)
+        if quote:
+            self._quote = ""
+            return f'{_escaped(inside)}"' + self._said(), rest, False
+        certain = len(text) - partial_stop_length(text, (self._quote,))
+        return (_escaped(text[:certain]), text[certain:], False) if certain else None
+
+
+def _inner(whole: re.Match[str]) -> str:
+    """Arguments that were written as a text of JSON."""
+    try:
+        text = bounded_json.decode(whole[0], str)
+    except ValueError:
+        text = whole[1]
+    if not text.strip() or text.strip() == "null":
+        return "{}"
+    return text if bounded_json.is_valid(text) else _quoted(text)
+
+
+def _scalar(word: str) -> str:
+    """A value without quotes."""
+    if word in ("true", "false", "null") or _NUMBER.fullmatch(word):
+        return word
+    return _LITERALS.get(word) or _quoted(word)
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()
 
 
 def _escaped(text: str) -> str:
     """As inside of a JSON string."""
-    return msgspec.json.encode(text).decode()[1:-1]
+    return _quoted(text)[1:-1]

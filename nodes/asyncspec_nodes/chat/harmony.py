@@ -14,7 +14,7 @@ from typing import Literal
 from asyncspec.constraint import text
 from asyncspec_nodes.chat.calls import CallArguments, CallBegin, CallEnd, Tool
 from asyncspec_nodes.chat.parser import AnswerPart, Part, StepwiseParser
-from asyncspec_nodes.serving.templates import CHANNEL
+from asyncspec_nodes.serving.syntax.families.harmony import CHANNEL
 from asyncspec_nodes.serving.text import partial_stop_length
 
 MESSAGE, START = "<|message|>", "<|start|>"
@@ -41,7 +41,7 @@ class HarmonyParser(StepwiseParser):
         self._said: set[str] = set()
         self._fresh = True
 
-    def _rest(self, text: str) -> list[AnswerPart]:
+    def _rest(self, text: str, *, cut: bool) -> list[AnswerPart]:
         if self._state == "body":
             return [*self._written(text), *self._ended()]
         # A header that was cut off is none of the content.

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from asyncspec_nodes.chat.arguments import Arguments
 from asyncspec_nodes.chat.calls import (
-    MARKS,
     Call,
     CallArguments,
     CallBegin,
     CallEnd,
     CallPart,
-    CallPattern,
     Tool,
-    is_text,
     read_calls,
 )
-from asyncspec_nodes.serving.templates import SYNTAXES, ChatFacts
+from asyncspec_nodes.chat.pattern import MAX_BEGINNING, CallPattern, is_text
+from asyncspec_nodes.serving.syntax.registry import SYNTAXES
+from asyncspec_nodes.serving.syntax.table import Syntax
+from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_nodes.serving.text import partial_stop_length
 
 
@@ -44,8 +44,8 @@ class Parser(Protocol):
     def feed(self, text: str) -> list[AnswerPart]:
         """What is certain with some more text."""
 
-    def finish(self) -> list[AnswerPart]:
-        """The rest, at the end of the answer."""
+    def finish(self, *, cut: bool = False) -> list[AnswerPart]:
+        """The rest, at the end of the answer. ``cut``: the model had not ended it."""
 
 
 class WholeCalls:
@@ -87,34 +87,56 @@ class StepwiseParser:
             found += step
         return self._counted(found)
 
-    def finish(self) -> list[AnswerPart]:
+    def finish(self, *, cut: bool = False) -> list[AnswerPart]:
         rest, self._text = self._text, ""
-        return self._counted(self._rest(rest))
+        return self._counted(self._rest(rest, cut=cut))
 
     def _step(self) -> Sequence[AnswerPart] | None:
         """Take something from the text; None where more of it is needed."""
         raise NotImplementedError
 
-    def _rest(self, text: str) -> Sequence[AnswerPart]:
-        """The rest of the text, at the end of the answer."""
+    def _rest(self, text: str, *, cut: bool) -> Sequence[AnswerPart]:
+        """The rest of the text, at the end of the answer. ``cut``: see ``finish``."""
         raise NotImplementedError
 
     def _counted(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
-        found = []
+        """The parts that count, neighbours of one kind as one."""
+        found: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, CallBegin):
                 self._dropped = not self._parallel and self.calls > 0
                 self.calls += not self._dropped
-            if isinstance(part, Part) or not self._dropped:
+            last = found[-1] if found else None
+            if isinstance(part, Part) and isinstance(last, Part) and part.kind == last.kind:
+                found[-1] = Part(part.kind, last.text + part.text)
+            elif isinstance(part, Part) or not self._dropped:
                 found.append(part)
         return found
 
 
-class AnswerParser(StepwiseParser):
-    """A ``Parser`` of reasoning in tags, and calls in tags or, as the whole answer, without.
+_MARKS: Mapping[str, str] = {
+    begin: end for syntax in SYNTAXES.values() for begin, end in reversed(syntax.around)
+}
+"""What begins calls in any family, and what ends them."""
 
-    What begins like a call of one of ``tools`` and is none is content. Blanks around a call are
-    none. A call's arguments are passed on as they are written, once its name is known."""
+
+def _bare_of(syntax: Syntax) -> dict[str, str]:
+    return {mark: end for _, end in syntax.around[:1] for mark in syntax.bare}
+
+
+_BARE: Mapping[str, str] = {
+    mark: end for syntax in reversed([*SYNTAXES.values()]) for mark, end in _bare_of(syntax).items()
+}
+"""What begins a call without marks around it, and what may end it all the same."""
+
+
+class AnswerParser(StepwiseParser):
+    """A ``Parser`` of reasoning between marks, and calls between marks or, as the whole answer,
+    without.
+
+    What begins like a call of one of ``tools`` and is none is content, or reasoning within that.
+    Blanks around a call are none. A call's arguments are passed on as they are written, once its
+    name is known. A call within reasoning is one, as the model waits for its result."""
 
     def __init__(
         self,
@@ -128,7 +150,7 @@ class AnswerParser(StepwiseParser):
         reasoning, where that is not the template's habit."""
         super().__init__(parallel=parallel)
         self._tools = tools
-        self._pattern = CallPattern(tools)
+        self._pattern = CallPattern(tools, facts.syntax)
         # Of the call whose arguments are being read.
         self._arguments: Arguments | None = None
         # Whether a call was read since the last marker.
@@ -137,28 +159,53 @@ class AnswerParser(StepwiseParser):
         self._state: Literal["start", "content", "reasoning", "call", "bare"] = "start"
         # Of the call being read: what begins it, with the blanks before it, and what ends it.
         self._begun = self._ends = ""
+        # What calls interrupt: content, or reasoning.
+        self._around: Literal["content", "reasoning"] = "content"
         if opened:
-            self._state = "reasoning"
+            self._state = self._around = "reasoning"
         self._reasons = bool(facts.reasoning)
         # The next text is the first of its kind: line breaks before it are none of it.
         self._fresh = opened
         syntax = SYNTAXES[facts.syntax]
-        begin, end = syntax.around
-        # A call that begins without a marker: it ends like others, or with the answer.
-        self._bare_call = syntax.bare
-        self._markers = {mark: end for mark in (begin, syntax.bare) if mark} if tools else {}
-        self._think, self._thought = syntax.reasoning
+        # Where a call begins, and where it ends.
+        marks = {**_BARE, **_bare_of(syntax), **_MARKS, **dict(syntax.around)}
+        self._markers = marks if tools else {}
+        self._thinks = dict(syntax.reasoning)
+        self._thoughts = tuple(self._thinks.values())
+        self._wraps = dict(syntax.wraps)
+        # What ends the content, and is none of it.
+        self._wrap_end = ""
 
-    def _rest(self, text: str) -> Sequence[AnswerPart]:
+    def _rest(self, text: str, *, cut: bool) -> Sequence[AnswerPart]:
         match self._state:
             case "reasoning":
                 return _parts("reasoning", text.rstrip("\n"))
             case "call" | "bare":
-                if self._arguments is not None:
-                    return [*_arguments(text), CallEnd()]
-                return self._block(text, self._begun + text)
+                return self._rest_of_call(text, cut=cut)
             case _:
                 return _parts("content", text.lstrip() if self._fresh else text)
+
+    def _rest_of_call(self, text: str, *, cut: bool) -> Sequence[AnswerPart]:
+        found: list[AnswerPart] = []
+        begun, further = self._begun + text, self._read
+        # What would end the call makes up for an end that the model left out.
+        if self._arguments is None and not cut:
+            call = self._pattern.match(text + self._ends, further=further)
+            if call is not None:
+                begin, self._arguments, text = call
+                found.append(begin)
+        if self._arguments is None:
+            return [*found, *self._block(text, begun)]
+        # Cut short, the arguments stay as far as they are certain: completed they would be others.
+        if cut:
+            return [*found, CallEnd()]
+        written, text, ended = self._arguments.feed(text)
+        if not ended:
+            more, text = self._arguments.close(text)
+            written += more
+        self._arguments, self._read = None, True
+        found += [*_arguments(written), CallEnd()]
+        return [*found, *self._block(text.removesuffix(self._ends), "")]
 
     def _step(self) -> Sequence[AnswerPart] | None:
         match self._state:
@@ -167,66 +214,106 @@ class AnswerParser(StepwiseParser):
             case "content":
                 return self._content()
             case "reasoning":
-                return self._until(self._thought)
+                return self._reasoning()
             case "call" | "bare":
                 return self._call()
 
     def _start(self) -> Sequence[AnswerPart] | None:
         """Before the first character that is no blank."""
         text = self._text.lstrip()
-        if not text or (self._reasons and self._think.startswith(text)):
+        heads = (*(self._thinks if self._reasons else ()), *self._wraps)
+        if not text:
             return None
-        if self._reasons and text.startswith(self._think):
-            self._text, self._state, self._fresh = text.removeprefix(self._think), "reasoning", True
+        head = next((mark for mark in heads if text.startswith(mark)), None)
+        if head is not None:
+            self._text, self._fresh = text.removeprefix(head), True
+            if head in self._wraps:
+                self._wrap_end, self._reasons = self._wraps[head], False
+                self._wraps = {}
+            else:
+                self._state = self._around = "reasoning"
+                self._thoughts = (self._thinks[head],)
+        elif any(name.startswith(text) for name in (*heads, *self._names())):
+            return None
         elif self._tools and self._bare(text):
-            self._text, self._state, self._begun = text, "bare", ""
-        elif self._tools and any(name.startswith(text) for name in self._names()):
-            return None
+            self._text, self._state, self._begun, self._ends = text, "bare", "", ""
         else:
             self._text, self._state = text if self._fresh else self._text, "content"
         return []
 
     def _names(self) -> list[str]:
-        return [*MARKS, *(tool.name for tool in self._tools)]
+        """What calls may begin with."""
+        names = [f"{tool.name}\n{{" for tool in self._tools]
+        return [*self._markers, *names, "```json"] if names else []
 
     def _bare(self, text: str) -> bool:
         """Whether an answer may be calls without a marker: JSON, or a tool's name before JSON."""
-        if text[0] in "{[":
-            return True
-        return any(
-            text.startswith((f"{tool.name}{{", f"{tool.name}[")) for tool in self._tools
-        ) or text.startswith("<|python_tag|>")
+        if any(text.startswith(mark) for mark in self._markers):
+            return False
+        return (
+            text[0] in "{["
+            or text.startswith(("```json", "```python"))
+            or any(
+                text.startswith((f"{tool.name}{{", f"{tool.name}[", f"{tool.name}\n{{"))
+                for tool in self._tools
+            )
+        )
+
+    def _found(self, marks: Iterable[str]) -> tuple[int, str] | None:
+        """The first of some marks in the text, and its place; of several there, the longest."""
+        found = [(place, mark) for mark in marks if (place := self._text.find(mark)) >= 0]
+        return min(found, key=lambda one: (one[0], -len(one[1])), default=None)
 
     def _content(self) -> Sequence[AnswerPart] | None:
-        found = [(i, mark) for mark in self._markers if (i := self._text.find(mark)) >= 0]
-        if found:
-            place, mark = min(found)
-            self._state, self._ends = "call", self._markers[mark]
-            if mark == self._bare_call:
-                mark = ""  # a part of the call
-            text, self._text = self._text[:place], self._text[place + len(mark) :]
-            said = text.rstrip()
-            self._begun = text[len(said) :] + mark
-            return _parts("content", said)
-        end = len(self._text) - partial_stop_length(self._text, tuple(self._markers))
-        if self._markers:  # blanks before a call are no content
+        marks = (*self._markers, *((self._wrap_end,) if self._wrap_end else ()))
+        found = self._found(marks)
+        if found is None:
+            return self._passed("content", marks)
+        place, mark = found
+        if mark != self._wrap_end:
+            return self._begin_call("content", place, mark)
+        said, self._text = self._text[:place], self._text[place + len(mark) :]
+        self._wrap_end = ""
+        return _parts("content", said.rstrip("\n"))
+
+    def _passed(
+        self, kind: Literal["content", "reasoning"], marks: tuple[str, ...]
+    ) -> Sequence[AnswerPart] | None:
+        """All of the text that no mark can begin in."""
+        end = len(self._text) - partial_stop_length(self._text, marks)
+        if kind == "reasoning":
+            end = len(self._text[:end].rstrip("\n" if not self._markers else None))
+        elif self._markers or self._wrap_end:  # blanks before a call are no content
             end = len(self._text[:end].rstrip())
         text, self._text = self._text[:end], self._text[end:]
-        return _parts("content", text) or None
+        return _parts(kind, text) or None
 
-    def _until(self, end: str) -> Sequence[AnswerPart] | None:
+    def _begin_call(
+        self, kind: Literal["content", "reasoning"], place: int, mark: str
+    ) -> Sequence[AnswerPart]:
+        self._state, self._ends, self._around = "call", self._markers[mark], kind
+        if mark in _BARE:
+            mark = ""  # a part of the call
+        text, self._text = self._text[:place], self._text[place + len(mark) :]
+        said = text.rstrip()
+        self._begun = text[len(said) :] + mark
+        return _parts(kind, said)
+
+    def _reasoning(self) -> Sequence[AnswerPart] | None:
         if self._fresh:
             self._text = self._text.lstrip("\n")
             self._fresh = not self._text
-        text, found, after = self._text.partition(end)
-        if found:
-            self._text, self._state = after, "start"
-            self._reasons, self._fresh = False, True
-            return _parts("reasoning", text.rstrip("\n"))
-        certain = len(self._text) - partial_stop_length(self._text, (end,))
-        certain = len(self._text[:certain].rstrip("\n"))
-        text, self._text = self._text[:certain], self._text[certain:]
-        return _parts("reasoning", text) or None
+        marks = (*self._thoughts, *self._markers)
+        found = self._found(marks)
+        if found is None:
+            return self._passed("reasoning", marks)
+        place, mark = found
+        if mark not in self._thoughts:
+            return self._begin_call("reasoning", place, mark)
+        text, self._text = self._text[:place], self._text[place + len(mark) :]
+        self._state, self._reasons, self._fresh = "start", False, True
+        self._around = "content"
+        return _parts("reasoning", text.rstrip("\n"))
 
     def _call(self) -> Sequence[AnswerPart] | None:
         """Inside of what may be calls."""
@@ -236,29 +323,55 @@ class AnswerParser(StepwiseParser):
                 self._arguments = None
                 return [*_arguments(written), CallEnd()]
             return _arguments(written) or None
-        if (found := self._pattern.match(self._text)) is not None:
+        if (found := self._pattern.match(self._text, further=self._read)) is not None:
             begin, self._arguments, self._text = found
             self._read = True
             return [begin]
-        if self._state == "bare":
-            if self._read or self._pattern.possible(self._text):
-                return None
-            self._state = "content"
-            return []
-        before, end, after = self._text.partition(self._ends)
-        if not end:
+        if not self._ends:
+            return self._unended()
+        ends = (self._ends, *(self._thoughts if self._around == "reasoning" else ()))
+        end = self._found(ends)
+        if end is None:
+            return self._unmatched()
+        place, mark = end
+        before, self._text = self._text[:place], self._text[place:]
+        self._state = self._around
+        if mark != self._ends:  # the reasoning has ended
+            return self._block(before, f"{self._begun}{before}".rstrip("\n"))
+        self._text = self._text.removeprefix(mark)
+        return self._block(before, f"{self._begun}{before}{mark}")
+
+    def _unended(self) -> Sequence[AnswerPart] | None:
+        """Of calls without an end: what else may they be?"""
+        if self._read or self._pattern.possible(self._text):
             return None
-        self._text, self._state = after, "content"
-        return self._block(before, f"{self._begun}{before}{end}")
+        return self._given_back()
+
+    def _unmatched(self) -> Sequence[AnswerPart] | None:
+        """Of calls whose end has not come: reasoning that only talks of calls is not held back."""
+        long = len(self._text) > MAX_BEGINNING
+        if long and not self._read and (self._around == "reasoning" or not self._begun.strip()):
+            return self._given_back()
+        return None
+
+    def _given_back(self) -> Sequence[AnswerPart]:
+        """No call: the text up to here is what it would have interrupted."""
+        self._state = self._around
+        begun, self._begun = self._begun, ""
+        if begun.strip():
+            return _parts(self._around, begun)
+        # What began the call is in the text, and must not be found again.
+        said, self._text = self._text[:1], self._text[1:]
+        return _parts(self._around, begun + said)
 
     def _block(self, rest: str, raw: str) -> Sequence[AnswerPart]:
         """The rest of what may be calls; ``raw`` is what it is as content if none was read."""
         if self._read:
             self._read = False
-            return _parts("content", rest) if is_text(rest) else ()
-        calls = read_calls(rest, self._tools)
+            return _parts(self._around, rest) if is_text(rest) else ()
+        calls = read_calls(rest, self._tools, marked=self._state == "call" or bool(self._ends))
         if calls is None:
-            return _parts("content", raw)
+            return _parts(self._around, raw)
         return [part for one in calls for part in whole_call(one)]
 
 

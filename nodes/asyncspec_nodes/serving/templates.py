@@ -8,6 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncspec_nodes.serving.syntax.registry import SYNTAXES, name_of
+from asyncspec_nodes.serving.syntax.table import Pair
+
 SWITCHES = ("enable_thinking", "thinking")
 """Names of the argument that turns reasoning on or off; where a template reads both, the first
 counts."""
@@ -22,7 +25,7 @@ OPTIONS = (*SWITCHES, EFFORT)
 class ChatFacts(Struct, frozen=True):
     """Of a template; the defaults are those of none."""
 
-    # One of ``SYNTAXES``.
+    # One of ``SYNTAXES``, by its name.
     syntax: str = "json"
     # The template writes the list of tools itself, and calls and results in a history.
     takes_tools: bool = False
@@ -73,69 +76,6 @@ def _turned(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-CHANNEL = "<|channel|>"
-"""Sign of templates in OpenAI's harmony format (gpt-oss)."""
-
-HARMONY_MARKERS = frozenset(
-    f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")
-)
-"""Special tokens that structure an answer in harmony."""
-
-
-class Syntax(Struct, frozen=True):
-    """How a model writes calls of tools. What is inside of them is told apart by its form alone
-    (``chat.calls``), as models do not always keep to theirs."""
-
-    # Of it in a chat template.
-    signs: tuple[str, ...] = ()
-    # What calls are between.
-    around: tuple[str, str] = ("<tool_call>", "</tool_call>")
-    # How a call begins where a model leaves that out.
-    bare: str = ""
-    reasoning: tuple[str, str] = ("<think>", "</think>")
-    # Special tokens that are part of an answer's text: without them its parts run together.
-    markers: frozenset[str] = frozenset()
-
-
-SYNTAXES: Mapping[str, Syntax] = {
-    "harmony": Syntax((CHANNEL,), markers=HARMONY_MARKERS),
-    "gemma4": Syntax(
-        ("<|tool_call>",),
-        ("<|tool_call>", "<tool_call|>"),
-        reasoning=("<|channel>thought", "<channel|>"),
-        markers=frozenset(("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')),
-    ),
-    "kimi-k2": Syntax(
-        ("<|tool_calls_section_begin|>",),
-        ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-        bare="<|tool_call_begin|>",
-        markers=frozenset(
-            f"<|tool_call{part}|>"
-            for part in ("s_section_begin", "s_section_end", "_begin", "_argument_begin", "_end")
-        ),
-    ),
-    "glm": Syntax(("<arg_key>",)),
-    "minimax": Syntax(
-        ("<minimax:tool_call>",),
-        ("<minimax:tool_call>", "</minimax:tool_call>"),
-        bare='<invoke name="',
-    ),
-    "qwen3-coder": Syntax(("<function=",), bare="<function="),
-    "hermes": Syntax(("<tool_call>",)),
-    "deepseek": Syntax(
-        ("tool\u2581calls\u2581begin",),
-        (
-            "<\uff5ctool\u2581calls\u2581begin\uff5c>",
-            "<\uff5ctool\u2581calls\u2581end\uff5c>",
-        ),
-    ),
-    "mistral": Syntax(("[TOOL_CALLS]",)),
-    "llama3": Syntax(("<|python_tag|>", "ipython")),
-    "json": Syntax(),
-}
-"""By name; those with the surest signs come first."""
-
-
 Render = Callable[[Mapping[str, Any]], str]
 """A conversation up to where the assistant speaks, by the arguments of the template; empty where
 the template refuses it."""
@@ -146,23 +86,27 @@ def facts_of(template: str, render: Render = lambda options: "") -> ChatFacts:
     # Not a field of a message, such as ``message.thinking``.
     options = tuple(name for name in OPTIONS if re.search(rf"(?<![\w.'\"]){name}\b", template))
     takes_tools = re.search(r"\btools\b", template) is not None
-    reasoning = _reasoning(template, options[:1], render)
-    return ChatFacts(_syntax_of(template), takes_tools, reasoning, options)
+    syntax = name_of(template)
+    reasoning = _reasoning(template, options[:1], render, SYNTAXES[syntax].reasoning)
+    return ChatFacts(syntax, takes_tools, reasoning, options)
 
 
-def _reasoning(template: str, switches: tuple[str, ...], render: Render) -> str:
+def _reasoning(
+    template: str, switches: tuple[str, ...], render: Render, pairs: tuple[Pair, ...]
+) -> str:
     """``ChatFacts.reasoning``. What a prompt ends with is seen, as templates write it in many ways;
-    ``switches``: the argument that decides, or none."""
+    ``switches``: the argument that decides, or none; ``pairs``: what reasoning is between."""
+    begins = tuple(begin for begin, _ in pairs)
 
     def opens(options: Mapping[str, Any]) -> bool:
-        return render(options).rstrip().endswith("<think>")
+        return render(options).rstrip().endswith(begins)
 
     on, off = ([{name: _VALUES[name][i]} for name in switches] for i in (0, 1))
     if opens({}):
         return "always" if all(map(opens, off)) else "open"
     if any(map(opens, on)):
         return "asked"
-    return "tags" if "<think>" in template or "<|channel>" in template else ""
+    return "tags" if any(begin in template for begin in begins) else ""
 
 
 _VALUES: Mapping[str, tuple[object, object]] = {
@@ -174,11 +118,5 @@ _VALUES: Mapping[str, tuple[object, object]] = {
 
 def answer_markers(template: str) -> frozenset[str]:
     """Special tokens that are part of an answer's text."""
-    return SYNTAXES[_syntax_of(template)].markers
-
-
-def _syntax_of(template: str) -> str:
-    return next(
-        (name for name, one in SYNTAXES.items() if any(sign in template for sign in one.signs)),
-        "json",
-    )
+    syntax = SYNTAXES[name_of(template)]
+    return syntax.markers | {mark for mark in syntax.marks if mark in template}

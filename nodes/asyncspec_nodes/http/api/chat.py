@@ -318,7 +318,9 @@ class ChatCompletion(Completion):
         """What has come of an answer since this was last called."""
         parser = self.parsers[index]
         found = parser.feed(answer.text)
-        return found + parser.finish() if answer.end is not None else found
+        if answer.end is None:
+            return found
+        return found + parser.finish(cut=answer.end.reason != "stop")
 
     def choice(self, index: int, answer: ChoiceBuffer) -> Json:
         parts = WholeCalls().joined(self.parts(index, answer))

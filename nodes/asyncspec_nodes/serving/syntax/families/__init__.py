@@ -1,0 +1,1 @@
+"""A table for each family; its template's habits, and those of its models."""
