@@ -6,8 +6,6 @@ STAMP  := $(VENV)/.ready
 # What users need; the rest is for development.
 INSTALLED := $(VENV)/.installed
 PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
-PROMPT ?= Once upon a time there was a little girl who
-SEED ?= 3
 # Forked processes for tests, a file each. Tests of processes wait part of the time, so that four keep two cores busy (six: no faster).
 TEST_PROCESSES ?= 4
 # Of make repeat.
@@ -26,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help install setup demo test compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
 
 help:
-	@echo "make demo    run the bundled models: one draft node, three verify stages, text as it comes"
+	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
 	@echo "make install asyncspec in $(VENV), without tools for development"
 	@echo "make test    the tests"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
@@ -46,7 +44,8 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@echo "asyncspec is installed into $(VENV), once: some minutes, most of them for torch"
+	$(BIN)/python -m pip install -c constraints.txt -e .
 	@touch $@
 
 setup: $(STAMP)
@@ -60,8 +59,7 @@ setup-llama: $(STAMP)
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,llama,milp]'
 
 demo: $(INSTALLED)
-	@echo "$(PROMPT)"
-	@$(BIN)/asyncspec run --check --temperature 0.8 --seed $(SEED) --prompt "$(PROMPT)"
+	@$(BIN)/asyncspec demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --processes $(TEST_PROCESSES)

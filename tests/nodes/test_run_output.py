@@ -97,9 +97,9 @@ def test_the_summary_begins_with_times_plain_decoding(answers: list[Answer], say
 
 def test_speculation_is_told_of_the_whole_answer() -> None:
     """Not only what the policy had come to by its end."""
-    learned = {"first_choice_rate": 0.5, "row_cost_rate": 0.1, "speed_rate": 1.0}
-    learned |= {"segment_rows": 0, "segment_levels": 0, "root_levels": 0}
-    line = speculation([answered(hits=76, misses=24, **learned)])
+    reached = {"first_choice_rate": 0.5, "row_cost_rate": 0.1, "speed_rate": 1.0}
+    reached |= {"segment_rows": 0, "segment_levels": 0, "root_levels": 0}
+    line = speculation([answered(hits=76, misses=24, **reached)])
     assert line.startswith("76 of 100 tokens were drafted ahead; at the end the draft's first")
     assert line.endswith("no speculation")
 

@@ -10,6 +10,7 @@ from asyncspec_nodes.console.arguments import Parser, Version
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
 COMMANDS = {
+    "demo": "a plain pipeline and flow side by side, on four emulated computers",
     "run": "run prompts on a cluster of processes here",
     "chat": "talk with a model in the terminal, on a running service or cluster or a new one",
     "simulate": "run the same machines on a virtual clock, with a model of language and of costs",

@@ -34,10 +34,17 @@ class Bounds(NamedTuple):
             raise UserError(f"{option} is {shown}; it must be {above if self.above else least}")
 
     def add_to(
-        self, parser: argparse._ActionsContainer, name: str, metavar: str, help: str, **how: Any
+        self,
+        parser: argparse._ActionsContainer,
+        name: str,
+        metavar: str,
+        help: str,
+        *,
+        short: str = "",
+        **how: Any,
     ) -> None:
-        """Add an option for a number within the bounds; for any other ``parse_args`` raises
-        ``UserError``. ``how``: as for ``add_argument``."""
+        """Add an option for a number within the bounds, ``short`` beside its name; for any other
+        ``parse_args`` raises ``UserError``. ``how``: as for ``add_argument``."""
         check, kind = self.check, type(self.least)
 
         class BoundedNumber(argparse.Action):
@@ -45,8 +52,9 @@ class Bounds(NamedTuple):
                 check(option, value)
                 setattr(namespace, self.dest, value)
 
+        names = (short, name) if short else (name,)
         parser.add_argument(
-            name, type=kind, action=BoundedNumber, metavar=metavar, help=help, **how
+            *names, type=kind, action=BoundedNumber, metavar=metavar, help=help, **how
         )
 
 

