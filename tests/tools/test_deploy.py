@@ -256,7 +256,7 @@ def cluster() -> Config:
 
 def test_the_manifest_fits_its_schemas() -> None:
     found = documents()
-    for kind in ("ConfigMap", "Service"):
+    for kind in ("ConfigMap", "PersistentVolumeClaim", "Service"):
         kubernetes_validate.validate(found[kind], KUBERNETES, strict=True)
     lws = found["LeaderWorkerSet"]
     jsonschema.Draft202012Validator(LWS).validate(lws)
@@ -322,3 +322,36 @@ def test_a_stage_that_is_told_to_stop_waits_for_its_sessions() -> None:
         subprocess.run([sys.executable, option, hook], check=True, timeout=60)
         server.shutdown()
     assert not left
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        ([], "asyncspec-node"),
+        (["--role", "draft"], "asyncspec-node"),
+        (["serve", "--port", "1"], "asyncspec"),
+        (["up"], "asyncspec"),
+        (["join", "a b"], "asyncspec"),
+    ],
+)
+def test_the_image_runs_nodes_and_commands(words: list[str], program: str, tmp_path: Path) -> None:
+    for name in ("asyncspec", "asyncspec-node"):
+        (tmp_path / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    entry = [DEPLOY / "docker" / "entry.sh", *words]
+    ran = subprocess.run(entry, env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == [program, *words]
+
+
+def test_pods_keep_models_and_have_few_rights() -> None:
+    template = documents()["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    claim = documents()["PersistentVolumeClaim"]["metadata"]["name"]
+    for name in ("leaderTemplate", "workerTemplate"):
+        pod = template[name]["spec"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        assert volumes["models"]["persistentVolumeClaim"] == {"claimName": claim}
+        assert pod["securityContext"]["runAsNonRoot"]
+        (container,) = pod["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

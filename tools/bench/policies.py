@@ -20,7 +20,7 @@ from tools.bench.options import SEVERAL, TEMPERATURE, check_numbers
 from tools.bench.processes import run_prompts
 from tools.bench.prompts import read_sets
 
-POLICIES = ("autoregressive", "chunked", "pruned", "flowspec-no-sbd", "flowspec")
+POLICIES = ("autoregressive", "chunked", "pruned", "flowspec-no-sbd", "flowspec", "flow")
 COLUMNS = (
     "policy",
     "tokens a round",

@@ -198,7 +198,7 @@ async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> in
             logger.info("serving", model=model, url=server.url)
         else:
             sys.stderr.write(f"serving {model} on {server.url}\n")
-        await _until(stop, server, cluster)
+        await _until(stop, server, cluster, notify)
     return 0
 
 
@@ -225,9 +225,21 @@ async def _start(
     return cluster
 
 
-async def _until(stop: asyncio.Event, server: HttpServer, cluster: Cluster | None) -> None:
+async def _until(
+    stop: asyncio.Event,
+    server: HttpServer,
+    cluster: Cluster | None,
+    notify: Callable[[str], None],
+) -> None:
     """Until a signal, and then until what runs has ended or a second one comes; or until a node
     of a cluster of our own ends for good, which is an error."""
     await (stop.wait() if cluster is None else unless_failed(stop.wait(), cluster.watch()))
     stop.clear()
+    if running := server.service.shutdown.running:
+        notify(_waited_for(running, server.service.options.limits.drain_seconds))
     await server.drain(stop)
+
+
+def _waited_for(running: int, seconds: float) -> str:
+    answers = "an answer" if running == 1 else f"{running} answers"
+    return f"waits up to {seconds:g} s for {answers} to end; a second Ctrl-C ends the service now"

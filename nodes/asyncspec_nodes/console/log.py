@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, get_args
+from typing import Any, TextIO, cast, get_args
 
 import msgspec
 import structlog
@@ -54,7 +54,7 @@ def make_logger(table: LogTable, **bound: Any) -> Any:
         )
         processors.append(console)
     return structlog.wrap_logger(
-        structlog.PrintLogger(sys.stderr),
+        structlog.PrintLogger(cast(TextIO, _Stderr())),
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[table.level.upper()]
@@ -62,6 +62,17 @@ def make_logger(table: LogTable, **bound: Any) -> Any:
         cache_logger_on_first_use=False,
         **bound,
     )
+
+
+class _Stderr:
+    """What is stderr when a line is written: a display that shows progress there puts its own
+    stream in place, above which lines scroll."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def _one_line(logger: Any, method: str, fields: MutableMapping[str, Any]) -> Any:

@@ -109,7 +109,7 @@ function grow() {
   at("prompt").style.setProperty("height", `${Math.min(240, at("prompt").scrollHeight + 2)}px`);
 }
 
-const narrow = { list: matchMedia("(max-width: 62rem)"), cluster: matchMedia("(max-width: 80rem)") };
+const narrow = { list: matchMedia("(max-width: 62rem)"), cluster: matchMedia("(max-width: 79rem)") };
 
 function fold(side, open = !narrow[side].matches) {
   at(side).hidden = !open;

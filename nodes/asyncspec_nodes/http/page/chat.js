@@ -101,8 +101,8 @@ export class Chat {
           this.events.tokens(tokens);
         }
         if (choice.stats) {
-          const { tokens_per_second, hit_rate } = choice.stats;
-          message.stats = { tokens_per_second, hit_rate };
+          const { tokens_per_second, hit_rate, times_plain_rate, plain_measured } = choice.stats;
+          message.stats = { tokens_per_second, hit_rate, times_plain_rate, plain_measured };
         }
         if (choice.finish_reason === "length") message.note = "Cut here: the longest answer allowed, or the end of the model's context.";
       }

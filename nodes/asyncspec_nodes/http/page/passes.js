@@ -54,7 +54,10 @@ export class Passes {
     });
     const speed = stats?.tokens_per_second ? `, ${stats.tokens_per_second.toFixed(1)} a second` : "";
     const guessed = stats?.hit_rate ? `, ${Math.round(100 * stats.hit_rate)} % guessed ahead` : "";
-    this.sum.textContent = `${count(tokens, "token")} in ${count(passes.length, "pass", "passes")}${speed}${guessed}`;
+    const apiece = `${(tokens / passes.length).toFixed(1)} a pass`;
+    const about = stats?.plain_measured ? "" : "about ";
+    const times = stats?.times_plain_rate ? `${about}${stats.times_plain_rate.toFixed(1)} times plain decoding: ` : "";
+    this.sum.textContent = `${times}${count(tokens, "token")} in ${count(passes.length, "pass", "passes")} (${apiece})${speed}${guessed}`;
     this.bars.setAttribute("aria-valuemax", bars.length);
     this.update();
   }
