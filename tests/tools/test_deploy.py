@@ -4,6 +4,7 @@ parsers. No container is started."""
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
 import shutil
@@ -339,7 +340,7 @@ def test_the_image_runs_nodes_and_commands(words: list[str], program: str, tmp_p
         (tmp_path / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@"\n')
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    entry = [DEPLOY / "docker" / "entry.sh", *words]
+    entry = [str(DEPLOY / "docker" / "entry.sh"), *words]
     ran = subprocess.run(entry, env={"PATH": path}, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == [program, *words]
 
