@@ -11,11 +11,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
+from asyncspec_nodes.http.limits import Limits
+from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.options import server_context
+from asyncspec_nodes.http.places import Places
 from asyncspec_nodes.http.server import Connection
 from toy_service import Toy
 
@@ -105,6 +109,42 @@ async def test_what_a_stranger_leaves_behind(secure: bool, pki: Path) -> None:
         while sum(issubclass(type(one), Connection) for one in gc.get_objects()) > 1:
             await asyncio.sleep(0)
             gc.collect()
+
+
+@pytest.mark.asyncio
+async def test_a_tls_connection_that_is_closed_twice_is_looked_at_no_more(pki: Path) -> None:
+    """As aiohttp does where a machine is unplugged: asyncio's transport then has no buffer to ask
+    for, until the time for its shutdown is over."""
+    failures: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    made: asyncio.Queue[Connection] = asyncio.Queue()
+    server = web.Server(lambda request: web.Response())  # type: ignore[arg-type, return-value]
+    tls = server_context(pki / "one.pem", pki / "one.key")
+
+    class Made(Connection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            made.put_nowait(self)
+
+    def accept() -> Connection:
+        return Made(server, Metrics(), Limits(), Places(Limits()), lambda made: None)
+
+    listening = await loop.create_server(accept, "127.0.0.1", 0, ssl=tls)
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    port = listening.sockets[0].getsockname()[1]
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+    connection = await made.get()
+    transport = connection.transport
+    assert isinstance(transport, asyncio.Transport)
+    transport.close()
+    transport.close()
+    connection._check_progress(transport)
+    writer.close()
+    listening.close()
+    await server.shutdown()
+    assert not failures
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ mistakes. Members are here, without connections."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.placement.model import LayerCost, TargetCost
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, TargetTable
 from asyncspec_nodes.join.assignment import Assigned
 from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.join.formation import Formation, FormationOptions
 from asyncspec_nodes.join.members import Members
 from asyncspec_nodes.join.messages import PORTS, Failed, Offer, Orders, Refused, ToMember
 from asyncspec_nodes.join.server import check_offer
@@ -23,6 +27,9 @@ CONFIG = Config(
     TargetTable("toy:layers=6"), (NodeTable(0, "127.0.0.1", 1),), draft=DraftTable("ngram")
 )
 TARGET = TargetCost((LayerCost(1, 1),) * 3)
+SLOW = TargetCost((LayerCost(10**8, 10**8),) * 3)
+"""Passes of .3 s on one machine, beside which links take nothing."""
+
 FIRST = "192.0.2.1"
 
 
@@ -36,12 +43,12 @@ class Started:
     """A coordinator after its start, with members a, b and c, each with a stage; c is on the
     first machine."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, target: TargetCost = TARGET) -> None:
         self.said: list[str] = []
         self.sent: dict[str, list[ToMember]] = {}
         options = CoordinatorOptions("up", holds=False)
         self.coordinator = Coordinator(
-            CONFIG, TARGET, options, lambda token: None, self.said.append
+            CONFIG, target, options, lambda token: None, self.said.append
         )
         self.coordinator._folder = folder
         self.admit(offer("c", reached="127.0.0.1"), "127.0.0.1")
@@ -174,3 +181,126 @@ def test_a_machine_with_fewer_ports_than_stages_it_may_get_is_refused(
     check_offer(offer("b"))
     with pytest.raises(UserError, match=f"b has {count} ports"):
         check_offer(replace(offer("b"), ports=offer("b").ports[:count]))
+
+
+def named(member: str, name: str, first: int = 7700) -> Offer:
+    return replace(offer(member, first), name=name)
+
+
+def test_machines_of_one_name_are_told_apart() -> None:
+    members = Members(CONFIG, TARGET, 4)
+    for one, seen in ((named("a", "vm"), "10.0.0.1"), (named("b", "box"), "10.0.0.2")):
+        members.admit(one, seen, lambda message: None)
+    assert [members.name(name) for name in "ab"] == ["vm", "box"]
+    members.admit(named("c", "vm"), "10.0.0.3", lambda message: None)
+    assert [members.name(name) for name in "abc"] == ["vm (10.0.0.1)", "box", "vm (10.0.0.3)"]
+    members.admit(named("d", "vm", 8800), "10.0.0.3", lambda message: None)
+    assert [members.name(name) for name in "cd"] == [
+        "vm (10.0.0.3, port 7700)",
+        "vm (10.0.0.3, port 8800)",
+    ]
+    members.assign((Assigned("a", 0, (0, 1)), Assigned("b", 0, (1, 3))))
+    assert [node.name for node in members.config().node] == ["", "vm (10.0.0.1)", "box"]
+
+
+class Forming:
+    """A formation whose clock is its own, with members that come."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.said: list[str] = []
+        self.now = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.members = Members(CONFIG, SLOW, 4)
+        how = FormationOptions(**options)
+        self.formation = Formation(self.members, SLOW, how, 120.0, self.said.append)
+
+    def join(self, name: str) -> None:
+        self.members.admit(offer(name), "10.0.0.1", lambda message: None)
+        self.formation.joined_at = self.now
+
+    async def run(self, *script: Callable[[], None] | float) -> None:
+        """Place the layers, while each second one more thing happens: a call, or so many seconds
+        pass."""
+        steps = iter(script)
+
+        async def change(seconds: float) -> None:
+            step = next(steps, 1.0)
+            if isinstance(step, float):
+                self.now += step
+            else:
+                step()
+
+        await self.formation.place(change)
+
+
+@pytest.mark.asyncio
+async def test_the_wait_is_shown_and_enter_prolongs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Forming(monkeypatch, asks=True)
+    await one.run(
+        lambda: one.join("a"),
+        5.0,
+        one.formation.pressed,
+        30.0,
+        lambda: one.join("b"),
+        30.0,
+        one.formation.pressed,
+    )
+    assert one.said[0] == "starts alone in 10 s; --machines 3, or Enter to wait"
+    assert "waits for further machines" in one.said[1]
+    assert {stage.member for stage in one.members.assignment} == {"a", "b"}
+    assert one.now < 70.0
+
+
+@pytest.mark.asyncio
+async def test_machines_of_the_last_run_are_waited_for_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Forming(monkeypatch)
+    one.formation.expected = 3
+    await one.run(*(partial(one.join, name) for name in "abc"))
+    assert one.now == 0.0
+    assert {stage.member for stage in one.members.assignment} == set("abc")
+    # One of them is gone for good.
+    two = Forming(monkeypatch)
+    two.formation.expected = 3
+    await two.run(*(partial(two.join, name) for name in "ab"))
+    assert 10.0 < two.now < 13.0
+    assert "or once the 3 of its last run are here" in two.said[0]
+
+
+@pytest.mark.asyncio
+async def test_machines_that_do_not_come_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Forming(monkeypatch, machines=3, wait_seconds=20.0)
+    with pytest.raises(ClusterError, match="1 of 3 machines"):
+        await one.run(lambda: one.join("a"))
+
+
+@pytest.mark.asyncio
+async def test_an_idle_cluster_is_planned_anew_for_machines_that_promise_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Started(tmp_path, SLOW)
+    cluster = started.coordinator
+    cluster.members.assign((Assigned("a", 0, (0, 3)),))
+    cluster.members.serving = {1}
+    idle = False
+
+    async def is_idle() -> bool:
+        return idle
+
+    cluster.is_idle = is_idle
+    monkeypatch.setattr("asyncspec_nodes.join.coordinator.IDLE_SECONDS", 0.0)
+    await cluster._improve()
+    assert len(cluster.members.assignment) == 1
+    idle = True
+    await cluster._improve()
+    assert len(cluster.members.assignment) == 3
+    assert not cluster.members.serving
+    (line,) = [line for line in started.said if "plans anew" in line]
+    assert "3 machines promise" in line
+    assert line.count("tokens/s") == 1
+    assert "1 as planned now" in line
+    # Nothing better is to be had now.
+    cluster.members.serving = {1, 2, 3}
+    await cluster._improve()
+    assert len([line for line in started.said if "plans anew" in line]) == 1

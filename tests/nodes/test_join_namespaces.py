@@ -84,6 +84,28 @@ def names() -> Iterator[Sequence[str]]:
         subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 
 
+@pytest.fixture
+def lan() -> Iterator[Sequence[str]]:
+    """Two machines on a bridge, 10.79.0.1 and 2: the names of their namespaces."""
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the command ip")
+    bridge, *machines = [f"as{os.getpid()}{letter}" for letter in "cuv"]
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+    except subprocess.CalledProcessError:
+        pytest.skip("network namespaces are not allowed here")
+    try:
+        ip("link", "set", bridge, "up")
+        for number, name in enumerate(machines, start=1):
+            netns(name, f"10.79.0.{number}", "master", bridge, "up")
+        yield machines
+    finally:
+        for name in machines:
+            subprocess.run(["ip", "link", "del", f"v{name}"], capture_output=True)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", bridge], capture_output=True)
+
+
 def wait_for(log: Path, text: str, times: int = 1) -> str:
     """The line with a text, once it is there so often."""
     until = time.monotonic() + SECONDS
@@ -149,6 +171,56 @@ def test_three_machines_without_a_file(names: Sequence[str], tmp_path: Path) -> 
         running[1].kill()
         assert ask(names[0]) == first
         assert "two" in wait_for(log, "is gone for")
+    finally:
+        for one in reversed(running):
+            one.terminate()
+        for one in running:
+            one.wait(30)
+
+
+@pytest.mark.processes
+def test_machines_that_come_later_and_a_power_cut(lan: Sequence[str], tmp_path: Path) -> None:
+    """Layers are placed anew for a machine that joins later; then all are killed, and started in
+    another order."""
+    if shutil.which("curl") is None:
+        pytest.skip("the answers are asked for with curl")
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *words: str) -> Path:
+        log = tmp_path / f"{name}-{len(running)}.log"
+        with log.open("wb") as out:
+            argv = inside(name, *COMMAND, *words)
+            running.append(subprocess.Popen(argv, stdout=out, stderr=out))
+        return log
+
+    try:
+        # So slow that two machines promise more than one.
+        small = ("--memory-gib", "1", "--gb-per-second", ".001")
+        up = ["up", "--target", "toy:layers=6", "--model-name", "toy", *small]
+        up += ["--name", "one", "--token-file", str(tmp_path / "up.json")]
+        log = start(lan[0], *up)
+        made = wait_for(log, "asyncspec join").split()[-1]
+        wait_for(log, "starts alone in 10 s")
+        wait_for(log, "serving toy")
+        first = ask(lan[0])
+        join = ["join", made, "--name", "two", *small]
+        two = start(lan[1], *join)
+        wait_for(two, "a spare")
+        assert "2 machines promise" in wait_for(log, "plans anew")
+        wait_for(two, "serves")
+        wait_for(log, "all stages serve")
+        assert ask(lan[0]) == first
+        for one in running:
+            one.kill()
+            one.wait()
+        two = start(lan[1], *join)
+        wait_for(two, "trying again until")
+        log = start(lan[0], *up)
+        wait_for(log, "serving toy")
+        # It has not waited for anybody else, and nothing had to move.
+        wait_for(two, "serves")
+        assert "starts with 2" not in log.read_text()
+        assert ask(lan[0]) == first
     finally:
         for one in reversed(running):
             one.terminate()

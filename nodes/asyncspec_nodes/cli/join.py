@@ -17,7 +17,7 @@ from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
 from asyncspec_nodes.console.hosts import address, is_host
 from asyncspec_nodes.console.output import service_stderr
-from asyncspec_nodes.join.agent import AgentOptions
+from asyncspec_nodes.join.agent import WAIT_SECONDS, AgentOptions
 from asyncspec_nodes.join.own_machine import join_until_signal
 from asyncspec_nodes.join.token import Token, read
 from asyncspec_nodes.node.resources import raise_file_limit
@@ -25,6 +25,7 @@ from asyncspec_nodes.node.resources import raise_file_limit
 TOKEN_VARIABLE = "ASYNCSPEC_TOKEN"
 MEMORY = bounds.Bounds(0.0, 1e6, above=True)
 SPEED = bounds.Bounds(0.0, 1e9, above=True)
+WAIT = bounds.Bounds(1.0, 1e6)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,6 +42,8 @@ def add_arguments(parser: Parser) -> None:
     add_machine_arguments(parser)
     text = "first of four ports that stages listen on; HOST:0: any (default: 0.0.0.0:0)"
     add("--listen", metavar="HOST:PORT", default="0.0.0.0:0", help=text)
+    text = f"for the cluster, at first and after a loss (default: {WAIT_SECONDS:g})"
+    WAIT.add_to(parser, "--wait", "S", text, default=WAIT_SECONDS)
 
 
 def add_machine_arguments(parser: Parser) -> None:
@@ -117,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         target=target,
         memory=memory(arguments),
         speed=speed(arguments),
+        wait_seconds=arguments.wait,
     )
     if arguments.threads is not None:
         set_thread_count(arguments.threads)

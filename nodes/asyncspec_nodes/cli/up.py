@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.threads import set_thread_count
-from asyncspec.core.errors import AsyncSpecError
+from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec_nodes.cli import cluster_options, join, serve
 from asyncspec_nodes.cli.serve import Serving
 from asyncspec_nodes.client.client import ClusterAddress
@@ -35,7 +38,6 @@ REJOIN_SECONDS = 120.0
 """Requests wait for so long for the layers of a machine that has left, before they fail."""
 
 CPUS = bounds.Bounds(0.0, 1e4, above=True)
-WAIT = bounds.Bounds(1.0, 1e6)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -55,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
         "10 s)"
     )
     bounds.COUNT.add_to(parser, "--machines", "N", text)
-    WAIT.add_to(parser, "--wait", "S", "for machines to join (default: 600)", default=600.0)
+    join.WAIT.add_to(parser, "--wait", "S", "for machines to join (default: 600)", default=600.0)
     add_ray_arguments(parser)
     add("--no-stage", action="store_true", help="this machine drafts and holds no layers")
     text = f"tokens of all sessions' caches (default: the model's, at most {MAX_CONTEXT})"
@@ -116,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         memory=join.memory(arguments),
         speed=join.speed(arguments),
         draft_bytes=_draft_bytes(config),
+        asks=sys.stdin is not None and sys.stdin.isatty(),
     )
 
     async def start(stack: AsyncExitStack, serving: Serving) -> serve.Cluster:
@@ -126,9 +129,13 @@ def run(arguments: argparse.Namespace) -> int:
         cluster = Coordinator(config, target, how, show, serving.notify)
         serving.pending = cluster.pending
         entering = stack.enter_async_context(cluster)
-        await (entering if launcher is None else launcher.while_it_runs(entering))
+        with _enter_key(cluster.pressed, how.asks):
+            await (entering if launcher is None else launcher.while_it_runs(entering))
         where = ClusterAddress(*cluster.address, config.cluster.name, cluster.security)
-        serving.engine = await stack.enter_async_context(ReconnectingEngine(where.connect))
+        # New requests wait for a draft node that starts again because layers move.
+        engine = ReconnectingEngine(where.connect, waits=True)
+        serving.engine = await stack.enter_async_context(engine)
+        cluster.is_idle = partial(_is_idle, engine)
         links = report_missing_links(serving.engine.nodes, cluster.members, serving.notify)
         stack.callback(asyncio.create_task(links).cancel)
         serving.notify(f"on this machine also: asyncspec run --config {cluster.file}")
@@ -168,6 +175,43 @@ def _draft_bytes(config: Config) -> int:
         backend_of_source(name, target).source_footprint(name, *how).weights for name in models
     )
     return weights + backend_of(target).runtime_bytes
+
+
+async def _is_idle(engine: ReconnectingEngine) -> bool:
+    """Whether nobody asks now; False where the draft node does not say."""
+    try:
+        nodes = await engine.nodes()
+    except ClusterError:
+        return False
+    return all(not node.sessions and not node.waiting for node in nodes if node.role == "draft")
+
+
+@contextmanager
+def _enter_key(pressed: Callable[[], None], asks: bool) -> Iterator[None]:
+    """Inside, ``pressed`` is called for each line that a user at the terminal enters."""
+    if not asks:
+        yield
+        return
+    loop, stdin = asyncio.get_running_loop(), sys.stdin
+
+    def read() -> None:
+        if os.tcgetpgrp(stdin.fileno()) != os.getpgrp():
+            # Reading the terminal would stop a process in the background.
+            loop.remove_reader(stdin)
+        elif stdin.readline():
+            pressed()
+        else:  # the terminal is gone
+            loop.remove_reader(stdin)
+
+    try:
+        loop.add_reader(stdin, read)
+    except (OSError, NotImplementedError, ValueError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_reader(stdin)
 
 
 def _show(token: Token) -> None:

@@ -124,6 +124,8 @@ class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     memory_gib: Above | None = None
     # Weights that its passes read, in GB a second: the others' mean where left out.
     gb_per_second: Above | None = None
+    # What its machine is called where nodes are shown; left out: the host's name.
+    name: str = ""
     # Its connection, one way, in milliseconds; and in Mbit a second: no limit where left out.
     latency_ms: NotNegative | None = None
     mbit: NotNegative | None = None
@@ -249,6 +251,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     def at(self, rank: int) -> NodeTable:
         """The node of a listed rank."""
         return next(node for node in self.nodes if node.rank == rank)
+
+    def machine(self, rank: int) -> str:
+        """What a node's machine is called; empty: by the host's name."""
+        node = self.find(rank)
+        return "" if node is None else node.name
 
     def find(self, rank: int) -> NodeTable | None:
         """The node of a rank; None where it is not listed, as a draft node may be."""

@@ -141,7 +141,13 @@ class Connection(web.RequestHandler):
         request = self._current_request
         writer = self._writer if request is None else request.writer
         written = 0 if writer is None else writer.output_size
-        if self._progress.stalled(written, transport.get_write_buffer_size()):
+        try:
+            waiting = transport.get_write_buffer_size()
+        except AttributeError:
+            # asyncio's TLS transport, closed twice, has let go of its protocol, which ends the
+            # connection itself after its time for a shutdown.
+            return
+        if self._progress.stalled(written, waiting):
             transport.abort()
         else:
             loop = asyncio.get_running_loop()

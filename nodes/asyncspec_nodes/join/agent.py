@@ -43,8 +43,8 @@ from asyncspec_nodes.node.resources import free_memory, read_speed
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 PAUSE_SECONDS = 1.0
-RETRY_SECONDS = 600.0
-"""A machine that has lost its cluster looks for it for so long."""
+WAIT_SECONDS = 600.0
+"""A machine looks for its cluster for so long, at its start and after a loss."""
 
 MAX_LINE = 1000
 
@@ -71,12 +71,14 @@ class AgentOptions(Struct, frozen=True):
     same_machine: bool = False
     # Bytes that are not for stages.
     reserved: int = 0
+    # It looks for the cluster for so long.
+    wait_seconds: float = WAIT_SECONDS
 
 
 class _Stage(Struct, frozen=True):
     task: asyncio.Task[None]
-    # The number of its port, and its layers.
-    how: tuple[int, tuple[int, int]]
+    # The number of its port, its layers, and the number of all stages.
+    how: tuple[int, tuple[int, int], int]
 
 
 class Agent:
@@ -105,7 +107,7 @@ class Agent:
         self._outcomes: dict[int, Serving | Failed] = {}
         # The cluster has answered once.
         self._reached = False
-        # Since when it takes no part, once the cluster has answered, and what ends its stages then.
+        # Since when it looks for the cluster, and what ends its stages then.
         self._lost: float | None = None
         self._giving_up: asyncio.Task[None] | None = None
         # By rank: what runs or loads, and where its target is; None: as the cluster names it.
@@ -113,11 +115,13 @@ class Agent:
         self._targets: dict[int, str | None] = {}
         # The cluster's run that it has joined.
         self._run = ""
+        # Whether it was said to be a spare.
+        self._is_spare = False
 
     async def run(self) -> None:
         """Until cancelled, or the cluster ends. Raises ``UserError`` where it cannot take part,
-        ``RefusedError`` after a failure, and ``ClusterError`` where the cluster is gone for
-        ``RETRY_SECONDS``."""
+        ``RefusedError`` after a failure, and ``ClusterError`` where no cluster answers for
+        ``wait_seconds``."""
         if self._speed is None:
             # Before it is connected: it does not answer heartbeats meanwhile.
             self._speed = await asyncio.to_thread(read_speed)
@@ -135,26 +139,29 @@ class Agent:
                             self._say("the cluster has ended; the same command joins its next run")
                             return
                 except NobodyThereError as error:
-                    if not self._reached:
-                        raise
                     problem = str(error)
                 except RefusedError:
                     raise
                 except (aiohttp.ClientError, OSError, ClusterError) as error:
-                    problem = f"the connection is lost ({error})"
-                    if not self._reached:
-                        raise ClusterError(problem) from None
+                    problem = f"the connection is lost ({error})" if self._reached else str(error)
                 self._channel = None
-                if self._lost is None:
-                    self._lost = time.monotonic()
-                    self._say(f"{problem}; trying again for {RETRY_SECONDS:g} s")
-                    self._giving_up = asyncio.create_task(self._give_up())
-                elif time.monotonic() - self._lost > RETRY_SECONDS:
-                    raise ClusterError(f"{problem}; it is so for {RETRY_SECONDS:g} s")
+                self._miss(problem)
                 await asyncio.sleep(PAUSE_SECONDS)
         finally:
             self._found()
+            await self._connector.close()
             await _complete(asyncio.create_task(self._stop_all()))
+
+    def _miss(self, problem: str) -> None:
+        """There is no cluster now. Raises ``ClusterError`` where it has been so for too long."""
+        seconds = self._options.wait_seconds
+        if self._lost is None:
+            self._lost = time.monotonic()
+            until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+            self._say(f"{problem}; trying again until {until} ({seconds:g} s)")
+            self._giving_up = asyncio.create_task(self._give_up())
+        elif time.monotonic() - self._lost > seconds:
+            raise ClusterError(f"{problem}; it is so for {seconds:g} s")
 
     def _found(self) -> None:
         """It takes part, or ends."""
@@ -229,16 +236,19 @@ class Agent:
         nodes: Any = tomlkit.parse(orders.config)["node"]
         layers = {node["rank"]: tuple(node["layers"]) for node in nodes if node["rank"]}
         wanted = {
-            rank: (port, layers[rank])
+            rank: (port, layers[rank], len(layers))
             for rank, port in zip(orders.ranks, orders.ports, strict=True)
         }
         for rank in [rank for rank, stage in self._stages.items() if wanted.get(rank) != stage.how]:
             await self._stop(rank)
         for rank in self._stages:
             self._write(rank)
+        if not wanted and not self._is_spare:
+            self._say("a spare: it holds no layers until they are needed here")
+        self._is_spare = not wanted
         for rank, how in wanted.items():
             if rank not in self._stages:
-                task = asyncio.create_task(self._keep(rank, *how, orders.version))
+                task = asyncio.create_task(self._keep(rank, how[0], how[1], orders.version))
                 self._stages[rank] = _Stage(task, how)
 
     async def _keep(self, rank: int, port: int, layers: tuple[int, int], version: int) -> None:

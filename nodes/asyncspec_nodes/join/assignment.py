@@ -93,6 +93,15 @@ def slowest(target: TargetCost, devices: Mapping[str, Device], assignment: Assig
     return max(seconds.values())
 
 
+def predicted(
+    target: TargetCost, devices: Sequence[Device], assignment: Assignment, sessions: int
+) -> float:
+    """Tokens a second of so many answers at a time, without speculation and links."""
+    by_name = {device.name: device for device in devices}
+    whole = sum(target.seconds(one.layers, by_name[one.member].speed) for one in assignment)
+    return throughput_rate(sessions)(slowest(target, by_name, assignment), whole)
+
+
 def fits(target: TargetCost, devices: Mapping[str, Device], assignment: Assignment) -> bool:
     """Whether every machine has memory and ports for its stages."""
     memory: Counter[str] = Counter()

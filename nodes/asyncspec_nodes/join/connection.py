@@ -121,11 +121,16 @@ async def browse(cluster: str, seconds: float = BROWSE_SECONDS) -> list[tuple[st
         await asyncio.shield(zeroconf.async_close())
 
 
+REACH_SECONDS = 2.5
+"""For a machine to accept a TCP connection: the second and the third attempt of a kernel are one
+and three seconds after the first."""
+
 CONNECT_SECONDS = 5.0
+"""For TLS and the WebSocket with a machine that accepts."""
 
 
-class NobodyThereError(UserError):
-    """No cluster answers."""
+class NobodyThereError(ClusterError):
+    """No cluster answers now."""
 
 
 class Connector:
@@ -136,6 +141,9 @@ class Connector:
         self._given = address
         # Where the cluster has been reached: its host, and the base of its addresses.
         self.host = self.base = ""
+        # A search by mDNS under way, and what the last one has brought.
+        self._browsing: asyncio.Task[list[tuple[str, int]]] | None = None
+        self._announced: list[tuple[str, int]] = []
 
     @property
     def headers(self) -> dict[str, str]:
@@ -148,22 +156,62 @@ class Connector:
         return aiohttp.Fingerprint(self._token.digest)
 
     async def connect(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
-        """Raises ``UserError`` and ``ClusterError``."""
-        token, given = self._token, self._given
-        places = [given] if given else [(host, token.port) for host in token.hosts]
-        looked = bool(given)
-        tried: list[str] = []
-        while True:
-            for host, port in places:
-                tried.append(f"{host}:{port}")
+        """Try every place once, which takes seconds at most; mDNS is asked meanwhile, for the next
+        time. Raises ``NobodyThereError`` where no cluster answers yet, ``ClusterError``, and
+        ``UserError`` where another one does."""
+        places = self._places()
+        try:
+            channel = await self._first(session, places)
+        except UserError:
+            # Another machine may have got the address of the cluster's: mDNS knows that one.
+            if self._browsing is None:
+                raise
+            await asyncio.wait((self._browsing,))
+            places = self._places()
+            channel = await self._first(session, places)
+        if channel is not None:
+            return channel
+        tried = ", ".join(dict.fromkeys(f"{host}:{port}" for host, port in places))
+        how = "" if self._given else ", nor one by mDNS; if it has moved, give --address HOST:PORT"
+        raise NobodyThereError(f"no cluster answers at {tried}{how}")
+
+    async def _first(
+        self, session: aiohttp.ClientSession, places: Sequence[tuple[str, int]]
+    ) -> aiohttp.ClientWebSocketResponse | None:
+        """A connection to the first place that is of the cluster; None where nothing answers.
+        Raises what those say that refuse, where no other is."""
+        refused: UserError | None = None
+        for host, port in await _accepting(places):
+            try:
                 channel = await self._dial(session, host, port)
-                if channel is not None:
-                    return channel
-            if looked:
-                break
-            looked, places = True, await browse(token.cluster)
-        how = "" if given else ", and none announces itself by mDNS; give --address HOST:PORT"
-        raise NobodyThereError(f"no cluster answers at {', '.join(dict.fromkeys(tried))}{how}")
+            except UserError as error:
+                refused = error
+                continue
+            if channel is not None:
+                return channel
+        if refused is not None:
+            raise refused
+        return None
+
+    def _places(self) -> list[tuple[str, int]]:
+        """Where the cluster may be, the likeliest first."""
+        if self._given:
+            return [self._given]
+        if self._browsing is not None and self._browsing.done():
+            if not self._browsing.cancelled() and self._browsing.exception() is None:
+                self._announced = self._browsing.result()
+            self._browsing = None
+        if self._browsing is None:
+            self._browsing = asyncio.create_task(browse(self._token.cluster))
+        places = [(host, self._token.port) for host in self._token.hosts]
+        return list(dict.fromkeys([*places, *self._announced]))
+
+    async def close(self) -> None:
+        """End what searches for the cluster."""
+        if self._browsing is not None:
+            self._browsing.cancel()
+            await asyncio.gather(self._browsing, return_exceptions=True)
+            self._browsing = None
 
     async def _dial(
         self, session: aiohttp.ClientSession, host: str, port: int
@@ -194,3 +242,20 @@ class Connector:
             raise ClusterError(f"{host}:{port} is no asyncspec cluster ({error.status})") from None
         except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError):
             return None
+
+
+async def _accepting(places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those that accept TCP connections now, in the order of ``places``; all are asked at once, so
+    that addresses which lead nowhere take no time from the others."""
+
+    async def accepts(host: str, port: int) -> bool:
+        try:
+            async with asyncio.timeout(REACH_SECONDS):
+                _, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError):
+            return False
+        writer.transport.abort()
+        return True
+
+    answers = await asyncio.gather(*(accepts(*place) for place in places))
+    return [place for place, answer in zip(places, answers, strict=True) if answer]

@@ -7,7 +7,7 @@ import asyncio
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY
 from asyncspec_nodes.join.formation import Formation, FormationOptions
 from asyncspec_nodes.join.members import Member, Members
 from asyncspec_nodes.join.messages import (
+    GRACE_SECONDS,
     Ended,
     Failed,
     FromMember,
@@ -41,6 +42,9 @@ from asyncspec_nodes.local.cluster import FILE
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import ReadyReport, Report
 from asyncspec_protocol.ids import DRAFT
+
+IDLE_SECONDS = 5.0
+"""Without requests, before layers move only because that is faster."""
 
 LOAD_SECONDS = 600.0
 """For all stages and the draft node to load."""
@@ -98,6 +102,12 @@ class Coordinator:
         self._over: asyncio.Future[AsyncSpecError] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._own: OwnMachine | None = None
+        self._server: JoinServer | None = None
+        self._draft: asyncio.Task[None] | None = None
+        self._draft_socket: socket.socket | None = None
+        # Says whether nobody asks anything now; None: it is not known, and layers stay.
+        self.is_idle: Callable[[], Awaitable[bool]] | None = None
+        self._idle_since: float | None = None
         # Whether the cluster file is to be written, and why it could not be.
         self._stale = False
         self._unwritten = ""
@@ -118,6 +128,11 @@ class Coordinator:
     def file(self) -> Path:
         """The cluster file, for clients on this machine."""
         return self._folder / FILE
+
+    def pressed(self) -> None:
+        """A user has pressed Enter: it waits for further machines, or starts with these."""
+        self._formation.pressed()
+        self._changed.set()
 
     def pending(self) -> str:
         """What has to happen before requests are served."""
@@ -166,6 +181,8 @@ class Coordinator:
         stored = TokenFile(options.token_file, self.say, new=options.new_token)
         stack.enter_context(stored)
         server = JoinServer(self._folder, options.name, *where, stored, self)
+        self._server = server
+        self._formation.expected = server.machines
         token = await stack.enter_async_context(server)
         self._show(token)
         if options.holds:
@@ -192,7 +209,7 @@ class Coordinator:
             self._formation.joined_at = time.monotonic()
             spare = " as a spare" if members.assignment and not members.incomplete else ""
             self.say(
-                f"{offer.name} has joined{spare}: {offer.memory / GIB:.1f} GiB, "
+                f"{members.name(offer.member)} has joined{spare}: {offer.memory / GIB:.1f} GiB, "
                 f"{offer.speed / GB:.1f} GB/s"
             )
         if members.config() == before:
@@ -207,6 +224,10 @@ class Coordinator:
     def lost(self, member: Member) -> None:
         if self.members.by_id.get(member.offer.member) is member:
             member.lost_at = time.monotonic()
+            self.say(
+                f"{self.members.name(member.offer.member)} has no connection any more: in "
+                f"{GRACE_SECONDS + 1.0:g} s it counts as gone"
+            )
             self._changed.set()
 
     def received(self, name: str, message: FromMember) -> bool:
@@ -219,14 +240,14 @@ class Coordinator:
             case Serving(version, rank) if members.is_current(name, rank, version):
                 members.serving.add(rank)
             case Failed(version, rank, text, user) if members.is_current(name, rank, version):
-                member = members.by_id[name]
+                member, called = members.by_id[name], members.name(name)
                 if user and not self._guarding:
-                    self._end(UserError(f"{member.offer.name}: {text}"))
-                self.say(f"{member.offer.name}: {text}")
+                    self._end(UserError(f"{called}: {text}"))
+                self.say(f"{called}: {text}")
                 member.send(Refused(f"its stage has failed: {text}", user))
                 self._drop(name)
             case Leaving():
-                self.say(f"{members.by_id[name].offer.name} has left")
+                self.say(f"{members.name(name)} has left")
                 self._drop(name)
                 return False
             case _:
@@ -251,7 +272,8 @@ class Coordinator:
         self.members.set_draft(node)
         self.members.tell_all()
         self._write_file()
-        self._start(self._run_draft(sock))
+        self._draft_socket = sock
+        self._draft = self._start(self._run_draft(sock))
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 while not (self._drafts and self.members.ready) and not self._over.done():
@@ -299,6 +321,32 @@ class Coordinator:
             await self._repair()
             if self.members.ready and not was:
                 self.say("all stages serve")
+            if self.members.ready and self._server is not None:
+                self._server.remember(len(self.members.by_id))
+            await self._improve()
+
+    async def _improve(self) -> None:
+        """Use machines that hold nothing while nobody asks: where another number of stages is
+        better the draft node starts again, too."""
+        now = time.monotonic()
+        if not self.members.spares or self.is_idle is None or not await self.is_idle():
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since < IDLE_SECONDS:
+            return
+        plan = await self._formation.improve()
+        if plan is None or not await self.is_idle():
+            return
+        others = len(plan) != len(self.members.assignment)
+        if others and self._draft is not None:
+            self._draft.cancel()
+            await asyncio.gather(self._draft, return_exceptions=True)
+        self._formation.carry_out(plan)
+        self._write_file()
+        if others and self._draft_socket is not None:
+            self._draft = self._start(self._run_draft(self._draft_socket))
 
     async def _repair(self) -> None:
         if await self._formation.repair():
@@ -316,11 +364,12 @@ class Coordinator:
         if self._over.done():
             raise self._over.result()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run until the cluster ends, which an exception of ``work`` does."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._finished)
         self._tasks.append(task)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

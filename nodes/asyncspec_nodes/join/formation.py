@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.placement.model import FREE, Constraints, TargetCost
 from asyncspec_nodes.cluster.placement import why_not
 from asyncspec_nodes.join.assignment import Assignment
@@ -26,6 +26,12 @@ class FormationOptions(Struct, frozen=True, kw_only=True):
     stages: int | None = None
     settle_seconds: float = 10.0
     wait_seconds: float = 600.0
+    # A user may press Enter: ``Formation.pressed``.
+    asks: bool = False
+
+
+WORTH = 1.2
+"""Times as many tokens a second that an idle cluster is planned anew for: all stages load again."""
 
 
 class Formation:
@@ -49,10 +55,27 @@ class Formation:
         self._say = say
         # When no machine could take over a lost stage: the last one to join then.
         self._said_at: float | None = None
+        # Machines of an earlier run: once they are here nobody else is waited for.
+        self.expected = 0
+        # What a user has pressed Enter for.
+        self._held = self._started = False
+        # The members that the wait was said for, and for which no better plan was found.
+        self._waits_for: frozenset[str] = frozenset()
+        self._planned_for: frozenset[str] = frozenset()
+
+    def pressed(self) -> None:
+        """A user wants it to wait for further machines; the next time, to start."""
+        if self._members.assignment:
+            return
+        self._started, self._held = self._held, not self._held
+        if self._held:
+            self._say("waits for further machines; Enter starts with those that are here")
+        self.joined_at = time.monotonic()
 
     async def place(self, change: Callable[[float], Awaitable[None]]) -> None:
         """Wait for machines, and place the layers. ``change`` waits for a change of the members,
-        at most so many seconds. Raises ``UserError``."""
+        at most so many seconds. Raises ``UserError``, and ``ClusterError`` where machines do not
+        come."""
         options, members = self._options, self._members
         give_up = time.monotonic() + options.wait_seconds
         said = False
@@ -60,25 +83,79 @@ class Formation:
             await change(1.0)
             self._forget_lost()
             count = len(members.by_id)
-            settled = time.monotonic() - self.joined_at > options.settle_seconds
-            if count >= options.machines if options.machines else settled and count:
+            if not self._are_enough(count):
+                self._say_wait()
+            else:
                 assignment = await asyncio.to_thread(members.form())
                 if assignment is not None:
                     if self._are_here(assignment):
                         break
                     continue
                 text = why_not(self._target, members.devices, Constraints(options.stages))
-                if options.machines:
+                if options.machines and count >= options.machines:
                     raise UserError(text)
                 if not said:
                     self._say(f"{text}; waiting for further machines")
                     said = True
             if time.monotonic() > give_up:
                 wanted = f" of {options.machines}" if options.machines else ""
-                raise UserError(
+                raise ClusterError(
                     f"{count}{wanted} machines have joined within {options.wait_seconds:g} s; run "
                     "the join command on the others, or give --machines"
                 )
+        self._assign(assignment)
+
+    def _are_enough(self, count: int) -> bool:
+        options = self._options
+        if self._held or not count:
+            return False
+        if self._started:
+            return True
+        if options.machines:
+            return count >= options.machines
+        settled = time.monotonic() - self.joined_at > options.settle_seconds
+        return settled or 0 < self.expected <= count
+
+    def _say_wait(self) -> None:
+        """Until when it waits, once for those who are here."""
+        here, options = frozenset(self._members.by_id), self._options
+        if not here or here == self._waits_for or self._held:
+            return
+        self._waits_for = here
+        enter = ", or Enter" if options.asks else ""
+        if options.machines:
+            enter = "; Enter starts with these" if options.asks else ""
+            self._say(f"{len(here)} of {options.machines} machines are here{enter}")
+            return
+        who = "alone" if len(here) == 1 else f"with {len(here)} machines"
+        more = f"; --machines {max(3, len(here) + 1)}{enter} to wait"
+        if self.expected > len(here):
+            more = f", or once the {self.expected} of its last run are here{more}"
+        self._say(f"starts {who} in {options.settle_seconds:g} s{more}")
+
+    async def improve(self) -> Assignment | None:
+        """A plan for all who are here that promises more than the present one, which is said; None
+        where there is none."""
+        members = self._members
+        here = frozenset(members.by_id)
+        lost = any(member.lost_at is not None for member in members.by_id.values())
+        if not members.ready or not members.spares or lost or here == self._planned_for:
+            return None
+        fresh = await asyncio.to_thread(members.form())
+        if fresh is None or not self._are_here(fresh) or not members.ready:
+            return None
+        self._planned_for = here
+        now, then = members.predicted(members.assignment), members.predicted(fresh)
+        if then < WORTH * now:
+            return None
+        self._say(
+            f"plans anew, as nobody asks now: {len(_machines(fresh))} machines promise {then:.3g} "
+            f"tokens/s, {len(_machines(members.assignment))} as planned now {now:.3g}"
+        )
+        return fresh
+
+    def carry_out(self, assignment: Assignment) -> None:
+        """Make a plan of ``improve`` the present one."""
         self._assign(assignment)
 
     async def repair(self) -> bool:
@@ -112,15 +189,19 @@ class Formation:
         for rank, one in enumerate(members.assignment, start=1):
             if rank not in members.serving:
                 first, end = one.layers
-                name = members.by_id[one.member].offer.name
+                name = members.name(one.member)
                 self._say(f"stage {rank}: layers {first} to {end - 1} on {name}")
         for spare in members.spares:
-            self._say(f"spare: {spare.offer.name}")
+            self._say(f"spare: {members.name(spare.offer.member)}")
 
     def _forget_lost(self) -> None:
         """Those who were without a connection for too long have left: they stop by themselves."""
         now = time.monotonic()
         for name, member in list(self._members.by_id.items()):
             if member.lost_at is not None and now - member.lost_at > GRACE_SECONDS + 1.0:
-                self._say(f"{member.offer.name} is gone for {now - member.lost_at:.0f} s")
+                self._say(f"{self._members.name(name)} is gone for {now - member.lost_at:.0f} s")
                 del self._members.by_id[name]
+
+
+def _machines(assignment: Assignment) -> set[str]:
+    return {one.member for one in assignment}

@@ -20,6 +20,7 @@ from asyncspec_nodes.join.assignment import (
     Assignment,
     after_loss,
     first_assignment,
+    predicted,
     relieved,
 )
 from asyncspec_nodes.join.messages import Offer, Orders, ToMember
@@ -93,6 +94,19 @@ class Members:
             if member.local:
                 member.host = self._reached
 
+    def name(self, member: str) -> str:
+        """What a machine is called: with its address where another one has its name, and with a
+        port where it has that address as well."""
+        called, host = self.by_id[member].offer.name, self.by_id[member].host
+        namesakes = [
+            one for key, one in self.by_id.items() if key != member and one.offer.name == called
+        ]
+        if not namesakes:
+            return called
+        port = self.by_id[member].offer.ports[0]
+        same = any(one.host == host for one in namesakes)
+        return f"{called} ({host}{f', port {port}' if same else ''})"
+
     @property
     def devices(self) -> list[Device]:
         """Of all who are here, or were a moment ago."""
@@ -131,10 +145,16 @@ class Members:
             return None
         return partial(relieved, self._target, self.devices, self.assignment)
 
+    def predicted(self, assignment: Assignment) -> float:
+        """Tokens a second that machines which are here promise."""
+        return predicted(self._target, self.devices, assignment, self._sessions)
+
     def assign(self, assignment: Assignment) -> None:
-        """From now on it is so: everyone is told."""
+        """From now on it is so: everyone is told. With another number of stages all are others."""
         self._version += 1
         old = dict(enumerate(self.assignment, start=1))
+        if len(old) != len(assignment):
+            old, self.serving = {}, set()
         for rank, one in enumerate(assignment, start=1):
             if old.get(rank) != one:
                 self._since[rank] = self._version
@@ -182,7 +202,8 @@ class Members:
             port = member.offer.ports[one.port] if member is not None else 1 + rank
             if one.member == own:
                 host, port = here[one.port]
-            nodes.append(NodeTable(rank, host, port, layers=one.layers))
+            name = self.name(one.member) if member is not None else ""
+            nodes.append(NodeTable(rank, host, port, layers=one.layers, name=name))
         return replace(self._config, node=tuple(nodes))
 
 

@@ -101,6 +101,17 @@ class JoinServer:
         (folder / CA).write_text(self._keys.authority)
         (folder / CERTIFICATE).write_text(self._keys.certificate)
 
+    @property
+    def machines(self) -> int:
+        """How many machines the cluster had in its last run, or as ``remember`` says."""
+        return self._keys.machines
+
+    def remember(self, machines: int) -> None:
+        """The cluster has so many: the next run waits for them."""
+        if machines != self._keys.machines:
+            self._keys.machines = machines
+            self._file.write(self._keys)
+
     def here(self, token: Token) -> Token:
         """For this machine itself, to which NAT need not lead back."""
         return replace(token, hosts=(near(self._address[0]),), port=self._keys.port)

@@ -81,6 +81,8 @@ class StoredKeys(Struct):
     secret: bytes
     # Where machines join; 0: none yet.
     port: int = 0
+    # Machines that the last run had, which a next one waits for; 0: none yet.
+    machines: int = 0
 
 
 def new_cluster(name: str) -> StoredKeys:

@@ -87,7 +87,10 @@ class Inspector(LinkService):
         device: str = "",
         device_memory: Callable[[], DeviceMemory | None] = host_memory,
         clock: Callable[[], float] = time.monotonic,
+        machine: str = "",
     ) -> None:
+        """``machine``: what the node's is called; empty: by the host's name."""
+        self._machine = machine or socket.gethostname()
         self._runtime = runtime
         self._totals = totals
         self._links_lost = 0
@@ -240,7 +243,7 @@ class Inspector(LinkService):
             template_options=() if serving is None else serving.chat.options,
             totals=totals | dict({} if self._totals is None else self._totals.sums),
             distributions={} if self._totals is None else dict(self._totals.distributions),
-            host=socket.gethostname(),
+            host=self._machine,
             free_bytes=available,
             pass_rows=passes[0],
             pass_seconds=passes[1],

@@ -202,6 +202,7 @@ def assemble(
     inspector = Inspector(
         *(runtime, loaded.me, model, loaded.serving, totals, loaded.draft),
         *(loaded.device, loaded.device_memory),
+        machine=config.machine(loaded.me.rank),
     )
     engine = None
     if loaded.tokenizer is not None and loaded.serving is not None:
