@@ -156,13 +156,18 @@ def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_node_that_dies_too_often_ends_the_cluster(tmp_path: Path) -> None:
-    asked = KilledCluster(1, 1, tmp_path, target=TOY)
+    """While it has no request: nobody's request is the reason then."""
+    asked = KilledCluster(-1, 1, tmp_path, target=TOY)
 
     async def main() -> ClusterError:
         async with asked.cluster:
-            await asked.ask()
-            asked.victim = 1
-            asked.kill()
+            for _ in range(2):
+                await asked.ask()  # it is back then
+                # Its report is read by another task.
+                while any(child.in_hand for child in asked.cluster._children):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                asked.victim = 1
+                asked.kill()
             error = await asked.cluster.watch()
             assert isinstance(error, ClusterError)
             return error
@@ -171,3 +176,21 @@ def test_a_node_that_dies_too_often_ends_the_cluster(tmp_path: Path) -> None:
         error = asyncio.run(main())
     assert str(error) == "stage 1 was killed by SIGKILL after 1 new starts within 600 s"
     assert asked.said == ["stage 1 was killed by SIGKILL; it is started again"]
+
+
+@pytest.mark.parametrize(("victim", "name"), [(1, "stage 1"), (0, "the draft node")])
+def test_requests_that_end_a_node_do_not_end_the_cluster(
+    victim: int, name: str, tmp_path: Path
+) -> None:
+    """However many of them there are."""
+    asked = KilledCluster(victim, 1, tmp_path, target=TOY)
+
+    async def main() -> None:
+        async with asked.cluster:
+            for _ in range(2):
+                asked.victim = victim
+                assert (await asked.ask()).reason == "length"
+
+    with no_process_left():
+        asyncio.run(main())
+    assert asked.said == 2 * [f"{name} was killed by SIGKILL; it is started again"]

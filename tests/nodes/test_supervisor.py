@@ -33,6 +33,16 @@ def test_new_starts_are_few_in_any_period(most: int, passed: list[float]) -> Non
             assert pause == (0.1 * 2 ** (len(recent) - 1) if recent else 0.0)
 
 
+@given(st.lists(st.booleans(), max_size=30))
+def test_ends_with_a_request_in_hand_do_not_count(ends: list[bool]) -> None:
+    budget = RestartBudget(3)
+    for in_hand in ends:
+        counted = len(budget.taken)
+        pause = budget.take(0.0, in_hand=in_hand)
+        assert (pause is None) == (not in_hand and counted >= 3)
+        assert len(budget.taken) == counted + (not in_hand and pause is not None)
+
+
 PROGRAM = """
 import os, signal, sys
 import structlog
@@ -47,6 +57,7 @@ def node():
     if last == "wait":
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     supervisor.serves()
+    supervisor.in_hand(last == "4")
     print("serves", os.getpid(), flush=True)
     if last == "wait":
         signal.sigwait([signal.SIGTERM])
@@ -56,7 +67,7 @@ def node():
         with open(sys.argv[3], "a") as file:
             file.write("x")
         os.kill(os.getpid(), signal.SIGSTOP if last == "3" else signal.SIGSEGV)
-    return int(last)
+    return 0 if last == "4" else int(last)
 
 sys.exit(supervisor.run(node))
 """
@@ -92,6 +103,18 @@ def test_a_crash_is_mended_some_times(
     assert log.count("the node is started again") == starts - 1
     assert ("after 2 new starts" in log) == (crashes > 2)
     assert ("killed by SIGSEGV" in log) == (crashes > 0)
+
+
+@linux
+def test_a_request_that_ends_the_node_does_not_stop_it_for_good(
+    tmp_path: os.PathLike[str],
+) -> None:
+    file = os.path.join(tmp_path, "crashes")
+    open(file, "w").close()
+    with supervised(5, "4", file) as process:
+        out, log = process.communicate(timeout=60)
+    assert (process.returncode, len(out.splitlines())) == (0, 6)
+    assert "new starts" not in log
 
 
 @linux

@@ -23,6 +23,7 @@ from asyncspec_nodes.node.cli import huge_page_environment
 from asyncspec_nodes.node.reports import (
     ALIVE_SECONDS,
     FailureReport,
+    HandReport,
     ReadyReport,
     ReportSink,
     read_report,
@@ -71,6 +72,8 @@ class ChildNode:
         self.role: Role = role
         self.process = process
         self.ready: ReadyReport | None = None
+        # It has a request.
+        self.in_hand = False
         self._failure: FailureReport | None = None
         self._hung = False
         self._log = log
@@ -125,6 +128,8 @@ class ChildNode:
                     self._failure = report
                 elif isinstance(report, ReadyReport):
                     self.ready = report
+                elif isinstance(report, HandReport):
+                    self.in_hand = report.some
                 progress(report)
         return self._error_of(await self.process.wait())
 

@@ -192,7 +192,7 @@ class SupervisedNode:
                 await child.stop()  # ends its remaining subprocesses
             if self._stopping or isinstance(error, UserError) or not may_restart():
                 return error
-            if budget.take(time.monotonic()) is None:
+            if budget.take(time.monotonic(), in_hand=child.in_hand) is None:
                 count = f"{len(budget.taken)} new starts within {PERIOD_SECONDS:g} s"
                 return ClusterError(f"{error} after {count}")
             self._notify(f"{error}; it is started again")

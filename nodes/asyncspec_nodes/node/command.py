@@ -196,7 +196,7 @@ def _start(arguments: argparse.Namespace, reporter: Reporter) -> int:
     preload_model(config.target_of(node))
     closing = [sock.close] if http is None else [sock.close, http.sock.close]
     supervisor = Supervisor(arguments.restarts, reporter.log, closing)
-    reporter.on_serving = supervisor.serves
+    reporter.on_serving, reporter.on_hand = supervisor.serves, supervisor.in_hand
     return supervisor.run(partial(_exit_code, reporter, serve))
 
 

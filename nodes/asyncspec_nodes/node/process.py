@@ -27,6 +27,7 @@ from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.console.signals import on_termination
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
+from asyncspec_nodes.node.in_hand import InHand, WatchedMachine
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.node.loading import Loaded, load_node
 from asyncspec_nodes.node.renewal import PeerAddresses, renew
@@ -179,8 +180,9 @@ def assemble(
 ) -> Node:
     """A loaded node that listens on ``sock`` once its runtime runs."""
     host = NodeHost(reporter.log)
+    in_hand = InHand(reporter.in_hand)
     runtime = Runtime(
-        loaded.machine,
+        WatchedMachine(loaded.machine, in_hand),
         loaded.machine.initial(),
         me=loaded.me,
         peers=PeerAddresses(config, file),
@@ -213,6 +215,7 @@ def assemble(
             WorkerThread("reading"),
             most=config.limits.requests,
             totals=totals,
+            reading=partial(in_hand.set, "reading"),
         )
         service = host.service
         inspector.refuses = lambda: DRAINS if service.draining else ""

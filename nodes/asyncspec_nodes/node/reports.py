@@ -54,9 +54,16 @@ class AliveReport(Struct, frozen=True, tag="alive", tag_field="event"):
     rank: int
 
 
+class HandReport(Struct, frozen=True, tag="hand", tag_field="event"):
+    """The node has requests, or has none now."""
+
+    rank: int
+    some: bool
+
+
 ALIVE_SECONDS = 2.0
 
-Report = LoadingReport | ReadyReport | FailureReport | AliveReport
+Report = LoadingReport | ReadyReport | FailureReport | AliveReport | HandReport
 ReportSink = Callable[[Report], None]
 
 
@@ -74,6 +81,8 @@ class Reporter:
         self.rank = rank
         # Called when the node has loaded.
         self.on_serving: Callable[[], None] = lambda: None
+        # Called when the node has its first request, and when it has none left.
+        self.on_hand: Callable[[bool], None] = lambda some: None
         # Progress, for error texts.
         self.step = "starting"
         self.use(log or LogTable())
@@ -99,9 +108,13 @@ class Reporter:
 
     def alive(self) -> None:
         """The event loop runs. Nothing waits for a parent that does not read, or is gone."""
-        with contextlib.suppress(OSError):
-            if self._pipe is not None and select.select([], [self._pipe], [], 0)[1]:
-                self._report(AliveReport(self.rank))
+        self._report_soon(AliveReport(self.rank))
+
+    def in_hand(self, some: bool) -> None:
+        """The node has requests, or none now: a parent starts it again however often it ends with
+        one. As ``alive`` waits for nothing."""
+        self.on_hand(some)
+        self._report_soon(HandReport(self.rank, some))
 
     def failed(self, kind: Literal["user", "cluster"], text: str) -> None:
         """The node is about to stop. A user's mistake is a line of its own."""
@@ -110,6 +123,11 @@ class Reporter:
         else:
             self.log.error("stopping", why=text)
         self._report(FailureReport(self.rank, kind, text))
+
+    def _report_soon(self, report: Report) -> None:
+        with contextlib.suppress(OSError):
+            if self._pipe is not None and select.select([], [self._pipe], [], 0)[1]:
+                self._report(report)
 
     def _report(self, report: Report) -> None:
         if self._pipe is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import select
 import signal
@@ -48,8 +49,12 @@ class RestartBudget(Struct):
     most: int = RESTARTS
     taken: list[float] = []
 
-    def take(self, now: float) -> float | None:
-        """Seconds to wait before a new start at ``now``; None where none is left."""
+    def take(self, now: float, *, in_hand: bool = False) -> float | None:
+        """Seconds to wait before a new start at ``now``; None where none is left. A node that had
+        a request ``in_hand`` has its new start in any case: the request may be the cause, which is
+        no reason to stop for the others. It is not tried for ever (``core.stats.MAX_BREAKS``)."""
+        if in_hand:
+            return PAUSE_SECONDS
         self.taken = [at for at in self.taken if now - at <= PERIOD_SECONDS]
         if len(self.taken) >= self.most:
             return None
@@ -80,6 +85,8 @@ class Supervisor:
         self._waiting: list[int] = []
         # The node's process writes a byte to the second once it serves.
         self._ready, self._serves = os.pipe2(os.O_NONBLOCK)
+        # Shared with the node's process: 1 while it has a request.
+        self._in_hand = mmap.mmap(-1, 1)
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK)
 
     def run(self, node: Callable[[], int]) -> int:
@@ -103,7 +110,8 @@ class Supervisor:
             if self._stopping or code in (0, 2) or not served:
                 return self._last(code)
             why = _reason(code)
-            pause = self._budget.take(time.monotonic())
+            pause = self._budget.take(time.monotonic(), in_hand=self._in_hand[0] == 1)
+            self._in_hand[0] = 0
             if pause is None:
                 self._log.error("stopping", why=f"{why}, after {self._budget.most} new starts")
                 return 1
@@ -115,6 +123,10 @@ class Supervisor:
     def serves(self) -> None:
         """In the node's process: it has loaded."""
         os.write(self._serves, b"r")
+
+    def in_hand(self, some: bool) -> None:
+        """In the node's process: it has a request, or none now."""
+        self._in_hand[0] = int(some)
 
     def _wait(self) -> int:
         """The exit code of the node. A wait for the process alone would miss a signal that comes

@@ -150,7 +150,10 @@ class TextService:
         *,
         most: int,
         totals: Totals | None = None,
+        reading: Callable[[bool], None] = lambda some: None,
     ) -> None:
+        """``reading`` is told when requests are being read, and when none is any more."""
+        self._reading = reading
         self.totals = totals or Totals(lambda: 0.0)
         self._config = config
         self._tokenizer = tokenizer
@@ -283,8 +286,10 @@ class TextService:
             and not submit.constraint.grammar
             and not (submit.prompt_only and len(submit.prompt_ids) > SHORT_GIVEN)
         )
+        self._reading(True)
         if short and all(one.client is not client for one in self._pending.values()):
             self._begin(pending, self._ready(pending, self._on_loop))
+            self._reading(bool(self._pending))
             return
         self._pending[number] = pending
         done, failed = partial(self._done, number), partial(self._done, number, FAILED)
@@ -300,6 +305,7 @@ class TextService:
         pending = self._pending.pop(number, None)
         if pending is not None and found is not None:
             self._begin(pending, found)
+        self._reading(bool(self._pending))
         self._tell_drained()
 
     def _ready(self, pending: PendingRequest, read: Tokenize) -> _Ready | Refusal:
