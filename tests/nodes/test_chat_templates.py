@@ -65,13 +65,21 @@ def test_a_template_that_refuses(template: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_request_names_a_template_and_brings_none() -> None:
+    said = [{"role": "user", "content": "y"}]
+    chat = {"messages": said, "tools": None, "options": {"chat_template": "{{ 1 }}"}}
+    with pytest.raises(
+        ValueError, match=r"^the target has no chat template '\{\{ 1 \}\}'; there are"
+    ):
+        load_tokenizer(BUNDLED_TARGET, "{{ messages }}").prompt(json.dumps(chat))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("tokenize", True),
         ("padding", "max_length"),
         ("max_length", 10**9),
-        ("chat_template", "{{ 1 }}"),
         ("tokenizer_kwargs", {"padding": "max_length"}),
         ("conversation", []),
     ],

@@ -129,6 +129,7 @@ def _line(
         (["--system", "x", "--no-chat"], "--system needs the chat template; leave out --no-chat"),
         (["--system", "x", "--raw"], "--system needs the chat template; leave out --no-chat"),
         (["--system", "\udcff"], "--system is not UTF-8 text"),
+        (["--regex", "a\udcff"], "--regex is not UTF-8 text"),
         (["--seed", "-1"], "--seed is -1"),
         (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be 1 to 2147483647"),
         (["--concurrency", "0"], "--concurrency is 0; it must be at least 1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from asyncspec.backend.chat_templates import ARGUMENT, by_name, chosen, used
 from asyncspec.backend.tokenizer import conversation
 from asyncspec.core.errors import CheckpointError, first_line
 
@@ -38,10 +40,10 @@ class HFTokenizer:
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self._template = template or tokenizer.chat_template
-        self.has_template = self._template is not None
+        self._templates = by_name(template or tokenizer.chat_template)
+        self.has_template = bool(self._templates)
         takes = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = takes.keys() - _OF_USERS
+        self._reserved = takes.keys() - _OF_USERS - {ARGUMENT}
         added = tokenizer.added_tokens_decoder
         self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -68,17 +70,19 @@ class HFTokenizer:
         return tuple(self._tokenizer(self.prompt(chat), add_special_tokens=False)["input_ids"])
 
     def prompt(self, chat: str) -> str:
-        if self._template is None:
+        if not self._templates:
             raise ValueError(
                 "the target's tokenizer has no chat template; ask for a plain completion (run "
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
         messages, tools, options = conversation(chat, self._reserved)
+        name = options.pop(ARGUMENT, None)
+        template = chosen(self._templates, name, tools=bool(tools))
         try:
             text: str = self._tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
-                chat_template=self._template,
+                chat_template=template,
                 tokenize=False,
                 **{"add_generation_prompt": True, **options},
             )
@@ -89,10 +93,7 @@ class HFTokenizer:
 
     @property
     def template(self) -> str:
-        found = self._template
-        if isinstance(found, dict):  # several, by name
-            return "".join(map(str, found.values()))
-        return found or ""
+        return used(self._templates)
 
     def decode(self, ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
@@ -139,7 +140,7 @@ def token_ids(directory: Path) -> dict[str, int]:
             f"{directory} has no tokenizer.json; save its tokenizer in the fast format"
         )
     try:
-        content = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        content = msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8), type=dict[str, Any])
         vocab = content["model"]["vocab"]
         if isinstance(vocab, list):  # Unigram: (token, score) in order of id
             vocab = {entry[0]: i for i, entry in enumerate(vocab)}

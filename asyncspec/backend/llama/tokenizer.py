@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from asyncspec.backend.chat_templates import ARGUMENT, by_name, chosen, used
 from asyncspec.backend.llama.cut import VirtualFile
 from asyncspec.backend.llama.library import load_model
 from asyncspec.backend.llama.target import OpenTarget, control_tokens, vocabulary
@@ -37,7 +38,7 @@ class LlamaTokenizer:
             "tokenizer.ggml.add_space_prefix",
             self._bound.llama_vocab_type(self._vocab) == _SENTENCEPIECE,
         )
-        self._template = template or model.get("tokenizer.chat_template")
+        self._templates = by_name(template) or _templates(model)
         self._names = {
             f"{name}_token": self.spell(token).decode(errors="replace")
             for name in ("bos", "eos", "unknown", "padding")
@@ -46,7 +47,7 @@ class LlamaTokenizer:
 
     @property
     def has_template(self) -> bool:
-        return self._template is not None
+        return bool(self._templates)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """See ``Tokenizer``, with the special tokens that the file says begin a text."""
@@ -63,19 +64,19 @@ class LlamaTokenizer:
 
     @property
     def template(self) -> str:
-        return self._template or ""
+        return used(self._templates)
 
     def render(self, chat: str) -> tuple[int, ...]:
         return self._encoded(self.prompt(chat), special=False)
 
     def prompt(self, chat: str) -> str:
-        if self._template is None:
+        if not self._templates:
             raise ValueError(
                 "the target's file has no chat template; ask for a plain completion (run "
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
         try:
-            return _rendered(self._template, chat, self._names)
+            return _rendered(self._templates, chat, self._names)
         except Exception as error:  # a template is a foreign program
             why = first_line(error)
             raise ValueError(f"the chat template refuses these messages: {why}") from error
@@ -122,8 +123,16 @@ def _filled(put: Callable[[Any, int], int], size: int) -> bytes:
     return buffer.raw[:count]
 
 
-def _rendered(template: str, chat: str, names: dict[str, str]) -> str:
-    """A conversation by a Jinja template, up to where the assistant speaks."""
+def _templates(model: Any) -> dict[str, str]:
+    """Those of a file: one, and more by name."""
+    names = model.get("tokenizer.chat_templates") or ()
+    more = {name: model.get(f"tokenizer.chat_template.{name}") for name in names}
+    found = by_name(model.get("tokenizer.chat_template"))
+    return found | {name: text for name, text in more.items() if text}
+
+
+def _rendered(templates: Mapping[str, str], chat: str, names: dict[str, str]) -> str:
+    """A conversation by one of some Jinja templates, up to where the assistant speaks."""
     from jinja2.exceptions import TemplateError
 
     def refuse(why: str) -> None:
@@ -134,6 +143,7 @@ def _rendered(template: str, chat: str, names: dict[str, str]) -> str:
 
     own = {"raise_exception": refuse, "strftime_now": now, **names}
     messages, tools, options = conversation(chat, {"messages", "tools", *own})
+    template = chosen(templates, options.pop(ARGUMENT, None), tools=bool(tools))
     said = {"messages": messages, "tools": tools, "add_generation_prompt": True, **options}
     return str(_compiled(template).render({**said, **own}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -115,11 +116,13 @@ def add_arguments(parser: Parser) -> None:
 def _grammar(arguments: argparse.Namespace) -> str:
     """Of ``--json-schema`` or ``--regex``. Raises ``UserError``."""
     if arguments.regex is not None:
+        if not is_utf8(arguments.regex):
+            raise UserError("--regex is not UTF-8 text")
         return text_of_grammar.of_regex(arguments.regex)
     if (file := arguments.json_schema) is None:
         return ""
     try:
-        schema = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        schema = msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8), type=dict[str, Any])
     except (OSError, ValueError) as error:
         raise UserError(f"--json-schema: {file} is no JSON schema: {error}") from None
     return text_of_grammar.of_schema(schema)

@@ -62,7 +62,9 @@ def _prompt(path: Path, number: int, text: str) -> Prompt:
 def read_text(path: Path) -> str:
     """The text of a file, or of standard input for ``-``. Raises ``UserError``."""
     with reading(str(path)):
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        if str(path) == "-":
+            return sys.stdin.read().removeprefix("\ufeff")
+        return path.read_text(encoding="utf-8-sig")
 
 
 class Conversation:

@@ -24,6 +24,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_TARGET,
     LOOKUPS_ALONE,
     NGRAM,
+    parts,
 )
 from asyncspec_nodes.cluster.config import Config, DraftTable
 from asyncspec_nodes.cluster.control_groups import available_memory
@@ -130,7 +131,7 @@ def chosen(draft: DraftTable, choice: Choice) -> DraftTable:
 
 def source_name(draft: DraftTable) -> str:
     """A source without the folders of its parts."""
-    return "+".join(Path(part).name or part for part in draft.source.split("+"))
+    return "+".join(Path(part).name or part for part in parts(draft.source))
 
 
 def described(draft: DraftTable) -> str:

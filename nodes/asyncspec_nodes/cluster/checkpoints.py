@@ -35,9 +35,27 @@ HYBRID = "hybrid"
 """The bundled draft model and n-gram lookup, in one tree."""
 
 
+def _split(name: str) -> tuple[str, ...]:
+    """At each plus that is not a part of a path that exists; the longest such path counts."""
+    pieces, found = name.split("+"), list[str]()
+    while pieces:
+        joined = ("+".join(pieces[:count]) for count in range(len(pieces), 1, -1))
+        path = next((text for text in joined if _exists(text.removeprefix(EAGLE))), pieces[0])
+        found.append(path)
+        pieces = pieces[path.count("+") + 1 :]
+    return tuple(found)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # no path at all
+        return False
+
+
 def parts(name: str) -> tuple[str, ...]:
     """The names of the sources in a mix. Raises ``UserError`` for an impossible mix."""
-    found = tuple(name.split("+"))
+    found = _split(name)
     if len(found) == 1:
         return found
     wrong = next((part for part in found if not part or part in (NONE, HYBRID, AUTO)), None)
@@ -103,4 +121,4 @@ def read_template(name: str | None) -> str | None:
         return name and _PLAIN
     path = expanded(name)
     with reading(f"the chat template {name}"):
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")

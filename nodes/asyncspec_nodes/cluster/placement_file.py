@@ -39,7 +39,7 @@ def write(
     if path.exists():
         _check_same(path, planned)
         with reading(f"the cluster file {path}"):
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         try:
             text = _changed(text, placement, addresses)
             parse(text)

@@ -21,7 +21,7 @@ T = TypeVar("T")
 def load(path: Path, what: str, parse: Callable[[str], T]) -> T:
     """``what`` in a file, parsed. Raises ``UserError`` that names the file."""
     with reading(f"{what} {path}"):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     try:
         return parse(text)
     except UserError as error:

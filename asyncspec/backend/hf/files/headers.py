@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -129,20 +130,17 @@ class _Index(Struct):
 def read_index(index: Path) -> dict[str, str]:
     """The file of every tensor, by the tensor's name. Raises ``CheckpointError``."""
     try:
-        return msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+        return msgspec.json.decode(
+            index.read_bytes().removeprefix(BOM_UTF8), type=_Index
+        ).weight_map
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{index} cannot be read ({error}); download it again") from error
 
 
 def select_indexed(index: Path, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The tensors that an index names. Raises ``CheckpointError`` where one is missing."""
-    names = read_index(index)
-    if missing := sorted(names.keys() - found.keys()):
-        raise CheckpointError(
-            f"{index} names the tensor {missing[0]!r}, which no file holds; "
-            "download the checkpoint again"
-        )
-    return {name: found[name] for name in names}
+    """The tensors that an index names, as far as files hold them: some conversions leave out what
+    no layer reads. Raises ``CheckpointError``."""
+    return {name: found[name] for name in read_index(index) if name in found}
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
