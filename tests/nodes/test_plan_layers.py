@@ -57,6 +57,11 @@ def test_layers_go_by_speed_and_the_rest_is_printed(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert "predicted: 8.1 tokens/s plain" in text
     assert "with flow" in text
+    several, alone = text.splitlines()[-2:]
+    assert several.startswith("best where 16 ask at a time: slow 0-1, fast 2-7; one alone gets ")
+    assert alone.startswith("best where one asks (--best-for answer): ")
+    rates = [float(line.rpartition(" gets ")[2].split()[0]) for line in (several, alone)]
+    assert rates[0] <= rates[1]
     found = answer(capsys, *TARGET, *two, "--best-for", "plain")
     assert spans(found) == {"fast": (0, 8)}
     assert found["left_out"] == ["slow"]

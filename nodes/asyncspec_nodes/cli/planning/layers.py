@@ -59,6 +59,10 @@ class LayersPlan(Struct, frozen=True):
     prediction: Prediction | None
     policy: str
     draft: DraftModel
+    # Users at a time that the placement is for.
+    sessions: int = 1
+    # The best placement for one user, where that is not what was asked for.
+    alone: tuple[Placement, Prediction] | None = None
 
 
 def add_arguments(parser: Parser) -> None:
@@ -158,7 +162,17 @@ def run(arguments: argparse.Namespace) -> int:
         if not devices.untimed:
             speed = predict(found, policy, draft, shape, target.row_bytes)
     context = target.slots - placement.tree_slots(planned, arguments.policy, stages)
-    plan = LayersPlan(target, context, devices, found, ordered, speed, policy, draft)
+    alone = None
+    several = sessions > 1 and arguments.best_for == "throughput"
+    if speed is not None and several and not arguments.json:
+        with exit_on_interrupt():
+            single = placement.best_placement(
+                *where, speculative_rate(level, shape), Constraints(arguments.stages)
+            )
+            alone = single, predict(single, policy, draft, shape, target.row_bytes)
+    plan = LayersPlan(
+        *(target, context, devices, found, ordered, speed, policy, draft), sessions, alone
+    )
     if arguments.write is not None:
         placement_file.write(
             arguments.write, planned, found, devices.addresses, devices.draft_address
@@ -274,7 +288,23 @@ def table(plan: LayersPlan) -> str:
             f"(a draft whose first candidate is right in {plan.draft.top:.0%}, "
             f"{1000 * plan.draft.level_seconds:.2f} ms a level)"
         )
+    if speed is not None and plan.alone is not None:
+        single, faster = plan.alone
+        lines.append(
+            f"best where {plan.sessions} ask at a time: {_spans(plan.placement)}; one alone gets "
+            f"{speed.policy:.1f} tokens/s"
+        )
+        lines.append(
+            f"best where one asks (--best-for answer): {_spans(single)}; it gets "
+            f"{faster.policy:.1f} tokens/s"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _spans(placed: Placement) -> str:
+    """The devices with their layers, in order."""
+    stages = ((stage.device.name, *stage.layers) for stage in placed.stages)
+    return ", ".join(f"{name} {first}-{end - 1}" for name, first, end in stages)
 
 
 def _lack(untimed: Sequence[str]) -> str:
