@@ -32,6 +32,9 @@ async def test_ollama() -> None:
             9,
         )
         parts = [part async for part in await client.chat(**ask, stream=True)]
+        left = engine.asked[-1]
+        assert (left.temperature, left.top_k, left.top_p, left.min_p) == (0.8, 40, 0.95, 0.05)
+        assert {"temperature", "top_k", "top_p", "min_p"} <= set(left.unset)
         assert "".join(part.message.content or "" for part in parts) == "I look."
         assert parts[-1].done
         assert sum(len(part.message.tool_calls or ()) for part in parts) == 2

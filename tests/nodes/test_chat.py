@@ -7,16 +7,19 @@ import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.core.stats import MAX_BREAKS
 from asyncspec_nodes.cli import main
 from asyncspec_nodes.cli.chat import Chat
@@ -38,9 +41,9 @@ from asyncspec_nodes.client.chat import (
     StreamedAnswer,
     Talker,
 )
-from asyncspec_nodes.serving.requests import ChatText
+from asyncspec_nodes.serving.requests import ChatText, prepare
 from asyncspec_protocol.messages import Submit
-from toy_service import Toy, reference
+from toy_service import RULES, Toy, reference
 
 
 @given(st.text())
@@ -205,6 +208,35 @@ async def test_both_ways_lead_to_the_same_answer() -> None:
             await HttpTalker(toy.url).__aenter__()
         with pytest.raises(UserError, match="--model is x; there are toy"):
             await HttpTalker(toy.url, "secret", "x").__aenter__()
+
+
+@pytest.mark.asyncio
+async def test_chats_sample_as_llama_cpp_where_the_model_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over both ways; what the model recommends, and what the user sets, wins."""
+    asked: list[Sampling] = []
+    for recommended, settings, expected in (
+        (Defaults(), {}, (0.8, 40, 0.95, 0.05)),
+        (Defaults(temperature=0.6, min_p=0.0), {}, (0.6, 40, 0.95, 0.0)),
+        (Defaults(), {"temperature": 0.0, "top_k": 3}, (0.0, 3, 0.95, 0.05)),
+    ):
+        async with Toy("link", rules=replace(RULES, defaults=recommended)) as toy:
+            client = toy.engine.client  # type: ignore[union-attr]
+            async with HttpTalker(toy.url) as http:
+                for talker in (http, ClusterTalker(client, "toy")):
+                    with monkeypatch.context() as patch:
+
+                        def noted(submit: Submit, *rest: Any) -> Any:
+                            request = prepare(submit, *rest)
+                            asked.append(request.sampling)
+                            return request
+
+                        patch.setattr("asyncspec_nodes.serving.service.prepare", noted)
+                        async for _ in talker.answer([ChatText("user", "hi")], settings):
+                            pass
+                    found = asked[-1]
+                    assert (found.temperature, found.top_k, found.top_p, found.min_p) == expected
 
 
 @pytest.mark.asyncio

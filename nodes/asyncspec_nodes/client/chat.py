@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.core.stats import MAX_BREAKS
 from asyncspec_nodes.client.engine import (
@@ -26,7 +26,7 @@ from asyncspec_nodes.client.engine import (
     RESUME_SECONDS,
     ReconnectingEngine,
 )
-from asyncspec_nodes.serving.requests import ChatText, encode_chat
+from asyncspec_nodes.serving.requests import USUAL, ChatText, encode_chat, usually_sampled
 from asyncspec_protocol.clients import NODE_FAILURES
 from asyncspec_protocol.messages import Finished, Output, Submit
 from asyncspec_protocol.sampling import MAX_INT
@@ -92,7 +92,7 @@ class ClusterTalker:
             # Without a seed every answer is another one, as over HTTP.
             **asdict(replace(Sampling(temperature=1.0, seed=secrets.randbits(53)), **sampling)),
         )
-        async with aclosing(self._engine.ask(submit)) as events:
+        async with aclosing(self._engine.ask(usually_sampled(submit))) as events:
             async for event in events:
                 if isinstance(event, Output):
                     yield Piece(event.text, len(event.token_ids))
@@ -177,6 +177,7 @@ class HttpTalker:
             if self.name and self.name not in served:
                 raise UserError(f"--model is {self.name}; there are {', '.join(served)}")
             self.name = self.name or served[0]
+            self._usual = await self._usual_settings()
         except (KeyError, IndexError, TypeError):
             await self._http.close()
             raise UserError(
@@ -198,6 +199,15 @@ class HttpTalker:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise self._lost(error) from None
 
+    async def _usual_settings(self) -> Settings:
+        """What a service of ours leaves to its clients where its target recommends nothing; others
+        have defaults of their own."""
+        try:
+            recommended = (await self._get("/state"))["defaults"]
+        except (AsyncSpecError, KeyError, TypeError):
+            return {}
+        return {name: value for name, value in USUAL.given.items() if name not in recommended}
+
     def _lost(self, error: Exception) -> ClusterError:
         why = str(error) or "no answer in time"
         return ClusterError(f"the service at {self._url} cannot be reached ({why}); check --url")
@@ -212,6 +222,7 @@ class HttpTalker:
             "messages": messages,
             "stream": True,
             "return_details": True,
+            **self._usual,
             **{names.get(name, name): value for name, value in settings.items()},
         }
         answer = StreamedAnswer()

@@ -24,6 +24,7 @@ from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.http.api.parameters import whole
 from asyncspec_nodes.http.foreign.ollama_models import timestamp
+from asyncspec_nodes.serving.requests import usually_sampled
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Submit
 
@@ -109,7 +110,7 @@ class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             unloads = _NO_TIME.fullmatch(str(self.keep_alive)) is not None
             return OllamaLoaded(context, self.silence, "unload" if unloads else "load")
         chat = self.chat(context.facts)
-        return self.completion(chat, [chat.prepared(context)], context)
+        return self.completion(chat, [usually_sampled(chat.prepared(context))], context)
 
     def completion(
         self, chat: ChatRequest, submits: Sequence[Submit], context: RequestContext

@@ -2,12 +2,15 @@
 // choice to the model.
 
 const NUMBERS = { temperature: "temperature", top_p: "top-p", max_tokens: "most", seed: "seed" };
+// Where the model recommends nothing, as llama.cpp samples.
+const USUAL = { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05 };
 const at = (id) => document.getElementById(id);
 
 export class Settings {
   // `changed()` is called after every change.
   constructor(store, changed) {
     const kept = store.settings;
+    this.usual = USUAL;
     at("system").value = kept.system ?? "";
     for (const [name, id] of Object.entries(NUMBERS)) at(id).value = kept[name] ?? "";
     at("show-passes").checked = kept.passes ?? true;
@@ -51,7 +54,7 @@ export class Settings {
     const turns = messages
       .filter((message, i) => (message.role === "user" ? answered(i) : message.content))
       .map(({ role, content }) => ({ role, content }));
-    return { model, ...this.numbers, messages: system ? [{ role: "system", content: system }, ...turns] : turns };
+    return { model, ...this.usual, ...this.numbers, messages: system ? [{ role: "system", content: system }, ...turns] : turns };
   }
 
   // The first field with a value that cannot be sent, as a sentence; empty without one.
@@ -63,9 +66,11 @@ export class Settings {
     return `${at(id).labels[0].firstChild.textContent.trim()}: ${at(id).validationMessage}`;
   }
 
-  recommended({ temperature, top_p }) {
-    at("temperature").placeholder = temperature === undefined ? "1" : String(temperature);
-    at("top-p").placeholder = top_p === undefined ? "1" : String(top_p);
+  recommended(defaults) {
+    this.usual = Object.fromEntries(Object.entries(USUAL).filter(([name]) => defaults[name] === undefined));
+    const { temperature, top_p } = { ...USUAL, ...defaults };
+    at("temperature").placeholder = String(temperature);
+    at("top-p").placeholder = String(top_p);
   }
 
   askForKey() {
