@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from asyncspec.actor import silence, tcp
 from asyncspec.actor.silence import SilenceWatch
-from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.bandwidth import NEVER_PACK, BandwidthEstimator, should_pack
 from asyncspec.core.machine import TraceHook
+from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError, printable
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame

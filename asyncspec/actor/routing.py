@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from asyncspec.actor.link import Link
 from asyncspec.backend import row_compression
-from asyncspec.backend.base import Tensors, WireTensor
 from asyncspec.core.jobs import TensorRows
 from asyncspec.core.machine import Emit, Finish, Input, LinkDown, LinkUp, Received
+from asyncspec.core.tensors import Tensors, WireTensor
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank

@@ -19,7 +19,6 @@ from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.mesh import PLAIN, Address, Mesh, Security
 from asyncspec.actor.routing import Host, Incoming, LinkService, Outgoing
 from asyncspec.actor.watchdog import FLOOR_SECONDS, DeviceWatchdog
-from asyncspec.backend.base import Tensors
 from asyncspec.core import machine
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Batch, Forward, Job
@@ -33,6 +32,7 @@ from asyncspec.core.machine import (
     TimerFired,
     TraceHook,
 )
+from asyncspec.core.tensors import Tensors
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Fault, Hello

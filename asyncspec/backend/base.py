@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Meta, Struct
 
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import UserError
-from asyncspec.core.jobs import StageJob, TensorRows
+from asyncspec.core.jobs import StageJob
+from asyncspec.core.tensors import Tensors
 from asyncspec.source.base import TokenSource
 
 if TYPE_CHECKING:
@@ -59,35 +60,6 @@ def twin_quantize(source: str) -> Quantize | None:
     if source not in TWINS:
         raise UserError(f"there is no {source}; use {TWIN}:int4, {TWIN}:int8 or {TWIN}:none")
     return TWINS[source]
-
-
-def in_target(source: str) -> bool:
-    """Whether the target's backend loads a token source: a head, or what is in the target."""
-    return reads_features(source) or source.partition(":")[0] == TWIN
-
-
-def reads_features(source: str) -> bool:
-    """Whether a token source reads the target's hidden states."""
-    return source.startswith(EAGLE) or source == MTP
-
-
-class WireTensor(Struct, frozen=True):
-    """A tensor as it travels: raw bytes in C order, and what they mean."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-class Tensors(Protocol):
-    """A device's handles to bytes and back. Called from any thread."""
-
-    def pack(self, rows: TensorRows) -> WireTensor:
-        """Rows for the wire. The bytes must not change until they are sent."""
-
-    def unpack(self, tensor: WireTensor) -> object:
-        """The handle of received rows. Raises ``ValueError`` for a wrong dtype, width or size,
-        which the caller reports as the peer's protocol error."""
 
 
 class DeviceMemory(Struct, frozen=True):
@@ -234,7 +206,7 @@ class SourceSpec(Struct, frozen=True):
 
     # Without the names of mixes: a model, ``EAGLE`` and a head, ``MTP``, or a ``TWIN``.
     name: str
-    target: Any  # an OpenModel; of the same backend where ``in_target`` says so
+    target: Any  # an OpenModel; of the same backend for kinds that are ``loaded_by`` the target's
     dtype: DType = "auto"
     options: EngineOptions = DEFAULT_OPTIONS
 
@@ -298,6 +270,7 @@ def sampled_parts(file: Path, offset: int, size: int) -> list[FilePart]:
     return [FilePart(file, offset + at, length) for at in (0, last // 2, last)]
 
 
+@runtime_checkable
 class Backend(Protocol):
     """An implementation of models. Names of models are paths, Hub ids or ``BACKEND:...``, as in
     cluster files. Every method raises ``UserError`` (``CheckpointError`` for a model that cannot

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncspec.core.costs import DraftCost, LevelCache, StageCost
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, draft_jobs
-from asyncspec.sim.costs import DraftCost, LevelCache, StageCost
 from asyncspec_protocol.messages import Expand
 
 MAX_ABANDONED = 128

@@ -1,23 +1,19 @@
-"""Backends by name: packages with an object ``BACKEND`` (``base.Backend``), each with a line here.
-They are imported when first used, so that commands which load nothing start fast."""
+"""Backends by name, and the backend of a model's name. Packages register an object with the methods
+of ``base.Backend`` under the entry point group ``asyncspec.backends``."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
-from typing import cast
 
-from asyncspec.backend.base import Backend, in_target
+from asyncspec.backend.base import Backend
 from asyncspec.core.errors import UserError
+from asyncspec.registry import Registry
+from asyncspec.source.registry import kind_of
 
-MODULES: Mapping[str, str] = {
-    "hf": "asyncspec.backend.hf.backend",
-    "llama": "asyncspec.backend.llama.backend",
-    "toy": "asyncspec.backend.toy.backend",
-}
+BACKENDS: Registry[Backend] = Registry("asyncspec.backends", "backend", Backend)
+"""The installed backends."""
 
 DEFAULT, LLAMA = "hf", "llama"
 
@@ -27,13 +23,13 @@ _GGUF = re.compile(r"[.-]gguf([@:][^/]*)?", re.IGNORECASE)
 
 def backend(name: str) -> Backend:
     """The backend called ``name``."""
-    return cast("Backend", import_module(MODULES[name]).BACKEND)
+    return BACKENDS[name]
 
 
 def backend_name(model: str) -> str:
     """The name of a model's backend: its prefix ``BACKEND:``, else what kind of file it names."""
     prefix, colon, _ = model.partition(":")
-    if colon and prefix in MODULES:
+    if colon and prefix in BACKENDS:
         return prefix
     last = _without_revision(model).rpartition("/")[2]
     return LLAMA if (end := _GGUF.search(last)) and end.end() == len(last) else DEFAULT
@@ -68,4 +64,4 @@ def with_backend(model: str, name: str) -> str:
 
 def backend_of_source(source: str, target: str) -> Backend:
     """The backend of a token source: a head and a twin have their target's."""
-    return backend_of(target if in_target(source) else source)
+    return backend_of(target if kind_of(source).loaded_by == "target" else source)

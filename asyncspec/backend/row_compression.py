@@ -21,8 +21,8 @@ import timeit
 import numpy as np
 import numpy.typing as npt
 
-from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.tensors import WireTensor
 
 PACKED = "bfloat16-packed-2"
 """The dtype such a tensor has on the wire; its items are bytes."""

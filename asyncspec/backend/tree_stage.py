@@ -14,13 +14,14 @@ from typing import Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from asyncspec.backend import sampling
-from asyncspec.backend.base import CPU, DeviceMemory, Guarantee, ModelInfo, WireTensor
+from asyncspec.backend.base import CPU, DeviceMemory, Guarantee, ModelInfo
 from asyncspec.backend.reference import SESSION, chain
 from asyncspec.constraint.grammar import Grammars, PathMatcher, Tokens
 from asyncspec.core import jobs
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Admit, Batch, Forward, Release, Row, SamplerOutput, StageJob
 from asyncspec.core.sampling import Sampling, seen
+from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import ITEM_BYTES, MIN_LOG_PROB
 from asyncspec_protocol.messages import FINAL

@@ -21,3 +21,6 @@ class Autoregressive(Policy, frozen=True):
 
     def next_segment(self, view: View) -> tuple[NodeId, ...]:
         return view.unsent
+
+
+AUTOREGRESSIVE = Autoregressive()

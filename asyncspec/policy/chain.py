@@ -34,3 +34,7 @@ class Chain(Policy, frozen=True):
         if self.k == 1:
             return view.unsent[:1]
         return (*view.fresh_root, *view.drafted[: self.k])
+
+
+CHAIN = Chain()
+CHAIN_STREAMED = Chain(k=1)

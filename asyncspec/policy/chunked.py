@@ -63,3 +63,7 @@ def segment_size(count: int, pieces: int, longest: int) -> int:
     """Size of the next of ``pieces`` near-equal pieces of ``count`` items, larger ones first, at
     most ``longest``."""
     return min(longest, -(-count // max(1, pieces)))
+
+
+CHUNKED = Chunked()
+PRUNED = Chunked(early=True)

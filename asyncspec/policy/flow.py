@@ -394,3 +394,6 @@ def _better_later(
     delay = max(0.0, rate.period - known.draft_seconds)
     lost = rate.tokens_per_second * delay * worthwhile[leaf]
     return sum([worthwhile[node] for node in chosen]) < lost
+
+
+FLOW = Flow()

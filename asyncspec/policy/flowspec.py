@@ -93,3 +93,7 @@ class FlowSpec(Policy, frozen=True):
             return next_piece(view, longest, self._pieces, scored=self.sbd)
         order = (by_score if self.sbd else by_level)(view.tree, view.drafted)
         return (*view.fresh_root, *order[: min(self.l_exp, view.max_rows)])
+
+
+FLOWSPEC_NO_SBD = FlowSpec(sbd=False)
+FLOWSPEC = FlowSpec()

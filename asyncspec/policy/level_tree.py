@@ -122,3 +122,9 @@ def within_top_p(tree: TokenTree, node: NodeId, output: TargetOutput, top_p: flo
         mass += math.exp(log_prob)
     inside = [c for c in trees.children(tree, node) if tree.nodes[c].token in allowed]
     return tree.nodes[by_score(tree, inside)[0]].token if inside else output.token
+
+
+PIPEDEC = LevelTree(width=32, children=16)
+SPECPIPE = LevelTree(width=64, children=8)
+LOSSY_RELAXED = LevelTree(width=64, children=8, lossy="relaxed")
+LOSSY_TOP_P = LevelTree(width=64, children=8, lossy="top-p")

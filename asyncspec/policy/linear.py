@@ -79,3 +79,6 @@ class Linear(Policy, frozen=True):
         likely = min(nodes[node].score for node in view.deepest) >= MIN_LOG_CHANCE
         enough = len(view.drafted) > (view.draft_length or self.length)
         return 1 if likely and not enough and view.levels < view.levels_left else 0
+
+
+DIP_SD = Linear()

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import msgspec
 
 from asyncspec.core.errors import InputProblem, UserError, did_you_mean
-from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
-from asyncspec.policy.chain import Chain
-from asyncspec.policy.chunked import Chunked
-from asyncspec.policy.flow import Flow
-from asyncspec.policy.flowspec import FlowSpec
-from asyncspec.policy.level_tree import LevelTree
-from asyncspec.policy.linear import Linear
-from asyncspec.policy.static_tree import StaticTree
+from asyncspec.registry import Registry
 
 MAX_SPEC = 256
 """Characters of a name with its parameters: users send them, and each step may look at all."""
 
 
-class PolicyRegistry(Mapping[str, Policy]):
+class PolicyRegistry(Registry[Policy]):
     """A mapping from names to policies; a name may be followed by parameters. The values of a list
     are joined by ``x``: ``static-tree:branching=2x2x1``."""
-
-    def __init__(self, named: Mapping[str, Policy]) -> None:
-        self._named = dict(named)
 
     def __getitem__(self, spec: str) -> Policy:
         """Raises ``UserError`` for invalid parameters, ``KeyError`` for an unknown name."""
         if len(spec) > MAX_SPEC:
             raise UserError(f"a policy with its parameters has at most {MAX_SPEC} characters")
         name, _, changes = spec.partition(":")
-        policy = self._named[name]
+        policy = super().__getitem__(name)
         changed = _changed(name, policy, changes) if changes else policy
         if bool(changed.top_logprobs) != bool(policy.top_logprobs):
             kind = "lossy" if policy.top_logprobs else "lossless"
@@ -42,12 +31,6 @@ class PolicyRegistry(Mapping[str, Policy]):
                 f"policy {name} is {kind} and stays so; asyncspec policies lists others"
             )
         return changed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._named)
-
-    def __len__(self) -> int:
-        return len(self._named)
 
     def __contains__(self, spec: object) -> bool:
         return isinstance(spec, str) and self.problem(spec) is None
@@ -65,27 +48,13 @@ class PolicyRegistry(Mapping[str, Policy]):
         return None
 
 
-POLICIES = PolicyRegistry(
-    {
-        "autoregressive": Autoregressive(),
-        "chain": Chain(),
-        "chain-streamed": Chain(k=1),
-        "static-tree": StaticTree(),
-        "chunked": Chunked(),
-        "pruned": Chunked(early=True),
-        "pipedec": LevelTree(width=32, children=16),
-        "specpipe": LevelTree(width=64, children=8),
-        "flowspec-no-sbd": FlowSpec(sbd=False),
-        "flowspec": FlowSpec(),
-        "flow": Flow(),
-        "dip-sd": Linear(),
-        "lossy-relaxed": LevelTree(width=64, children=8, lossy="relaxed"),
-        "lossy-top-p": LevelTree(width=64, children=8, lossy="top-p"),
-    }
-)
+POLICIES = PolicyRegistry("asyncspec.policies", "policy", Policy)
+"""The installed policies."""
 
-LOSSLESS = tuple(name for name, policy in POLICIES.items() if not policy.top_logprobs)
-"""Policies whose text is what the target alone would have written."""
+
+def lossless() -> tuple[str, ...]:
+    """Names of the policies whose text is what the target alone would have written."""
+    return tuple(name for name, policy in POLICIES.usable()[0].items() if not policy.top_logprobs)
 
 
 def split(names: str) -> list[str]:

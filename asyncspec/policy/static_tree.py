@@ -46,3 +46,6 @@ def _size(widths: Sequence[int]) -> int:
         level *= width
         size += level
     return size
+
+
+STATIC_TREE = StaticTree()

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncspec.backend.base import Tensors
 from asyncspec.core import machine
 from asyncspec.core.jobs import Batch, DraftBatch, Forward, Job, TensorRows, draft_jobs
 from asyncspec.core.machine import (
@@ -24,6 +23,7 @@ from asyncspec.core.machine import (
     Task,
     TraceHook,
 )
+from asyncspec.core.tensors import Tensors
 from asyncspec.sim.costs import CostModel, Costs
 from asyncspec.sim.network import Network, VirtualClock
 from asyncspec_protocol.errors import LocalProtocolError

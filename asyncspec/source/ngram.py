@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from asyncspec.core.errors import UserError
 from asyncspec.source.lookup import LookupSource, LookupText
+from asyncspec.source.registry import SourceKind
 
 TOKEN_BYTES = 320
 """Memory of a token of a session: of code, prose and numbers without order it is less."""
@@ -82,3 +84,12 @@ class NGramSource(LookupSource[_Text]):
 
     def __init__(self, shortest: int = 2, longest: int = 6) -> None:
         super().__init__(lambda _: _Text(shortest, longest))
+
+
+def _make(argument: str) -> NGramSource:
+    if argument:
+        raise UserError(f"ngram takes no setting; write ngram instead of ngram:{argument}")
+    return NGramSource()
+
+
+NGRAM = SourceKind(make=_make, token_bytes=TOKEN_BYTES)

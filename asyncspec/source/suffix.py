@@ -12,7 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import count
 
+from asyncspec.core.errors import UserError
 from asyncspec.source.lookup import LookupSource, LookupText
+from asyncspec.source.registry import SourceKind
 from asyncspec_protocol.ids import SessionId
 
 INDEXED = (6, 2)
@@ -165,3 +167,17 @@ class SuffixSource(LookupSource[_Text]):
             _, text = self._sessions[session]
             self.earlier.add(text.tenant, text.tokens[text.prompt_length :])
         super().release(session)
+
+
+def _make(argument: str) -> SuffixSource:
+    if argument:
+        raise UserError(f"suffix takes no setting; write suffix instead of suffix:{argument}")
+    return SuffixSource()
+
+
+SUFFIX = SourceKind(
+    make=_make,
+    remembers=True,
+    token_bytes=TOKEN_BYTES,
+    shared_bytes=MAX_TOKENS * TOKEN_BYTES,
+)

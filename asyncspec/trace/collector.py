@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import LinkService, Senders
 from asyncspec.actor.runtime import Runtime
-from asyncspec.backend.base import WireTensor
+from asyncspec.core.tensors import WireTensor
 from asyncspec.trace import records
 from asyncspec.trace.masking import Mask
 from asyncspec.trace.recorder import Recorder

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 
 from actor.local_cluster import bound, hello
 from asyncspec.actor.link import CLOSED, OWN_ERROR, Link, LinkOptions
-from asyncspec.backend.base import WireTensor
 from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame

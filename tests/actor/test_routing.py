@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from actor.local_cluster import hello
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import Host, Incoming, LinkService, Outgoing, Senders
-from asyncspec.backend.base import WireTensor
 from asyncspec.backend.row_compression import PACKED
 from asyncspec.core.jobs import TensorRows
 from asyncspec.core.machine import Input, LinkDown, LinkUp, Received
+from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame

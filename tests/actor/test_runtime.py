@@ -12,12 +12,12 @@ import pytest
 import uvloop
 
 from actor.local_cluster import LocalCluster
-from asyncspec.backend.base import WireTensor
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Cancelled, Received
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
+from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import FINAL, Verdict
 from cluster import ask

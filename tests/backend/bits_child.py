@@ -14,7 +14,7 @@ set_thread_count(int(sys.argv[1]))
 
 import torch  # noqa: E402
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint  # noqa: E402
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint  # noqa: E402
 from backend.probe import (  # noqa: E402
     cut,
     same_bits,

@@ -18,7 +18,7 @@ def one_thread() -> None:
     """Torch computes in the calling thread alone, and transformers keeps quiet."""
     import torch
 
-    from asyncspec.backend.hf.process import quiet_transformers
+    from asyncspec.plugins.hf.kernels.process import quiet_transformers
 
     torch.set_num_threads(1)
     quiet_transformers()

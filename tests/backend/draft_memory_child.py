@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from asyncspec.backend.base import Quantize
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import load_draft
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.draft_model import load_draft
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand
 from backend.memory_child import MIB, peak

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from asyncspec.backend.base import LoadedSource, WireTensor
-from asyncspec.backend.hf.dflash.source import DFlashSource
-from asyncspec.backend.hf.eagle.source import EagleSource
-from asyncspec.backend.hf.wire import select
+from asyncspec.backend.base import LoadedSource
 from asyncspec.core.jobs import DraftResult, FeatureJob, Feed, TensorRows
+from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.hf.heads.dflash.source import DFlashSource
+from asyncspec.plugins.hf.heads.eagle.source import EagleSource
+from asyncspec.plugins.hf.model.wire import select
 from asyncspec.sim.costs import Costs
 from asyncspec_protocol.ids import SessionId
 from backend.stage_cluster import LoadedTarget, StageCluster

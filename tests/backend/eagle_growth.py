@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from asyncspec.backend.hf.dflash.source import DFlashSource
-from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.tree import Grown
+from asyncspec.plugins.hf.heads.dflash.source import DFlashSource
+from asyncspec.plugins.hf.heads.eagle.source import EagleSource
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 

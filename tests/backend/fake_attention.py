@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from asyncspec.backend.hf.attention import AttentionParams, TreeMask
+from asyncspec.plugins.hf.attention.attention import AttentionParams, TreeMask
 
 
 class Mixing(TreeMask):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from asyncspec.backend.hf.device import Accelerator, Device
-from asyncspec.backend.hf.optimized.captured import CapturedLayer
-from asyncspec.backend.hf.shard import Shard
+from asyncspec.plugins.hf.kernels.device import Accelerator, Device
+from asyncspec.plugins.hf.model.optimized.captured import CapturedLayer
+from asyncspec.plugins.hf.model.shard import Shard
 
 
 class FakeGpu(Accelerator):

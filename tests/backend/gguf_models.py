@@ -17,8 +17,8 @@ pytest.importorskip("llama_cpp.llama_cpp", reason='needs the extra "llama": make
 
 import gguf
 
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
-from asyncspec.backend.llama.target import OpenTarget
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.target import OpenTarget
 from backend.stage_cluster import LoadedTarget
 from tools.check_device.convert import add_matrix, convert, finish, quantise
 
@@ -256,7 +256,7 @@ def own_greedy(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int]
 
 def own_logits(path: Path, prompt: Sequence[int], count: int) -> tuple[list[int], Any]:
     """The same text, and the logits [count, vocab] of its tokens."""
-    from asyncspec.backend.llama.library import bindings
+    from asyncspec.plugins.llama.library import bindings
 
     bound = bindings()
     parameters = bound.llama_model_default_params()

@@ -15,8 +15,8 @@ pytest.importorskip("llama_cpp.llama_cpp", reason='needs the extra "llama": make
 import gguf
 from gguf import TokenType
 
-from asyncspec.backend.hf.tokenizer import BYTE_OF_LETTER
-from asyncspec.backend.llama.target import OpenTarget, open_target
+from asyncspec.plugins.hf.checkpoint.tokenizer import BYTE_OF_LETTER
+from asyncspec.plugins.llama.target import OpenTarget, open_target
 
 __all__ = ["TokenType"]
 

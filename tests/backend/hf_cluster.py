@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from asyncspec.backend.base import Quantize
-from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.stage import HFStage, load_stage
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.model.stage import HFStage, load_stage
 from backend.stage_cluster import LoadedTarget
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import asyncspec_nodes.node.command
 import asyncspec_nodes.node.process  # noqa: F401
 from asyncspec.backend.base import EngineOptions, StageOptions, StageSpec
-from asyncspec.backend.llama.backend import BACKEND
 from asyncspec.backend.reference import SESSION, chain
 from asyncspec.core.jobs import Admit, Compact
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.llama.backend import BACKEND
 
 SLOTS, WIDE = 540, 60
 PRUNED = 20

@@ -15,8 +15,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import LoadedSource
-from asyncspec.backend.hf.dflash.source import DFlashSource
-from asyncspec.backend.hf.eagle.source import EagleSource
 from asyncspec.backend.reference import decode
 from asyncspec.backend.tree_stage import TreeStage
 from asyncspec.constraint.grammar import Grammars, Vocabulary
@@ -25,7 +23,9 @@ from asyncspec.core.jobs import Batch, Forward, Job, Release, draft_jobs
 from asyncspec.core.machine import Abandon, Effect, Input, Received
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy.registry import LOSSLESS
+from asyncspec.plugins.hf.heads.dflash.source import DFlashSource
+from asyncspec.plugins.hf.heads.eagle.source import EagleSource
+from asyncspec.policy.registry import lossless
 from asyncspec.source.hybrid import HybridSource
 from asyncspec_nodes.roles.verify.session import survivors
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
@@ -102,7 +102,7 @@ def cells() -> list[Cell]:
 
 def _pairs() -> list[Cell]:
     found = []
-    for p, policy in enumerate(LOSSLESS):
+    for p, policy in enumerate(lossless()):
         for s, source in enumerate((*SOURCES, *HEADS)):
             kinds = (DRAWS, PENALISED) if source in SOURCES else (DRAWS,)
             for k, draws in enumerate(map(tuple, kinds)):
@@ -114,17 +114,17 @@ def _pairs() -> list[Cell]:
 
 
 def _all_cells() -> list[Cell]:
-    whole = product(LOSSLESS, SOURCES, DRAWS, STAGES)
+    whole = product(lossless(), SOURCES, DRAWS, STAGES)
     some = (
         (policy, source, draws, STAGES[i % len(STAGES)])
         for i, (policy, source, draws) in enumerate(
-            (*product(LOSSLESS, SOURCES, PENALISED), *product(LOSSLESS, HEADS, DRAWS))
+            (*product(lossless(), SOURCES, PENALISED), *product(lossless(), HEADS, DRAWS))
         )
     )
     sources = (*HEADS, *SOURCES)
     forms = (
         (policy, sources[i % len(sources)], draws, STAGES[i % len(STAGES)])
-        for i, (policy, draws) in enumerate(product(LOSSLESS, CONSTRAINED))
+        for i, (policy, draws) in enumerate(product(lossless(), CONSTRAINED))
     )
     return [Cell(*one) for one in (*whole, *some, *forms)]
 

@@ -8,10 +8,10 @@ import psutil
 import torch
 
 from asyncspec.backend.base import Quantize
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.core.jobs import Admit, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.model.stage import HFStage, load_stage
 from asyncspec_protocol.ids import SegmentId, SessionId
 
 MIB = 1 << 20

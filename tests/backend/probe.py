@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from asyncspec.backend.base import Mode, Quantize
-from asyncspec.backend.hf.checkpoint import Checkpoint
-from asyncspec.backend.hf.device import CPU, Device
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.backend.tree_stage import Session
 from asyncspec.core.jobs import Forward
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.device import CPU, Device
+from asyncspec.plugins.hf.model.stage import HFStage, load_stage
 from backend.conformance import Walk, sequential
 
 

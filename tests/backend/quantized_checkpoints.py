@@ -16,7 +16,7 @@ from msgspec import Struct
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from asyncspec.backend.hf.files.headers import SINGLE
+from asyncspec.plugins.hf.checkpoint.files.headers import SINGLE
 
 Stored = dict[str, Tensor]
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from asyncspec.backend.draft_trie import Trie
-from asyncspec.backend.hf.attention import AttentionParams, TreeMask
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.stage import HFStage
 from asyncspec.core.jobs import Admit, Forward, Row
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.attention.attention import AttentionParams, TreeMask
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.draft_model import load_draft
+from asyncspec.plugins.hf.model.stage import HFStage
 from asyncspec_protocol.ids import SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand
 from backend.conformance import SESSION

@@ -11,16 +11,16 @@ from random import Random
 import pytest
 import torch
 
-from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu import capabilities, dense, half_precision
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.optimized.arrays import ArrayLayer
-from asyncspec.backend.hf.optimized.graphs import close
-from asyncspec.backend.hf.optimized.layers import OptimizedLayer
-from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.stage import capture_hidden_states
 from asyncspec.backend.tree_stage import Abandoned
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu import capabilities, dense, half_precision
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.model import shard as shards
+from asyncspec.plugins.hf.model.optimized.arrays import ArrayLayer
+from asyncspec.plugins.hf.model.optimized.graphs import close
+from asyncspec.plugins.hf.model.optimized.layers import OptimizedLayer
+from asyncspec.plugins.hf.model.shard import Shard, load_shard
+from asyncspec.plugins.hf.model.stage import capture_hidden_states
 from backend.conformance import Walk, sequential
 from backend.fake_attention import Mixing
 from backend.probe import Probe, cut

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import self_test
-from asyncspec.backend.hf.cache import ONES, LayerShape
-from asyncspec.backend.hf.kernels.cpu.capabilities import RowTiles
-from asyncspec.backend.hf.kernels.cpu.half_precision import query_key_products
-from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.self_test import row_tiles_of
 from asyncspec.core.kv_slots import BLOCK
+from asyncspec.plugins.hf.attention.cache import ONES, LayerShape
+from asyncspec.plugins.hf.kernels.cpu.capabilities import RowTiles
+from asyncspec.plugins.hf.kernels.cpu.half_precision import query_key_products
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.model import self_test
+from asyncspec.plugins.hf.model.self_test import row_tiles_of
 from backend.probe import same_bits_in_child
 from effort import NIGHTLY
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from asyncspec.backend.draft_trie import Trie
-from asyncspec.backend.hf.attention import TreeAttention
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import DraftModel, load_draft
-from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.jobs import DraftBatch, Feed, Release, TensorRows
+from asyncspec.plugins.hf.attention.attention import TreeAttention
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.draft_model import DraftModel, load_draft
+from asyncspec.plugins.hf.heads.eagle.source import EagleSource, load_eagle
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_protocol.messages import Expand, Expanded

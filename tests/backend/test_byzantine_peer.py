@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.stage import HFStage
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
-from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.tree_stage import TreeStage
 from asyncspec.core.jobs import Release
+from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.model.shard import Shard, load_shard
+from asyncspec.plugins.hf.model.stage import HFStage
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.target import open_target
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import Segment
 from nodes.byzantine_peer import connected_stage, send_arbitrary_messages

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.cache import CacheShape, KVCache, uniform_shape
 from asyncspec.core.kv_slots import BLOCK
+from asyncspec.plugins.hf.attention.cache import CacheShape, KVCache, uniform_shape
 
 pytestmark = pytest.mark.torch
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.files.hub import locate
-from asyncspec.backend.hf.model_config import inspect_checkpoint
-from asyncspec.backend.hf.stage import load_stage
-from asyncspec.backend.hf.tokenizer import check_vocab
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, ClusterError, UserError
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint, resolve_dtype
+from asyncspec.plugins.hf.checkpoint.files.hub import locate
+from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
+from asyncspec.plugins.hf.checkpoint.tokenizer import check_vocab
+from asyncspec.plugins.hf.model.stage import load_stage
 from backend.probe import cut
 from backend.tiny import LAYERS, VOCAB, generated
 
@@ -67,8 +67,8 @@ def test_inspecting_needs_no_torch(mine: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from asyncspec.backend import draft_trie\n"
-        "from asyncspec.backend.hf import backend, process\n"
-        "from asyncspec.backend.hf.files import headers\n"
+        "from asyncspec.plugins.hf import backend, process\n"
+        "from asyncspec.plugins.hf.checkpoint.files import headers\n"
         f"backend.BACKEND.inspect({str(mine)!r})\n"
         f"headers.list_tensors(Path({str(mine)!r}))\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"

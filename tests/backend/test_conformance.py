@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend.base import StageBackend
-from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec_protocol.ids import SegmentId
 from backend import conformance
 from backend.conformance import SESSION, MakeStages

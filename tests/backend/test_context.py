@@ -13,10 +13,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.model_config import context_length, read_config
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.checkpoint.model_config import context_length, read_config
 from backend.probe import cut
 from backend.tiny import generated
 

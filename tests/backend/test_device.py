@@ -14,23 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.backend.hf import device
-from asyncspec.backend.hf.attention import FastAttention
-from asyncspec.backend.hf.cache import KVCache
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.device import CPU, find
-from asyncspec.backend.hf.eagle.checkpoint import open_eagle
-from asyncspec.backend.hf.eagle.head import load_head
-from asyncspec.backend.hf.kernels.accelerator import int4, paths, quantized
-from asyncspec.backend.hf.kernels.accelerator.graphs import capture_emulated
-from asyncspec.backend.hf.kernels.accelerator.linear import EXACT_BUCKETS, padded
-from asyncspec.backend.hf.kernels.packed import PackedMatrix, quantize
-from asyncspec.backend.hf.optimized.captured import CapturedLayer
-from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.stage import HFStage, cut_passes, load_stage
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Admit, Compact, Forward, Row, TensorRows
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.attention.attention import FastAttention
+from asyncspec.plugins.hf.attention.cache import KVCache
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.checkpoint.packed import PackedMatrix, quantize
+from asyncspec.plugins.hf.heads.eagle.checkpoint import open_eagle
+from asyncspec.plugins.hf.heads.eagle.head import load_head
+from asyncspec.plugins.hf.kernels import device
+from asyncspec.plugins.hf.kernels.accelerator import int4, paths, quantized
+from asyncspec.plugins.hf.kernels.accelerator.graphs import capture_emulated
+from asyncspec.plugins.hf.kernels.accelerator.linear import EXACT_BUCKETS, padded
+from asyncspec.plugins.hf.kernels.device import CPU, find
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.model.optimized.captured import CapturedLayer
+from asyncspec.plugins.hf.model.stage import HFStage, cut_passes, load_stage
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import SegmentId, SessionId
 from backend import conformance
@@ -195,7 +195,7 @@ def test_long_passes_run_in_parts(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one bucket, as where two round differently."""
-    monkeypatch.setattr("asyncspec.backend.hf.self_test.EXACT_BUCKETS", ((8,),))
+    monkeypatch.setattr("asyncspec.plugins.hf.model.self_test.EXACT_BUCKETS", ((8,),))
     stages = emulated(tiny, "qwen3")
     assert [stage.settings.buckets for stage in stages] == [(8,), (8,)]
     assert [stage.guarantee for stage in stages] == ["bitwise"] * 2

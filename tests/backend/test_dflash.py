@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from asyncspec.backend.base import SourceSpec
-from asyncspec.backend.hf.backend import BACKEND
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
-from asyncspec.backend.hf.dflash.head import Context
-from asyncspec.backend.hf.dflash.source import DFlashSource
-from asyncspec.backend.hf.eagle.checkpoint import open_eagle
 from asyncspec.core.errors import CheckpointError
 from asyncspec.core.jobs import DraftBatch, Release
+from asyncspec.plugins.hf.backend import BACKEND
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint, read_tensor
+from asyncspec.plugins.hf.heads.dflash.head import Context
+from asyncspec.plugins.hf.heads.dflash.source import DFlashSource
+from asyncspec.plugins.hf.heads.eagle.checkpoint import open_eagle
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import block_heads

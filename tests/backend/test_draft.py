@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import DraftModel, load_draft
 from asyncspec.core.jobs import DraftBatch, Release
 from asyncspec.core.tree import Shape
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.draft_model import DraftModel, load_draft
 from asyncspec.source.expand import Proposal, beam, path_grower
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded

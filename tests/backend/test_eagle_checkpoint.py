@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.eagle.checkpoint import EagleCheckpoint, open_eagle
-from asyncspec.backend.hf.eagle.geometry import check_head
-from asyncspec.backend.hf.eagle.head import load_head
-from asyncspec.backend.hf.eagle.source import load_eagle
 from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from asyncspec.plugins.hf.heads.eagle.checkpoint import EagleCheckpoint, open_eagle
+from asyncspec.plugins.hf.heads.eagle.geometry import check_head
+from asyncspec.plugins.hf.heads.eagle.head import load_head
+from asyncspec.plugins.hf.heads.eagle.source import load_eagle
 from backend.eagle_growth import extend, grow
 from backend.eagle_heads import (
     HIDDEN,

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.dflash.source import DFlashSource
-from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
-from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import decode
 from asyncspec.core.machine import Request
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.dflash.source import DFlashSource
+from asyncspec.plugins.hf.heads.eagle.source import EagleSource, load_eagle
+from asyncspec.plugins.llama.target import open_target
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import Rank

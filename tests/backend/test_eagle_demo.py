@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import asyncspec
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.eagle.source import EagleSource, load_eagle
 from backend.eagle_growth import ONE, extend, grow
 
 pytestmark = pytest.mark.torch

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from asyncspec.backend.base import WireTensor
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
-from asyncspec.backend.hf.eagle.source import EagleSource, load_eagle
 from asyncspec.core.jobs import Feed, Release, TensorRows
+from asyncspec.core.tensors import WireTensor
 from asyncspec.core.tree import TIP, Grown
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint, read_tensor
+from asyncspec.plugins.hf.heads.eagle.source import EagleSource, load_eagle
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import eagle_heads

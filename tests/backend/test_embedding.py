@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint, read_tensor
-from asyncspec.backend.hf.files.headers import EMBEDDING
-from asyncspec.backend.hf.kernels.cpu import capabilities
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.shard import load_shard
-from asyncspec.backend.hf.weights import UpcastEmbedding
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint, read_tensor
+from asyncspec.plugins.hf.checkpoint.files.headers import EMBEDDING
+from asyncspec.plugins.hf.kernels.cpu import capabilities
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.model.shard import load_shard
+from asyncspec.plugins.hf.model.weights import UpcastEmbedding
 from backend.probe import cut
 from backend.tiny import VOCAB
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.exact_attention import ExactAttention
-from asyncspec.backend.hf.stage import HFStage
+from asyncspec.plugins.hf.attention.exact_attention import ExactAttention
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.model.stage import HFStage
 from asyncspec_protocol.ids import NodeId
 from backend.conformance import Pipeline, Walk, sequential
 from backend.probe import Probe, cut

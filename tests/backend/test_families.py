@@ -14,14 +14,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.base import Quantize, StageOptions
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.files.headers import list_tensors
-from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.model_config import SUPPORTED
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.placement.model import Constraints, Device, Network
 from asyncspec.core.placement.rate import throughput_rate
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.checkpoint.files.headers import list_tensors
+from asyncspec.plugins.hf.checkpoint.model_config import SUPPORTED
+from asyncspec.plugins.hf.model.footprint import footprint
 from asyncspec_nodes.cluster.placement import best_placement, target_cost
 from backend.probe import cut, same_bits
 from backend.tiny import ALTERNATING, FAMILIES, LATENT, LAYERS, PLAIN, VOCAB, YARN_ROPE, generated

@@ -18,9 +18,14 @@ from asyncspec.backend.base import (
     StageOptions,
     StageSpec,
 )
-from asyncspec.backend.hf.backend import BACKEND
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.device import (
+from asyncspec.plugins.hf.backend import BACKEND
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
+from asyncspec.plugins.hf.heads.draft_model import DraftModel, load_draft
+from asyncspec.plugins.hf.heads.eagle.head import EagleHead
+from asyncspec.plugins.hf.heads.eagle.source import load_eagle
+from asyncspec.plugins.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.plugins.hf.kernels.device import (
     EMULATED,
     EMULATED_PATHS,
     find,
@@ -28,13 +33,8 @@ from asyncspec.backend.hf.device import (
     known_paths,
     on_accelerator,
 )
-from asyncspec.backend.hf.draft_model import DraftModel, load_draft
-from asyncspec.backend.hf.eagle.head import EagleHead
-from asyncspec.backend.hf.eagle.source import load_eagle
-from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
-from asyncspec.backend.hf.model_config import inspect_checkpoint
-from asyncspec.backend.hf.stage import HFStage, load_stage
+from asyncspec.plugins.hf.model.footprint import footprint
+from asyncspec.plugins.hf.model.stage import HFStage, load_stage
 from asyncspec.source import ngram
 from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
 from asyncspec_nodes.cli import main as cli

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asyncspec.backend.base import StageOptions
-from asyncspec.backend.hf.backend import BACKEND
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.files.headers import SINGLE
-from asyncspec.backend.hf.formats.settings import READABLE
-from asyncspec.backend.hf.model_config import inspect_checkpoint
-from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec.plugins.hf.backend import BACKEND
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.checkpoint.files.headers import SINGLE
+from asyncspec.plugins.hf.checkpoint.formats.settings import READABLE
+from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
+from asyncspec.plugins.hf.model.stage import load_stage
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.quantized_checkpoints import PUBLISHED, compressed, publish
 from commands import usage_error

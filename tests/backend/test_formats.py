@@ -16,14 +16,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.base import DType, StageOptions
-from asyncspec.backend.hf.backend import BACKEND
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_rows, read_tensor
-from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.files.headers import SINGLE, TensorInfo
-from asyncspec.backend.hf.formats.levels import read_packed
-from asyncspec.backend.hf.formats.tensors import QuantizedTensor
-from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.backend import BACKEND
+from asyncspec.plugins.hf.checkpoint.checkpoint import (
+    Checkpoint,
+    open_checkpoint,
+    read_rows,
+    read_tensor,
+)
+from asyncspec.plugins.hf.checkpoint.files.headers import SINGLE, TensorInfo
+from asyncspec.plugins.hf.checkpoint.formats.levels import read_packed
+from asyncspec.plugins.hf.checkpoint.formats.tensors import QuantizedTensor
+from asyncspec.plugins.hf.heads.draft_model import load_draft
+from asyncspec.plugins.hf.model.stage import load_stage
 from backend.conformance import sequential
 from backend.probe import Probe, cut, same_bits
 from backend.quantized_checkpoints import LEFT_OUT, PUBLISHED, fp8, gptq, publish, publish_mxfp4
@@ -142,7 +147,7 @@ def test_without_onnxruntime(
     name: str, published: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch takes levels of four bits as they are; of eight, the matrix is kept dense."""
-    monkeypatch.setattr("asyncspec.backend.hf.formats.linear.uses_levels", lambda _: False)
+    monkeypatch.setattr("asyncspec.plugins.hf.kernels.linear.uses_levels", lambda _: False)
     path, dense = published(name)
     checkpoint = open_checkpoint(path)
     same_model(checkpoint, dense, name)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.llama.gguf_file import STRING, Value, header, value
-from asyncspec.backend.llama.target import TOKENS, OpenTarget, check_vocab, open_target
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.llama.gguf_file import STRING, Value, header, value
+from asyncspec.plugins.llama.target import TOKENS, OpenTarget, check_vocab, open_target
 from backend.gguf_vocabularies import control, normal, save_vocabulary
 
 NAME = "m-00001-of-00001.gguf"

@@ -13,22 +13,22 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.kernels.cpu import capabilities, dense, half_precision, ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import FAST, KernelSettings
-from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
-from asyncspec.backend.hf.kernels.cpu.half_precision import (
+from asyncspec.backend.reference import decode
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu import capabilities, dense, half_precision, ort
+from asyncspec.plugins.hf.kernels.cpu.capabilities import FAST, KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.dense import dense_linear
+from asyncspec.plugins.hf.kernels.cpu.half_precision import (
     HalfLinear,
     UpcastLinear,
     fbgemm_rows,
     query_key_products,
 )
-from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
-from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
-from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.stage import HFStage
-from asyncspec.backend.reference import decode
+from asyncspec.plugins.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
+from asyncspec.plugins.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.model.footprint import footprint
+from asyncspec.plugins.hf.model.stage import HFStage
 from backend.conformance import sequential
 from backend.probe import cut, same_bits
 from backend.tiny import generated

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from asyncspec.backend.hf.files.headers import INDEX, list_tensors
+from asyncspec.plugins.hf.checkpoint.files.headers import INDEX, list_tensors
 
 
 @pytest.mark.parametrize("mark", [b"", BOM_UTF8])

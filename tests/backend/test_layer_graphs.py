@@ -11,20 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.kernels.cpu import capabilities, dense, ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.elementwise import PaddedActivation
-from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear, MmapLinear
-from asyncspec.backend.hf.optimized import graphs
-from asyncspec.backend.hf.optimized.graphs import FusedLayer, close, known_activation
-from asyncspec.backend.hf.optimized.layers import OptimizedLayer
-from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.stage import load_stage
-from asyncspec.backend.hf.weights import read_shard_tensors
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu import capabilities, dense, ort
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.elementwise import PaddedActivation
+from asyncspec.plugins.hf.kernels.cpu.ort import MlasLinear, MmapLinear
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.model import shard as shards
+from asyncspec.plugins.hf.model.footprint import footprint
+from asyncspec.plugins.hf.model.optimized import graphs
+from asyncspec.plugins.hf.model.optimized.graphs import FusedLayer, close, known_activation
+from asyncspec.plugins.hf.model.optimized.layers import OptimizedLayer
+from asyncspec.plugins.hf.model.shard import Shard, load_shard
+from asyncspec.plugins.hf.model.stage import load_stage
+from asyncspec.plugins.hf.model.weights import read_shard_tensors
 from backend.fake_attention import Mixing
 from backend.tiny import FAMILIES, OWN_CODE
 
@@ -195,7 +195,7 @@ def test_mapped_weights_are_those_of_the_file(
 ) -> None:
     from safetensors.torch import save_file
 
-    from asyncspec.backend.hf.files.headers import read_header
+    from asyncspec.plugins.hf.checkpoint.files.headers import read_header
 
     path = tmp_path_factory.mktemp("mapped") / "model.safetensors"
     weight, bias = noise(height, width), noise(height, seed=1) if biased else None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
-from asyncspec.backend.hf.kernels.cpu.linear import (
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.dense import dense_linear
+from asyncspec.plugins.hf.kernels.cpu.linear import (
     ROUNDING_STEP,
     UNROUNDED_ROWS,
     PackedLinear,
     rounded_rows,
 )
-from asyncspec.backend.hf.probing import noise
+from asyncspec.plugins.hf.kernels.probing import noise
 
 pytestmark = pytest.mark.torch
 

@@ -18,20 +18,20 @@ import numpy as np
 import pytest
 
 from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
-from asyncspec.backend.llama import devices, library, self_test, trial
-from asyncspec.backend.llama.backend import BACKEND
-from asyncspec.backend.llama.branches import Pool
-from asyncspec.backend.llama.cut import VirtualFile, cut
-from asyncspec.backend.llama.devices import Device
-from asyncspec.backend.llama.gguf_file import Tensor, Value, open_gguf, value
-from asyncspec.backend.llama.passes import Engine
-from asyncspec.backend.llama.stage import TILES, LlamaStage, load_stage
-from asyncspec.backend.llama.target import open_target
 from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.backend.threads import DEFAULTS
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.jobs import Admit, SamplerOutput
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.llama import devices, library, self_test, trial
+from asyncspec.plugins.llama.backend import BACKEND
+from asyncspec.plugins.llama.branches import Pool
+from asyncspec.plugins.llama.cut import VirtualFile, cut
+from asyncspec.plugins.llama.devices import Device
+from asyncspec.plugins.llama.gguf_file import Tensor, Value, open_gguf, value
+from asyncspec.plugins.llama.passes import Engine
+from asyncspec.plugins.llama.stage import TILES, LlamaStage, load_stage
+from asyncspec.plugins.llama.target import open_target
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend import conformance, gguf_models
 from backend.conformance import MakeStages
@@ -145,8 +145,8 @@ LONE_ROW = """
 import sys
 from pathlib import Path
 from asyncspec.backend.base import EngineOptions
-from asyncspec.backend.llama.stage import load_stage
-from asyncspec.backend.llama.target import open_target
+from asyncspec.plugins.llama.stage import load_stage
+from asyncspec.plugins.llama.target import open_target
 cpu = EngineOptions(device="cpu")
 stage = load_stage(open_target(Path(sys.argv[1])), 0, 1, options=cpu)
 print(stage.guarantee, stage.engine.settings.min_rows)

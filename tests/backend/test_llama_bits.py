@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend.base import EngineOptions
-from asyncspec.backend.llama import self_test
-from asyncspec.backend.llama.passes import Engine, Floats
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
-from asyncspec.backend.llama.target import open_target
-from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.reference import SESSION, chain
 from asyncspec.core.jobs import Admit, Release, Row, SamplerOutput
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.llama import self_test
+from asyncspec.plugins.llama.passes import Engine, Floats
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.target import open_target
+from asyncspec.plugins.llama.tree import TreeCache
 from asyncspec_protocol.messages import FINAL
 from backend import gguf_models
 from backend.gguf_models import LAYERS, VOCAB, save_random

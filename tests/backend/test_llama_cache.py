@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.base import EngineOptions, Mode
-from asyncspec.backend.llama.branches import Pool
-from asyncspec.backend.llama.footprint import FIRST_CELLS, cells_for, footprint, slot_bytes
-from asyncspec.backend.llama.passes import Engine
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
-from asyncspec.backend.llama.target import open_target
-from asyncspec.backend.llama.tree import TreeCache
 from asyncspec.backend.reference import chain
 from asyncspec.core.jobs import Admit, Batch, Forward, Release, Row, SamplerOutput, Trim
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.llama.branches import Pool
+from asyncspec.plugins.llama.footprint import FIRST_CELLS, cells_for, footprint, slot_bytes
+from asyncspec.plugins.llama.passes import Engine
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.target import open_target
+from asyncspec.plugins.llama.tree import TreeCache
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL
 from backend import conformance

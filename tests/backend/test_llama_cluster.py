@@ -13,8 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend.base import EngineOptions
-from asyncspec.backend.llama.target import open_target
-from asyncspec.backend.llama.tokenizer import LlamaTokenizer
+from asyncspec.plugins.llama.target import open_target
+from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET

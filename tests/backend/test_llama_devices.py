@@ -13,12 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import DeviceMemory, EngineOptions
-from asyncspec.backend.llama import devices
-from asyncspec.backend.llama.backend import BACKEND
-from asyncspec.backend.llama.devices import Device, find
-from asyncspec.backend.llama.footprint import FIRST_CELLS
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
-from asyncspec.backend.llama.target import open_target
+from asyncspec.plugins.llama import devices
+from asyncspec.plugins.llama.backend import BACKEND
+from asyncspec.plugins.llama.devices import Device, find
+from asyncspec.plugins.llama.footprint import FIRST_CELLS
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.target import open_target
 from asyncspec_nodes.cluster.config import Config, NodeTable, TargetTable
 from asyncspec_nodes.node.resources import cache_budget
 from backend.gguf_models import LAYERS, save_random

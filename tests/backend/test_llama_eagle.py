@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from asyncspec.backend.base import SourceSpec
-from asyncspec.backend.hf.eagle.source import load_eagle
-from asyncspec.backend.llama.backend import BACKEND
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
-from asyncspec.backend.llama.target import OpenTarget, open_target
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.heads.eagle.source import load_eagle
+from asyncspec.plugins.llama.backend import BACKEND
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.target import OpenTarget, open_target
 from asyncspec_protocol.messages import FINAL
 from backend import eagle_heads, predictable_models
 from backend.conformance import Walk, sequential

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from asyncspec.backend.base import LoadedSource
-from asyncspec.backend.hf.eagle.source import load_eagle
-from asyncspec.backend.llama.draft_model import load_draft
-from asyncspec.backend.llama.target import OpenTarget, open_target
-from asyncspec.policy.registry import LOSSLESS
+from asyncspec.plugins.hf.heads.eagle.source import load_eagle
+from asyncspec.plugins.llama.draft_model import load_draft
+from asyncspec.plugins.llama.target import OpenTarget, open_target
+from asyncspec.policy.registry import lossless
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
@@ -34,7 +34,7 @@ SOURCES = ("draft", "eagle", "eagle3", "ngram", "draft+ngram", "eagle+ngram")
 
 def cells() -> Iterator[tuple[str, Cell]]:
     """A cell of each policy and source, in which draws, kinds and stages rotate; nightly all."""
-    for i, (policy, source) in enumerate(product(LOSSLESS, SOURCES)):
+    for i, (policy, source) in enumerate(product(lossless(), SOURCES)):
         kinds = KINDS[:3] if source == "eagle3" else KINDS
         places = [*product(DRAWS | PENALISED | CONSTRAINED, STAGES, kinds)]
         # Steps of five go through all places.

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.base import StageOptions
-from asyncspec.backend.llama import target as gguf_target
-from asyncspec.backend.llama.cut import cut, refused
-from asyncspec.backend.llama.gguf_file import GGUF, open_gguf
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.placement.model import Constraints, Device, Network, TargetCost
 from asyncspec.core.placement.rate import throughput_rate
+from asyncspec.plugins.llama import target as gguf_target
+from asyncspec.plugins.llama.cut import cut, refused
+from asyncspec.plugins.llama.gguf_file import GGUF, open_gguf
 from asyncspec_nodes.cli.main import main
 from asyncspec_nodes.cluster.config import layout
 from asyncspec_nodes.cluster.file import parse

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from asyncspec.backend.llama.backend import BACKEND
-from asyncspec.backend.llama.target import end_tokens
-from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 from asyncspec.constraint import text
+from asyncspec.plugins.llama.backend import BACKEND
+from asyncspec.plugins.llama.target import end_tokens
+from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
 from asyncspec_nodes.chat.calls import Tool
 from asyncspec_nodes.chat.harmony import call_grammar, in_final
 from asyncspec_nodes.node.loading import grammars

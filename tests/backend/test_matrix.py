@@ -15,17 +15,17 @@ import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.backend import sampling
 from asyncspec.backend.base import LoadedSource
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.dflash.source import load_dflash
-from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.eagle.checkpoint import open_eagle
-from asyncspec.backend.hf.eagle.source import load_eagle
-from asyncspec.backend.hf.mtp.head import load_mtp
 from asyncspec.backend.sampling import draw
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy.registry import LOSSLESS, POLICIES
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.dflash.source import load_dflash
+from asyncspec.plugins.hf.heads.draft_model import load_draft
+from asyncspec.plugins.hf.heads.eagle.checkpoint import open_eagle
+from asyncspec.plugins.hf.heads.eagle.source import load_eagle
+from asyncspec.plugins.hf.heads.mtp.head import load_mtp
+from asyncspec.policy.registry import POLICIES, lossless
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec.source.suffix import EarlierAnswers, SuffixSource
@@ -108,14 +108,14 @@ def test_cell(matrix: Matrix, cell: Cell) -> None:
 def test_the_matrix_is_complete_and_covers_hits_misses_and_prunes(matrix: Matrix) -> None:
     assert len(set(CELLS)) == len(CELLS) >= (900 if NIGHTLY else 200)
     plain = [cell for cell in CELLS if cell.source in SOURCES and cell.draws not in CONSTRAINED]
-    parts = (LOSSLESS, SOURCES, (*DRAWS, *PENALISED), STAGES)
+    parts = (lossless(), SOURCES, (*DRAWS, *PENALISED), STAGES)
     for (i, ones), (j, others) in combinations(enumerate(parts), 2):
         pairs = {(astuple(cell)[i], astuple(cell)[j]) for cell in plain}
         assert pairs == set(product(ones, others)), "two parts of a cell never meet"
     if len(matrix.passed) < len(CELLS):
         pytest.skip("only where every cell was run")
     happened = matrix.happened
-    for key in (*SOURCES, *HEADS, *(name for name in LOSSLESS if POLICIES[name].uses_draft)):
+    for key in (*SOURCES, *HEADS, *(name for name in lossless() if POLICIES[name].uses_draft)):
         assert happened[key, "hits"] > 0, key
         assert happened[key, "misses"] > 0, key
     total = {what: sum(happened[source, what] for source in SOURCES) for what in ("hits", "misses")}

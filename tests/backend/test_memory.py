@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from asyncspec.backend.hf.files.headers import list_tensors
-from asyncspec.backend.hf.kernels.cpu.capabilities import product_type
+from asyncspec.plugins.hf.checkpoint.files.headers import list_tensors
+from asyncspec.plugins.hf.kernels.cpu.capabilities import product_type
 from asyncspec_nodes.cli import main as cli
 from backend import draft_memory_child, memory_child
 from backend.memory_child import MIB, SESSIONS

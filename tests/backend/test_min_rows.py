@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.base import DType, Mode, Quantize
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.kernels.cpu import dense
-from asyncspec.backend.hf.kernels.cpu.capabilities import (
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu import dense
+from asyncspec.plugins.hf.kernels.cpu.capabilities import (
     KernelSettings,
     can_pack,
     multiplies_bfloat16,
 )
-from asyncspec.backend.hf.kernels.cpu.dense import (
+from asyncspec.plugins.hf.kernels.cpu.dense import (
     MAX_TIME_SHARE,
     TUNED_MIN_ROWS,
     is_faster,
     tune_min_rows,
 )
-from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
-from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.stage import HFStage
+from asyncspec.plugins.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.model.stage import HFStage
 from backend.probe import cut, same_bits
 
 pytestmark = pytest.mark.torch

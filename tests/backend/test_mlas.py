@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.kernels.cpu import ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
-from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear
-from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
-from asyncspec.backend.hf.probing import noise
+from asyncspec.plugins.hf.kernels.cpu import ort
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.dense import dense_linear
+from asyncspec.plugins.hf.kernels.cpu.linear import PackedLinear
+from asyncspec.plugins.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.plugins.hf.kernels.probing import noise
 
 pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.torch
@@ -97,7 +97,7 @@ def test_onnxruntime_sends_no_telemetry(tmp_path: Path) -> None:
     """No thread and no file, which telling its makers of its use would need."""
     reported = """
 import os
-from asyncspec.backend.hf.kernels.cpu import ort
+from asyncspec.plugins.hf.kernels.cpu import ort
 ort.import_onnxruntime()
 assert len(os.listdir("/proc/self/task")) == 1
 """

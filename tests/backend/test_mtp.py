@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asyncspec.backend.hf.backend import BACKEND
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.mtp.head import load_mtp, mtp_footprint
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.backend import BACKEND
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.mtp.head import load_mtp, mtp_footprint
 from asyncspec_nodes.cluster.automatic import choose
 from backend import tiny
 from backend.eagle_growth import extend, grow

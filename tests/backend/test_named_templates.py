@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asyncspec.backend.chat_templates import by_name, chosen, used
-from asyncspec.backend.hf.tokenizer import load_tokenizer
+from asyncspec.plugins.hf.checkpoint.tokenizer import load_tokenizer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 
 TEXTS = {

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.base import Mode
-from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.attention import AttentionParams, TreeMask
-from asyncspec.backend.hf.checkpoint import open_checkpoint, resolve_dtype
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.elementwise import PaddedRotary
-from asyncspec.backend.hf.kernels.cpu.linear import pad_rows
-from asyncspec.backend.hf.optimized.layers import CachedRotary, apply_rotary, signed_cos_sin
-from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.shard import Shard, load_shard
-from asyncspec.backend.hf.stage import load_stage
+from asyncspec.plugins.hf.attention.attention import AttentionParams, TreeMask
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint, resolve_dtype
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.elementwise import PaddedRotary
+from asyncspec.plugins.hf.kernels.cpu.linear import pad_rows
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.model import shard as shards
+from asyncspec.plugins.hf.model.optimized.layers import CachedRotary, apply_rotary, signed_cos_sin
+from asyncspec.plugins.hf.model.shard import Shard, load_shard
+from asyncspec.plugins.hf.model.stage import load_stage
 from backend.fake_attention import Mixing
 from backend.tiny import FAMILIES, OWN_CODE
 

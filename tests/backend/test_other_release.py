@@ -12,11 +12,11 @@ import torch
 from transformers.models.glm4_moe import modeling_glm4_moe as glm
 from transformers.models.llama import modeling_llama as llama
 
-from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.shard import Shard, load_shard
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.model import shard as shards
+from asyncspec.plugins.hf.model.shard import Shard, load_shard
 from backend.fake_attention import Mixing
 
 pytestmark = pytest.mark.torch

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.backend.paced import LEAD, Pace, Paced
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.jobs import DraftBatch, Forward, Job, Release, Row
-from asyncspec.sim.costs import DraftCost, StageCost
 from asyncspec_protocol.messages import Expand
 
 

@@ -7,9 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf.kernels import packed
-from asyncspec.backend.hf.kernels.packed import PackedMatrix, pack_levels, quantize, unpack_levels
-from asyncspec.backend.hf.probing import noise
+from asyncspec.plugins.hf.checkpoint import packed
+from asyncspec.plugins.hf.checkpoint.packed import (
+    PackedMatrix,
+    pack_levels,
+    quantize,
+    unpack_levels,
+)
+from asyncspec.plugins.hf.kernels.probing import noise
 
 pytestmark = pytest.mark.torch
 

@@ -13,11 +13,11 @@ import torch
 from torch.nn.functional import linear
 
 from asyncspec.backend.base import SourceSpec
-from asyncspec.backend.hf.backend import BACKEND
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint, read_tensor
-from asyncspec.backend.hf.eagle.parallel import ParallelEagleSource
 from asyncspec.core.errors import CheckpointError
 from asyncspec.core.jobs import Release
+from asyncspec.plugins.hf.backend import BACKEND
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint, read_tensor
+from asyncspec.plugins.hf.heads.eagle.parallel import ParallelEagleSource
 from asyncspec_protocol.ids import SessionId
 from backend.block_heads import MASK, PlainBlocks
 from backend.eagle_growth import ONE, extend, grow

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from asyncspec.backend import tree_stage
 from asyncspec.backend.base import Mode
-from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from backend.probe import cut, same_bits
 
 pytestmark = pytest.mark.torch

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
 from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.backend.tree_stage import SlotTokens
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.core.jobs import Admit, Batch, Release, Row
 from asyncspec.core.sampling import Sampling, seen
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec_protocol.sampling import Constraint
 from backend.probe import Probe, cut
 from sampling_reference import choose

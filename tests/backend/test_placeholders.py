@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asyncspec.backend.hf.placeholders import NoRandomWeights
+from asyncspec.plugins.hf.checkpoint.placeholders import NoRandomWeights
 
 pytestmark = pytest.mark.torch
 

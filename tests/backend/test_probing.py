@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.attention import TreeAttention
-from asyncspec.backend.hf.block_attention import BlockAttention
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.probing import layer_kind, layers_with_all_kinds
+from asyncspec.plugins.hf.attention.attention import TreeAttention
+from asyncspec.plugins.hf.attention.block_attention import BlockAttention
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.probing import layer_kind, layers_with_all_kinds
+from asyncspec.plugins.hf.model import shard as shards
 from backend.probe import cut
 from backend.tiny import LAYERS
 

@@ -11,18 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.kernels.cpu import nbits
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.dense import dense_linear
-from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
-from asyncspec.backend.hf.kernels.cpu.nbits import (
+from asyncspec.plugins.hf.checkpoint.packed import quantize
+from asyncspec.plugins.hf.kernels.cpu import nbits
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.dense import dense_linear
+from asyncspec.plugins.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.plugins.hf.kernels.cpu.nbits import (
     NBitsLinear,
     block_of,
     multiplies_levels,
     packed_bytes,
     packed_linear,
 )
-from asyncspec.backend.hf.kernels.cpu.quantized import (
+from asyncspec.plugins.hf.kernels.cpu.quantized import (
     GROUP,
     Int4Linear,
     Int8Linear,
@@ -31,9 +32,8 @@ from asyncspec.backend.hf.kernels.cpu.quantized import (
     quantize_int4,
     quantize_int8,
 )
-from asyncspec.backend.hf.kernels.packed import quantize
-from asyncspec.backend.hf.probing import noise
-from asyncspec.backend.hf.self_test import min_invariant_rows
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.model.self_test import min_invariant_rows
 
 pytestmark = pytest.mark.torch
 
@@ -142,7 +142,7 @@ def test_constant_weights(kind: str, value: float) -> None:
 def test_slices_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, x = noise(300, 96), noise(4, 96, seed=1).bfloat16()
     whole = {kind: made(kind, weight, torch.bfloat16)(x) for kind in KINDS}
-    monkeypatch.setattr("asyncspec.backend.hf.kernels.packed.SLICE", 1)
+    monkeypatch.setattr("asyncspec.plugins.hf.checkpoint.packed.SLICE", 1)
     for kind in KINDS:
         assert torch.equal(made(kind, weight, torch.bfloat16)(x), whole[kind])
 

@@ -16,18 +16,21 @@ from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.base import LoadedSource, Quantize
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.draft_model import load_draft
-from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.kernels.cpu import nbits
-from asyncspec.backend.hf.kernels.cpu.nbits import (
+from asyncspec.backend.reference import decode
+from asyncspec.core.errors import UserError
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
+from asyncspec.plugins.hf.checkpoint.packed import PackedMatrix, quantize
+from asyncspec.plugins.hf.heads.draft_model import load_draft
+from asyncspec.plugins.hf.kernels.cpu import nbits
+from asyncspec.plugins.hf.kernels.cpu.nbits import (
     NBitsLinear,
     block_of,
     multiplies_levels,
     uses_levels,
 )
-from asyncspec.backend.hf.kernels.cpu.ort import Graph
-from asyncspec.backend.hf.kernels.cpu.quantized import (
+from asyncspec.plugins.hf.kernels.cpu.ort import Graph
+from asyncspec.plugins.hf.kernels.cpu.quantized import (
     Int4Linear,
     Int8Linear,
     PackedInt4Linear,
@@ -35,14 +38,11 @@ from asyncspec.backend.hf.kernels.cpu.quantized import (
     quantize_int4,
     quantize_int8,
 )
-from asyncspec.backend.hf.kernels.packed import PackedMatrix, quantize
-from asyncspec.backend.hf.model_config import inspect_checkpoint
-from asyncspec.backend.hf.optimized.graphs import FusedLayer
-from asyncspec.backend.hf.optimized.layers import OptimizedLayer
-from asyncspec.backend.hf.stage import HFStage, load_stage
-from asyncspec.backend.hf.weights import BITS, quantization_of
-from asyncspec.backend.reference import decode
-from asyncspec.core.errors import UserError
+from asyncspec.plugins.hf.model.footprint import footprint
+from asyncspec.plugins.hf.model.optimized.graphs import FusedLayer
+from asyncspec.plugins.hf.model.optimized.layers import OptimizedLayer
+from asyncspec.plugins.hf.model.stage import HFStage, load_stage
+from asyncspec.plugins.hf.model.weights import BITS, quantization_of
 from backend import predictable_models
 from backend.conformance import Walk, sequential
 from backend.fake_attention import Mixing

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.backend.hf import recurrent
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.footprint import footprint
-from asyncspec.backend.hf.model_config import inspect_checkpoint
-from asyncspec.backend.hf.recurrent import Inputs, StateCache, StateShape, step
-from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.attention import recurrent
+from asyncspec.plugins.hf.attention.recurrent import Inputs, StateCache, StateShape, step
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
+from asyncspec.plugins.hf.model.footprint import footprint
+from asyncspec.plugins.hf.model.stage import load_stage
 from asyncspec_protocol.ids import NodeId
 from backend import conformance
 from backend.probe import cut

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from asyncspec.backend.base import WireTensor
 from asyncspec.backend.row_compression import HEAD, PACKED, WINDOW, pack, packing_seconds, unpack
 from asyncspec.core.cost_model.bandwidth import should_pack
+from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.base import TensorSpec
 
 Values = npt.NDArray[np.uint16]

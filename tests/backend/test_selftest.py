@@ -9,14 +9,14 @@ from random import Random
 import pytest
 import torch
 
-from asyncspec.backend.hf import self_test, shard
-from asyncspec.backend.hf.checkpoint import Checkpoint, open_checkpoint
-from asyncspec.backend.hf.kernels.cpu import dense, linear, ort
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
-from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear
-from asyncspec.backend.hf.optimized.graphs import PostAttentionGraph, PreAttentionGraph
-from asyncspec.backend.hf.stage import HFStage
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu import dense, linear, ort
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.linear import PackedLinear, RowwiseLinear
+from asyncspec.plugins.hf.kernels.cpu.ort import MlasLinear
+from asyncspec.plugins.hf.model import self_test, shard
+from asyncspec.plugins.hf.model.optimized.graphs import PostAttentionGraph, PreAttentionGraph
+from asyncspec.plugins.hf.model.stage import HFStage
 from backend.conformance import Walk, sequential
 from backend.probe import Probe, cut
 

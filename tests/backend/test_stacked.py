@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from asyncspec.backend.hf import shard as shards
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.kernels.cpu import dense
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.linear import RowwiseLinear
-from asyncspec.backend.hf.kernels.cpu.stacked import WaitingDense, stack
-from asyncspec.backend.hf.probing import noise, same_up_to_rounding
-from asyncspec.backend.hf.shard import Shard, load_shard
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.cpu import dense
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.linear import RowwiseLinear
+from asyncspec.plugins.hf.kernels.cpu.stacked import WaitingDense, stack
+from asyncspec.plugins.hf.kernels.probing import noise, same_up_to_rounding
+from asyncspec.plugins.hf.model import shard as shards
+from asyncspec.plugins.hf.model.shard import Shard, load_shard
 
 pytestmark = pytest.mark.torch
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncspec.backend.hf.kernels.cpu import capabilities, half_precision
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
 from asyncspec.backend.threads import COUNT_VARIABLES, set_thread_count, set_thread_defaults
+from asyncspec.plugins.hf.kernels.cpu import capabilities, half_precision
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.half_precision import HalfLinear
 from backend.probe import same_bits_in_child
 
 pytestmark = pytest.mark.torch

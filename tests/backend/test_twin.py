@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from asyncspec.backend.base import TWINS, LoadedSource, SourceSpec
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.draft_model import DraftModel
 from asyncspec.backend.reference import decode
 from asyncspec.backend.registry import backend_of_source
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.heads.draft_model import DraftModel
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import predictable_models

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from asyncspec.core.cost_model.passes import PassCost, interpolate
 from asyncspec.core.cost_model.rows import best_tree_budget, rows_within
+from asyncspec.core.costs import StageCost
 from asyncspec.core.rng import uniform
-from asyncspec.sim.costs import StageCost
 
 rows = st.integers(1, 300)
 passes = st.lists(st.tuples(rows, st.floats(0.001, 10.0)), min_size=1, max_size=80)

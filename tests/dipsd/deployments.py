@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.model import SERVER, TARGET, Deployment, Plan, StageProfile, User, Verifier
-from asyncspec.dipsd.optimizer.association import associations
+from asyncspec.plugins.dipsd.model import (
+    SERVER,
+    TARGET,
+    Deployment,
+    Plan,
+    StageProfile,
+    User,
+    Verifier,
+)
+from asyncspec.plugins.dipsd.optimizer.association import associations
 
 milliseconds = st.floats(5, 150)
 

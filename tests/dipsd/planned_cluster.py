@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Effect, Emit, Input, Request, TaskDone
-from asyncspec.dipsd.online.request import Decision
+from asyncspec.planning import Decision
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.ids import Rank, draft_rank
 from cluster import Cluster, ask

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, PlanResult, Tables, paper
-from asyncspec.dipsd.optimizer.baselines import BASELINES, algorithm1
-from asyncspec.dipsd.optimizer.planner import plan_best
-from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Deployment, PlanResult, Tables, paper
+from asyncspec.plugins.dipsd.optimizer.baselines import BASELINES, algorithm1
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.simulation import Noise, best_greedy, simulate_greedy
 from dipsd.deployments import deployments
 
 Planner = Callable[[Tables], PlanResult | None]

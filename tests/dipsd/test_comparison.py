@@ -9,7 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncspec.core.rng import uniform
-from asyncspec.dipsd.online.comparison import MAX_DOUBLINGS, REST_FACTOR, PlanComparison, Throughput
+from asyncspec_nodes.roles.verify.plan_comparison import (
+    MAX_DOUBLINGS,
+    REST_FACTOR,
+    PlanComparison,
+    Throughput,
+)
 
 MEAN = 3.0
 """Tokens of a round."""

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.evaluate import evaluate, exact_period, in_best_order
-from asyncspec.dipsd.model import Deployment, Plan, Tables, paper
-from asyncspec.dipsd.simulation import Noise, simulate_plan
-from asyncspec_nodes.cli.planning.output import picture
+from asyncspec.plugins.dipsd.evaluate import evaluate, exact_period, in_best_order
+from asyncspec.plugins.dipsd.model import Deployment, Plan, Tables, paper
+from asyncspec.plugins.dipsd.simulation import Noise, simulate_plan
+from asyncspec_nodes.plugins.dipsd.output import picture
 from dipsd.deployments import planned
 
 MEAN = Noise(expected=True)

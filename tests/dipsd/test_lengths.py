@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.evaluate import BatchTimes, batch_times
-from asyncspec.dipsd.model import Budget, Deployment, Groups, Tables
-from asyncspec.dipsd.optimizer.association import associations
-from asyncspec.dipsd.optimizer.lengths import LengthSweep, best_lengths, common_length
+from asyncspec.plugins.dipsd.evaluate import BatchTimes, batch_times
+from asyncspec.plugins.dipsd.model import Budget, Deployment, Groups, Tables
+from asyncspec.plugins.dipsd.optimizer.association import associations
+from asyncspec.plugins.dipsd.optimizer.lengths import LengthSweep, best_lengths, common_length
 from dipsd.deployments import deployments
 
 

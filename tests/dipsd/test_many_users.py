@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Budget, Deployment, Groups, Tables, User, violation
-from asyncspec.dipsd.online.decide import EFFORT, decide
-from asyncspec.dipsd.online.request import clamp_ms, measured_deployment
-from asyncspec.dipsd.optimizer.association import dealt
-from asyncspec.dipsd.optimizer.baselines import one_batch
-from asyncspec.dipsd.optimizer.lengths import best_lengths
-from asyncspec.dipsd.optimizer.planner import plan_best
-from asyncspec.dipsd.optimizer.search import BatchChange, BatchFit
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Budget, Deployment, Groups, Tables, User, violation
+from asyncspec.plugins.dipsd.online.decide import EFFORT, decide
+from asyncspec.plugins.dipsd.online.request import clamp_ms, measured_deployment
+from asyncspec.plugins.dipsd.optimizer.association import dealt
+from asyncspec.plugins.dipsd.optimizer.baselines import one_batch
+from asyncspec.plugins.dipsd.optimizer.lengths import best_lengths
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.optimizer.search import BatchChange, BatchFit
 from dipsd.deployments import deployments
 from effort import nightly
 

@@ -9,16 +9,16 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import AffineFit, fit_affine
 from asyncspec.core.rng import uniform
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Plan, Tables, User
-from asyncspec.dipsd.online.decide import MARGIN, decide
-from asyncspec.dipsd.online.measured import (
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Plan, Tables, User
+from asyncspec.plugins.dipsd.online.decide import MARGIN, decide
+from asyncspec.plugins.dipsd.online.request import clamp_ms, measured_deployment
+from asyncspec.plugins.dipsd.simulation import Deviations, Noise, simulate_greedy
+from asyncspec_nodes.roles.draft.measurements import (
     PRIOR_ROUNDS,
     AcceptanceCounts,
     DraftMeasurements,
 )
-from asyncspec.dipsd.online.request import clamp_ms, measured_deployment
-from asyncspec.dipsd.simulation import Deviations, Noise, simulate_greedy
 from asyncspec_protocol.ids import SessionId
 from effort import examples
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from asyncspec.dipsd.evaluate import batch_times, evaluate
-from asyncspec.dipsd.model import Deployment, Tables, even_stages, violation
-from asyncspec.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.evaluate import batch_times, evaluate
+from asyncspec.plugins.dipsd.model import Deployment, Tables, even_stages, violation
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
 from dipsd.test_lengths import two_terms
 from tools.bench.dipsd.instances import KINDS, instance

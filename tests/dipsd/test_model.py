@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import (
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import (
     SERVER,
     TARGET,
     Plan,
@@ -20,7 +20,7 @@ from asyncspec.dipsd.model import (
     expected_tokens,
     paper,
 )
-from asyncspec.dipsd.simulation import drawn_tokens
+from asyncspec.plugins.dipsd.simulation import drawn_tokens
 
 
 def test_the_profiles_give_the_papers_times() -> None:

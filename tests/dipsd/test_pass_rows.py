@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Plan, Tables, User
-from asyncspec.dipsd.online.decide import EFFORT, decide
-from asyncspec.dipsd.online.request import measured_deployment
-from asyncspec.dipsd.optimizer.association import associations
-from asyncspec.dipsd.optimizer.baselines import algorithm1
-from asyncspec.dipsd.optimizer.planner import FEW, plan_best
-from asyncspec.dipsd.simulation import simulate_greedy
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Deployment, Plan, Tables, User
+from asyncspec.plugins.dipsd.online.decide import EFFORT, decide
+from asyncspec.plugins.dipsd.online.request import measured_deployment
+from asyncspec.plugins.dipsd.optimizer.association import associations
+from asyncspec.plugins.dipsd.optimizer.baselines import algorithm1
+from asyncspec.plugins.dipsd.optimizer.planner import FEW, plan_best
+from asyncspec.plugins.dipsd.simulation import simulate_greedy
 from dipsd.deployments import deployments
 
 

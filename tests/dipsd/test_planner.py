@@ -10,13 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Tables, violation
-from asyncspec.dipsd.optimizer.association import associations, fewest_batches, packed
-from asyncspec.dipsd.optimizer.baselines import NODES, algorithm1, associate, cost, depth_first
-from asyncspec.dipsd.optimizer.bound import Bound
-from asyncspec.dipsd.optimizer.lengths import best_lengths
-from asyncspec.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Deployment, Tables, violation
+from asyncspec.plugins.dipsd.optimizer.association import associations, fewest_batches, packed
+from asyncspec.plugins.dipsd.optimizer.baselines import (
+    NODES,
+    algorithm1,
+    associate,
+    cost,
+    depth_first,
+)
+from asyncspec.plugins.dipsd.optimizer.bound import Bound
+from asyncspec.plugins.dipsd.optimizer.lengths import best_lengths
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
 from dipsd.test_lengths import by_enumeration
 from tools.bench.dipsd.instances import KINDS, instance

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.backend.hf.files import hub as hub_files
 from asyncspec.backend.hub import HubName
-from asyncspec.backend.llama.model_file import HubFile, locate, parse, short_name
 from asyncspec.backend.registry import backend_name
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.checkpoint.files import hub as hub_files
+from asyncspec.plugins.llama.model_file import HubFile, locate, parse, short_name
 from hub.fake_hub import FakeHub
 from hub.test_hub import Machine, machine
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 from huggingface_hub import close_session, constants
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.files.headers import EMBEDDING, HEAD, INDEX, SINGLE
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.shard import load_shard
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.checkpoint.files.headers import EMBEDDING, HEAD, INDEX, SINGLE
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.model.shard import load_shard
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.base import WireTensor
 from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Abandon, Compute, Computed, Effect, Input, LinkUp, Received, Send
+from asyncspec.core.tensors import WireTensor
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.base import TensorSpec

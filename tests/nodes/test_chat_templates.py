@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Fast
 from tokenizers import decoders, models
 
-from asyncspec.backend.hf.tokenizer import HFTokenizer, load_tokenizer
 from asyncspec.core.errors import UserError
+from asyncspec.plugins.hf.checkpoint.tokenizer import HFTokenizer, load_tokenizer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN, read_template
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.chat import ChatRequest

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.policy.registry import LOSSLESS, POLICIES
+from asyncspec.policy.registry import POLICIES, lossless
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.client import answers, client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
@@ -426,7 +426,7 @@ def test_version_and_policies(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["policies"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert "flowspec" in lines
-    assert {name for name in POLICIES if "lossy: not what" not in lines[name]} == set(LOSSLESS)
+    assert {name for name in POLICIES if "lossy: not what" not in lines[name]} == set(lossless())
     with pytest.raises(SystemExit) as end:
         cli.main(["--version"])
     assert end.value.code == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.backend.hf.device import EMULATED
-from asyncspec.backend.hf.stage import HFStage
 from asyncspec.core.jobs import TensorRows
+from asyncspec.plugins.hf.kernels.device import EMULATED
+from asyncspec.plugins.hf.model.stage import HFStage
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config

@@ -9,7 +9,7 @@ import pytest
 
 import commands
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli.planning.deployment_file import load
+from asyncspec_nodes.plugins.dipsd.deployment_file import load
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "nodes" / "examples" / "plans" / "dipsd.toml"
 SERVER = """

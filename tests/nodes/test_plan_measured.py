@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 import commands
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.dipsd.model import User
-from asyncspec.dipsd.online.request import measured_deployment
-from asyncspec_nodes.cli.planning import running_cluster
-from asyncspec_nodes.cli.planning.deployment_file import parse, save, to_toml
-from asyncspec_nodes.cli.planning.running_cluster import measured, names
+from asyncspec.plugins.dipsd.model import User
+from asyncspec.plugins.dipsd.online.request import measured_deployment
+from asyncspec_nodes.plugins.dipsd import running_cluster
+from asyncspec_nodes.plugins.dipsd.deployment_file import parse, save, to_toml
+from asyncspec_nodes.plugins.dipsd.running_cluster import measured, names
 from asyncspec_protocol.ids import SessionId, draft_rank, first_session
 from asyncspec_protocol.messages import PlanStatus
 

@@ -15,12 +15,12 @@ from asyncspec.actor.link import Link
 from asyncspec.core.cost_model.passes import PassCost
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Cancelled, Submitted
-from asyncspec.dipsd.online.decide import decide
-from asyncspec_nodes.cli.planning.running_cluster import measured
+from asyncspec.plugins.dipsd.online.decide import decide
 from asyncspec_nodes.client import client as clients
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.node import inspector
 from asyncspec_nodes.node.inspector import Inspector
+from asyncspec_nodes.plugins.dipsd.running_cluster import measured
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState

@@ -14,8 +14,8 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.cost_model.rows import chunk_rows_beside
+from asyncspec.core.costs import StageCost
 from asyncspec.core.machine import Received, Submitted
-from asyncspec.sim.costs import StageCost
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, PassTimes, Segment
 from cluster import ask

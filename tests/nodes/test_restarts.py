@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from asyncspec.backend.llama.target import open_target
-from asyncspec.backend.llama.tokenizer import LlamaTokenizer
 from asyncspec.core.errors import ClusterError
+from asyncspec.plugins.llama.target import open_target
+from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET

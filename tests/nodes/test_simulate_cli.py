@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import commands
-from asyncspec.policy.registry import LOSSLESS
+from asyncspec.policy.registry import lossless
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.file import read_trace
@@ -40,7 +40,7 @@ def test_all_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     *lines, unit = capsys.readouterr().out.splitlines()
     assert len({len(line) for line in lines}) == 1
     assert "stage pass" in unit
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(LOSSLESS)
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(lossless())
     assert lines[2].split("|")[3].strip() == "1.00"
 
 
@@ -155,7 +155,7 @@ def test_a_bar_on_a_terminal() -> None:
         out, _ = process.communicate()
     os.close(ours)
     assert process.returncode == 0
-    assert list(json.loads(out)["policies"]) == list(LOSSLESS)
+    assert list(json.loads(out)["policies"]) == list(lossless())
     assert b"autoregressive" in seen
 
 

@@ -25,13 +25,14 @@ from asyncspec.core.cost_model.rounds import (
     best_shape,
     round_rate,
 )
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tree import new_tree
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Committed, Drafted, View
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.flow import Flow, FlowMemory, describe
-from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.sim.costs import PRESETS, ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic, tabled
 from asyncspec.source.expand import Proposal
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate

@@ -13,7 +13,7 @@ from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree, new_tree
 from asyncspec.policy.base import Policy
 from asyncspec.policy.level_tree import LevelTree, relaxed, within_top_p
-from asyncspec.policy.registry import LOSSLESS, POLICIES
+from asyncspec.policy.registry import POLICIES, lossless
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
 from laws import Shaken, add_child, check_empty, watch_invariants
@@ -102,4 +102,4 @@ def test_lossy_policies_on_the_machines(policy: str, stages: int) -> None:
 
 def test_names_say_what_is_lossy() -> None:
     for name, policy in POLICIES.items():
-        assert name.startswith("lossy-") == bool(policy.top_logprobs) == (name not in LOSSLESS)
+        assert name.startswith("lossy-") == bool(policy.top_logprobs) == (name not in lossless())

@@ -7,7 +7,7 @@ from functools import lru_cache
 import pytest
 
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.policy.registry import LOSSLESS
+from asyncspec.policy.registry import lossless
 from cluster import Cluster, ask
 from costs import UnitCosts
 
@@ -46,7 +46,7 @@ def test_tokens_per_turn_order_the_policies_as_in_the_paper() -> None:
 
 
 @pytest.mark.parametrize("draft_level", [1.0, 0.1])
-@pytest.mark.parametrize("policy", [*LOSSLESS, "pruned:coalesce=true", "specpipe:coalesce=true"])
+@pytest.mark.parametrize("policy", [*lossless(), "pruned:coalesce=true", "specpipe:coalesce=true"])
 def test_the_turn_clock_is_the_virtual_clock(policy: str, draft_level: float) -> None:
     """Turns are counted at the draft node by logic alone; with equal stages they are the time."""
     stats = run(policy, draft_level=draft_level, seeds=SEEDS[:1])

@@ -19,7 +19,7 @@ from asyncspec.policy.flow import Flow
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
-from asyncspec.policy.registry import LOSSLESS, POLICIES
+from asyncspec.policy.registry import POLICIES, lossless
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.limits import MAX_TREE_NODES
@@ -218,6 +218,6 @@ def test_a_deep_tree_takes_several_draft_requests(spec: str) -> None:
     assert max(asked) > PARAMETERS.max_draft_levels == max(drafted)
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
+@pytest.mark.parametrize("name", lossless())
 def test_no_default_tree_is_cut(name: str) -> None:
     assert all(wanted == drafted for wanted, drafted in draft_depths(name))

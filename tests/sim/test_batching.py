@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncspec.core.costs import DraftCost, pass_rows
 from asyncspec.core.jobs import DraftBatch, Job, draft_jobs
 from asyncspec.core.machine import Abandon, Cancelled, Compute, Effect, Input, Request
-from asyncspec.sim.costs import ClusterCost, CostModel, DraftCost, pass_rows
+from asyncspec.sim.costs import ClusterCost, CostModel
 from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Expand, Expanded

@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncspec.core.costs import PROMPT_ROWS, DraftCost, StageCost
 from asyncspec.core.jobs import Forward, Row
 from asyncspec.core.machine import Effect, LinkUp, Received, Send
-from asyncspec.sim.costs import (
-    PRESETS,
-    PROMPT_ROWS,
-    ClusterCost,
-    CostModel,
-    DraftCost,
-    Jitter,
-    LinkCost,
-    StageCost,
-    scaled,
-)
+from asyncspec.sim.costs import PRESETS, ClusterCost, CostModel, Jitter, LinkCost, scaled
 from asyncspec.sim.world import Actor, World
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.framing import write_frame

@@ -22,7 +22,7 @@ from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, Walk
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec.core.tree import TokenTree
-from asyncspec.policy.registry import LOSSLESS
+from asyncspec.policy.registry import lossless
 from asyncspec_nodes.roles.draft import verdicts
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
@@ -128,7 +128,7 @@ def pearson(found: dict[Text, float], chances: dict[Text, float]) -> bool:
 # distribution.
 CASES = [
     (policy, name) if i % 2 == 0 and i // 2 % len(SETTINGS) == n else nightly(policy, name)
-    for i, policy in enumerate(LOSSLESS)
+    for i, policy in enumerate(lossless())
     for n, name in enumerate(SETTINGS)
 ]
 

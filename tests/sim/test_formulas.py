@@ -7,16 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.policy.chain import Chain
-from asyncspec.sim.costs import (
-    PRESETS,
-    ClusterCost,
-    CostModel,
-    DraftCost,
-    LinkCost,
-    StageCost,
-    scaled,
-)
+from asyncspec.sim.costs import PRESETS, ClusterCost, CostModel, LinkCost, scaled
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 from asyncspec_protocol.messages import Message, PruneIndices, Segment, Verdict

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 import asyncspec_nodes.roles.verify.segments as segments
-from asyncspec.sim.costs import ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.core.costs import DraftCost, StageCost
+from asyncspec.sim.costs import ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate

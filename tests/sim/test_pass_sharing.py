@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.jobs import Batch, Forward
-from asyncspec.sim.costs import ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.sim.costs import ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import Rank

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import Deviation
 from asyncspec.core.machine import Effects, Input, Received
-from asyncspec.dipsd.online import comparison
-from asyncspec.dipsd.online.comparison import PlanComparison
+from asyncspec_nodes.roles.verify import plan_comparison as comparison
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
+from asyncspec_nodes.roles.verify.plan_comparison import PlanComparison
 from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Rates

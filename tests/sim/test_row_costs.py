@@ -8,7 +8,8 @@ import pytest
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
-from asyncspec.sim.costs import ClusterCost, DraftCost, StageCost
+from asyncspec.core.costs import DraftCost, StageCost
+from asyncspec.sim.costs import ClusterCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 

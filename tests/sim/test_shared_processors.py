@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.sim.costs import PRESETS, ClusterCost, StageCost
+from asyncspec.core.costs import StageCost
+from asyncspec.sim.costs import PRESETS, ClusterCost
 from asyncspec.sim.language import Synthetic, tabled
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 

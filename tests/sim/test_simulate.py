@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 import asyncspec_nodes.roles.verify.segments as segments
 import asyncspec_nodes.roles.verify.session as stage_session
-from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, Jitter, LinkCost, StageCost
+from asyncspec.core.costs import DraftCost, StageCost
+from asyncspec.sim.costs import PRESETS, ClusterCost, Jitter, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, Recorded, RecordedText
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, WrongText, simulate

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.policy.chain import Chain
-from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.sim.costs import PRESETS, ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 

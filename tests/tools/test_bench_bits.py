@@ -7,9 +7,9 @@ import json
 import pytest
 from torch import Tensor
 
-from asyncspec.backend.hf import stage
-from asyncspec.backend.hf.attention import TreeMask
-from asyncspec.backend.hf.shard import Shard
+from asyncspec.plugins.hf.attention.attention import TreeMask
+from asyncspec.plugins.hf.model import stage
+from asyncspec.plugins.hf.model.shard import Shard
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from tools.bench.__main__ import main
 from tools.bench.bits.compare import LENGTH

@@ -42,7 +42,7 @@ def test_the_checker_refuses(value: object, schema: dict[str, object]) -> None:
 
 @pytest.mark.torch
 def test_the_tokenizer_of_the_random_model_has_the_vocabulary(tmp_path: Path) -> None:
-    from asyncspec.backend.hf.tokenizer import load_tokenizer
+    from asyncspec.plugins.hf.checkpoint.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(save_model(600, tmp_path, width=64, layers=1))
     words = vocabulary(600)

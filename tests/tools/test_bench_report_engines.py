@@ -9,10 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend.base import LoadedSource
-from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings
-from asyncspec.backend.hf.stage import load_stage
+from asyncspec.core.costs import StageCost
 from asyncspec.core.sampling import Sampling
-from asyncspec.sim.costs import PRESETS, StageCost
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.model.stage import load_stage
+from asyncspec.sim.costs import PRESETS
 from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.config import even_split
 from asyncspec_nodes.roles.verify.machine import VerifyMachine

@@ -22,6 +22,7 @@ PAGES = sorted(
         *(ROOT / folder / "README.md" for folder in ("nodes", "protocol", "asyncspec/models")),
     ]
 )
+GENERATED = re.compile(r"<!-- generated: .*?<!-- end of generated text -->", re.DOTALL)
 MANUAL = ("guide", "reference", "architecture")
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -142,8 +143,10 @@ def test_the_readme_fits_on_three_screens() -> None:
 
 
 def test_the_manual_stays_short() -> None:
+    """Without the generated parts, which are as long as there are options and metrics."""
     pages = [page for part in MANUAL for page in (ROOT / "docs" / part).rglob("*.md")]
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) < 20_000
+    written = [GENERATED.sub("", page.read_text(encoding="utf-8")) for page in pages]
+    assert sum(len(text.split()) for text in written) < 15_000
 
 
 def test_the_ways_through_the_code_are_short_and_exist() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.sim.costs import ClusterCost, StageCost
+from asyncspec.core.costs import StageCost
+from asyncspec.sim.costs import ClusterCost
 from asyncspec.sim.recorded import read_language
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.simulation.cluster import Setting, simulate

@@ -115,9 +115,9 @@ def test_a_dflash_head_is_what_the_backend_computes(trained: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from asyncspec.backend.base import SourceSpec
-    from asyncspec.backend.hf.backend import BACKEND
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.dflash.source import DFlashSource
+    from asyncspec.plugins.hf.backend import BACKEND
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.heads.dflash.source import DFlashSource
     from tools.train_demo.dflash_training import block_logits, build_blocks, read_depths
     from tools.train_demo.recipe import QUICK
 

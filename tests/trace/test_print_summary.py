@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.summary import summarise
-from asyncspec_nodes.cli.trace import print_summary
+from asyncspec_nodes.plugins.viewer.command import print_summary
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
 

@@ -17,7 +17,7 @@ from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.perfetto import export
 from asyncspec.trace.analysis.summary import summarise
 from asyncspec.trace.analysis.timeline import Timeline
-from asyncspec.trace.view.page import KINDS, SCRIPTS, embed, model, page
+from asyncspec_nodes.plugins.viewer.page import KINDS, SCRIPTS, embed, model, page
 from asyncspec_protocol.ids import draft_rank
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
@@ -117,7 +117,7 @@ def test_names_of_lanes(layers: tuple[int, int], detail: str) -> None:
 
 
 def test_every_script_is_in_the_page() -> None:
-    folder = resources.files("asyncspec.trace.view") / "assets"
+    folder = resources.files("asyncspec_nodes.plugins.viewer") / "assets"
     assert {f.name for f in folder.iterdir() if f.name.endswith(".js")} == set(SCRIPTS)
     html = page(recorded())
     for name in (*SCRIPTS, "page.css"):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from asyncspec.trace.analysis.build import build
 from asyncspec.trace.analysis.summary import summarise
 from asyncspec.trace.analysis.timeline import Timeline
-from asyncspec.trace.view.page import page
+from asyncspec_nodes.plugins.viewer.page import page
 from browser import CHROMIUM, Browser
 from cluster import Cluster, ask
 from laws import SMALL, Shaken

@@ -18,7 +18,7 @@ from asyncspec.trace.analysis.timeline import (
     Visit,
 )
 from asyncspec.trace.records import NodeRecord, TraceHeader
-from asyncspec.trace.view.page import page
+from asyncspec_nodes.plugins.viewer.page import page
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Segment
 from browser import CHROMIUM, Browser

@@ -82,9 +82,9 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace, sessions: Sequence[int] = SESSIONS) -> Iterator[Level]:
     """Draft model and head, for every number of sessions."""
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.draft_model import load_draft
-    from asyncspec.backend.hf.eagle.source import load_eagle
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.heads.draft_model import load_draft
+    from asyncspec.plugins.hf.heads.eagle.source import load_eagle
 
     target = open_checkpoint(options.target)
     draft = load_draft(open_checkpoint(options.draft), vocab=target.info.vocab_size)

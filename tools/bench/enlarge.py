@@ -28,8 +28,8 @@ from msgspec import Struct
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from asyncspec.backend.hf.files.headers import list_tensors, main_dtype
 from asyncspec.core.errors import UserError
+from asyncspec.plugins.hf.checkpoint.files.headers import list_tensors, main_dtype
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.console.bounds import COUNT
 from tools.bench.options import check_numbers

@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.errors import UserError
 from asyncspec.core.rng import uniform
-from asyncspec.sim.costs import ClusterCost, DraftCost, Jitter, LinkCost, StageCost
+from asyncspec.sim.costs import ClusterCost, Jitter, LinkCost
 from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.simulation.cluster import Setting, simulate

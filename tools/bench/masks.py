@@ -229,7 +229,7 @@ def save_model(size: int, folder: Path, *, width: int, layers: int) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config
 
-    from asyncspec.backend.hf.tokenizer import BYTE_OF_LETTER
+    from asyncspec.plugins.hf.checkpoint.tokenizer import BYTE_OF_LETTER
 
     letters = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
     spelled = ["".join(letters[byte] for byte in name) for name in vocabulary(size).spelled[:-1]]

@@ -135,7 +135,7 @@ def _outside(options: Namespace, watch: Callable[[], AbstractContextManager[list
 def _llama_seconds() -> Iterator[list[float]]:
     """Counts the thread time in ``llama_decode`` of engines that are made inside, without the
     functions of ours that it calls."""
-    from asyncspec.backend.llama.passes import Engine
+    from asyncspec.plugins.llama.passes import Engine
 
     seconds, decode, tensor = [0.0], Engine._decode, Engine._tensor
 
@@ -158,9 +158,9 @@ def _llama_seconds() -> Iterator[list[float]]:
 @contextmanager
 def _product_seconds() -> Iterator[list[float]]:
     """Counts the thread time in products of torch's and FBGEMM's, and in onnxruntime's graphs."""
-    from asyncspec.backend.hf.kernels.cpu import linear, ort
-    from asyncspec.backend.hf.kernels.cpu.capabilities import HalfProduct
-    from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear
+    from asyncspec.plugins.hf.kernels.cpu import linear, ort
+    from asyncspec.plugins.hf.kernels.cpu.capabilities import HalfProduct
+    from asyncspec.plugins.hf.kernels.cpu.half_precision import HalfLinear
 
     seconds = [0.0]
 

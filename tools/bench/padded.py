@@ -20,8 +20,9 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import Progress
 
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.errors import ClusterError
-from asyncspec.sim.costs import ClusterCost, DraftCost, LinkCost, StageCost
+from asyncspec.sim.costs import ClusterCost, LinkCost
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace) -> list[dict[str, object]]:
     """Median ms of each way to multiply, for each number of rows."""
-    from asyncspec.backend.hf.probing import noise
+    from asyncspec.plugins.hf.kernels.probing import noise
 
     shape = options.outputs, options.inputs
     count = max(1, (options.mib << 18) // (shape[0] * shape[1]))
@@ -73,10 +73,10 @@ def ways_to_multiply(weights: list[Tensor]) -> dict[str, list[Product]]:
     """Products of each matrix [N, K] of float32 numbers, by the name of how it is kept."""
     import torch
 
-    from asyncspec.backend.hf.kernels.cpu.capabilities import KernelSettings, can_pack, reads_half
-    from asyncspec.backend.hf.kernels.cpu.half_precision import HalfLinear, UpcastLinear
-    from asyncspec.backend.hf.kernels.cpu.linear import PackedLinear, product_of
-    from asyncspec.backend.hf.kernels.cpu.ort import MlasLinear, import_onnxruntime
+    from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings, can_pack, reads_half
+    from asyncspec.plugins.hf.kernels.cpu.half_precision import HalfLinear, UpcastLinear
+    from asyncspec.plugins.hf.kernels.cpu.linear import PackedLinear, product_of
+    from asyncspec.plugins.hf.kernels.cpu.ort import MlasLinear, import_onnxruntime
 
     settings = KernelSettings()
 

@@ -37,7 +37,7 @@ from tools.bench.random_model import save_random
 if TYPE_CHECKING:
     import torch
 
-    from asyncspec.backend.hf.stage import HFStage
+    from asyncspec.plugins.hf.model.stage import HFStage
 
 ROWS = (1, 4, 16, 64)
 KERNELS = ("onnxruntime", "torch")
@@ -191,7 +191,7 @@ def measure(path: Path, options: argparse.Namespace) -> list[Way]:
 @contextmanager
 def using(kernels: str) -> Iterator[None]:
     """Inside, stages are loaded with these ``KERNELS``."""
-    from asyncspec.backend.hf.kernels.cpu import nbits
+    from asyncspec.plugins.hf.kernels.cpu import nbits
 
     found = nbits.multiplies_levels() and kernels == KERNELS[0]
     with mock.patch.object(nbits, "multiplies_levels", return_value=found):
@@ -202,8 +202,8 @@ def load(
     path: str | Path, layers: int, dtype: str, quantize: Any, kernels: str
 ) -> tuple[HFStage, float]:
     """The first layers as a stage, and how many seconds that took."""
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.stage import load_stage
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.model.stage import load_stage
 
     start = time.perf_counter()
     with using(kernels):
@@ -240,8 +240,8 @@ def _way(
     seconds: dict[int, float],
     base: dict[int, float],
 ) -> Way:
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.weights import read_shard_tensors
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.model.weights import read_shard_tensors
 
     tensors = read_shard_tensors(open_checkpoint(path), 0, layers, stage.shard.dtype)
     weights = sum(tensors.weight_counts().values())
@@ -264,9 +264,9 @@ def layer_errors(width: int) -> list[LayerError]:
     """Of a square matrix of normal weights, for rows with and without outliers."""
     import torch
 
-    from asyncspec.backend.hf.kernels.cpu.nbits import quantized_linear
-    from asyncspec.backend.hf.kernels.cpu.ort import WaitingLinear
-    from asyncspec.backend.hf.probing import noise
+    from asyncspec.plugins.hf.kernels.cpu.nbits import quantized_linear
+    from asyncspec.plugins.hf.kernels.cpu.ort import WaitingLinear
+    from asyncspec.plugins.hf.kernels.probing import noise
 
     weight, rows = noise(width, width), noise(max(ROWS), width, seed=1)
     found: list[LayerError] = []
@@ -292,7 +292,7 @@ def _rows(weight: torch.Tensor, first: int, end: int) -> torch.Tensor:
 
 def _windows(options: argparse.Namespace) -> list[tuple[int, ...]]:
     """The tokens of a text, by the window. Raises ``UserError``."""
-    from asyncspec.backend.hf.tokenizer import load_tokenizer
+    from asyncspec.plugins.hf.checkpoint.tokenizer import load_tokenizer
 
     try:
         text = options.text.read_text(encoding="utf-8")
@@ -308,7 +308,7 @@ def read_text(windows: Sequence[Sequence[int]]) -> list[TextQuality]:
     """Perplexity of a text, and how often the likeliest token is float32's."""
     import torch
 
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 
     layers = open_checkpoint(BUNDLED_TARGET).info.layers
     qualities: list[TextQuality] = []
@@ -333,9 +333,9 @@ def _logits(stage: HFStage, tokens: Sequence[int]) -> Any:
     """[n, vocab], each row before its token is followed by the next."""
     import torch
 
-    from asyncspec.backend.hf.attention import FastAttention
-    from asyncspec.backend.hf.cache import KVCache
     from asyncspec.core.jobs import Row
+    from asyncspec.plugins.hf.attention.attention import FastAttention
+    from asyncspec.plugins.hf.attention.cache import KVCache
 
     count = len(tokens)
     rows = [Row(i, i, tuple(range(i + 1))) for i in range(count)]

@@ -14,7 +14,7 @@ def save_random(config: Any, folder: Path, dtype: torch.dtype) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from asyncspec.backend.hf.process import quiet_transformers
+    from asyncspec.plugins.hf.kernels.process import quiet_transformers
 
     quiet_transformers()
     with torch.random.fork_rng():

@@ -16,11 +16,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from asyncspec.backend.base import reads_features
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Release, SourceJob
 from asyncspec.core.sampling import Sampling
 from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
+from asyncspec.source.registry import kind_of
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -84,14 +84,14 @@ def record(
     prompts: Iterable[str], options: argparse.Namespace
 ) -> tuple[LanguageHeader, Iterator[RecordedText]]:
     """The header, and the texts one by one. Raises ``UserError``."""
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.stage import load_stage
-    from asyncspec.backend.hf.tokenizer import load_tokenizer
     from asyncspec.backend.reference import decode
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.checkpoint.tokenizer import load_tokenizer
+    from asyncspec.plugins.hf.model.stage import load_stage
 
     model_info = check_target(options.target, 1)
     draft = check_draft(str(options.draft), options.target)
-    if any(map(reads_features, parts(draft))):
+    if any(kind_of(part).reads_features for part in parts(draft)):
         raise UserError(
             f"--draft {draft}: a head reads the target's features, which no recording has; name a "
             "draft model, twin or ngram"

@@ -20,7 +20,7 @@ from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.options import check_numbers
 
 if TYPE_CHECKING:
-    from asyncspec.backend.hf.stage import HFStage
+    from asyncspec.plugins.hf.model.stage import HFStage
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -58,9 +58,9 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace, rows: Sequence[int] = ROWS) -> dict[int, float]:
     """Median seconds of a pass over so many siblings below the context."""
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.device import find
-    from asyncspec.backend.hf.stage import load_stage
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.kernels.device import find
+    from asyncspec.plugins.hf.model.stage import load_stage
 
     checkpoint = open_checkpoint(options.target)
     layers = options.layers or max(1, checkpoint.info.layers // 4)

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.hf import device as torch_names
-from asyncspec.backend.llama.library import MISSING
 from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec.plugins.hf.kernels import device as torch_names
+from asyncspec.plugins.llama.library import MISSING
 from asyncspec_nodes.console.arguments import Parser, Version
 from tools.bench.bits.shapes import PUBLISHED
 from tools.bench.selection import check_file, chosen_parts
@@ -121,7 +121,7 @@ def _devices(options: argparse.Namespace, *, gguf: bool) -> tuple[list[str], lis
         for name in of_torch:
             torch_names.find(name)
         return of_torch, []
-    from asyncspec.backend.llama.devices import find, gpus
+    from asyncspec.plugins.llama.devices import find, gpus
 
     of_llama = options.device or ["cpu", *(device.name for device in gpus())]
     of_torch, without = _known(of_torch, torch_names.find)

@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 from safetensors import safe_open
 
-from asyncspec.backend.llama.library import bindings, last_error
 from asyncspec.core.errors import UserError
+from asyncspec.plugins.llama.library import bindings, last_error
 from tools.check_device.file_types import FILE_TYPES
 
 

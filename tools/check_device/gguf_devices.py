@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from asyncspec.backend.llama.devices import gpus
+from asyncspec.plugins.llama.devices import gpus
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from tools.check_device.convert import convert
 from tools.check_device.measure import POLICIES, Measured, measure

@@ -9,9 +9,9 @@ from typing import Any
 from msgspec import Struct
 
 from asyncspec.backend.base import EngineOptions
-from asyncspec.backend.llama.stage import LlamaStage, load_stage
-from asyncspec.backend.llama.target import open_target
 from asyncspec.core.errors import AsyncSpecError
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.target import open_target
 from tools.check_device.runs import checked_run
 
 POLICIES = ("autoregressive", "flowspec")

@@ -12,10 +12,10 @@ import torch
 from msgspec import Struct
 
 from asyncspec.backend.base import Quantize
-from asyncspec.backend.hf import device as devices
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.stage import HFStage, load_stage
 from asyncspec.core.errors import AsyncSpecError, first_line
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels import device as devices
+from asyncspec.plugins.hf.model.stage import HFStage, load_stage
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from tools.bench.bits.compare import compare
 from tools.bench.bits.shapes import PUBLISHED

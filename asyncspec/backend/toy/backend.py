@@ -25,13 +25,13 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageOptions,
     StageSpec,
-    Tensors,
     twin_quantize,
 )
 from asyncspec.backend.tokenizer import conversation
 from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
 from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.core.errors import CheckpointError, InputProblem
+from asyncspec.core.tensors import Tensors
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 

@@ -15,11 +15,12 @@ import numpy as np
 from msgspec import Struct
 
 from asyncspec.backend import sampling
-from asyncspec.backend.base import ModelInfo, WireTensor
+from asyncspec.backend.base import ModelInfo
 from asyncspec.backend.tree_stage import TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, TensorRows
 from asyncspec.core.rng import MASK, mix, stream
 from asyncspec.core.sampling import Sampling, seen
+from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 

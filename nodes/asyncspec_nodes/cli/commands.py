@@ -1,46 +1,93 @@
-"""The commands of ``asyncspec``. The module of a command is imported when that command is given."""
+"""The commands of ``asyncspec``: those that installed packages register under the entry point group
+``asyncspec.commands``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from asyncspec_nodes.console.arguments import Parser, Version
+from asyncspec.core.errors import AsyncSpecError, UserError, first_line
+from asyncspec.registry import OWN_PACKAGE, Registry
+from asyncspec_nodes.console.arguments import Parser, Version, print_notice
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
-COMMANDS = {
-    "demo": "a plain pipeline and flow side by side, on four emulated computers",
-    "run": "run prompts on a cluster of processes here",
-    "chat": "talk with a model in the terminal, on a running service or cluster or a new one",
-    "simulate": "run the same machines on a virtual clock, with a model of language and of costs",
-    "memory": "what each stage of a model takes",
-    "serve": "serve the OpenAI interface over HTTP, on a cluster started here or a running one",
-    "up": "start a cluster that other machines join, and serve the OpenAI interface over HTTP",
-    "join": "make this machine part of a cluster that asyncspec up has started",
-    "plan": "plan which machine holds which layers, or (DiP-SD) which users are verified together",
-    "policies": "list the policies",
-    "check": "check a cluster file, and what it names on this machine",
-    "completion": "print a shell's completion of these commands",
-    "drain": "let a running cluster finish its requests and take no new ones",
-    "record": "record a running cluster",
-    "trace": "show a recorded run",
-}
-"""Help texts. The module of the same name has ``add_arguments(parser)`` and ``run(arguments)``,
-which returns the exit code and raises ``AsyncSpecError``."""
+
+class Command(NamedTuple):
+    """A command of ``asyncspec``."""
+
+    help: str
+    # A module with ``add_arguments(parser)`` and ``run(arguments)``, which returns the exit code
+    # and raises ``AsyncSpecError``. It is imported when the command is given.
+    module: str
+
+
+COMMANDS: Registry[Command] = Registry("asyncspec.commands", "command", Command)
+"""The installed commands."""
+
+FIRST = ("demo", "run", "chat", "serve", "up", "join")
+"""The first commands of the help; the others follow by their names."""
+
+DEMO = Command(
+    "a plain pipeline and flow side by side, on four emulated computers", "asyncspec_nodes.cli.demo"
+)
+RUN = Command("run prompts on a cluster of processes here", "asyncspec_nodes.cli.run")
+CHAT = Command(
+    "talk with a model in the terminal, on a running service or cluster or a new one",
+    "asyncspec_nodes.cli.chat",
+)
+SIMULATE = Command(
+    "run the same machines on a virtual clock, with a model of language and of costs",
+    "asyncspec_nodes.cli.simulate",
+)
+MEMORY = Command("what each stage of a model takes", "asyncspec_nodes.cli.memory")
+SERVE = Command(
+    "serve the OpenAI interface over HTTP, on a cluster started here or a running one",
+    "asyncspec_nodes.cli.serve",
+)
+UP = Command(
+    "start a cluster that other machines join, and serve the OpenAI interface over HTTP",
+    "asyncspec_nodes.cli.up",
+)
+JOIN = Command(
+    "make this machine part of a cluster that asyncspec up has started", "asyncspec_nodes.cli.join"
+)
+PLAN = Command(
+    "plan which machine holds which layers, or (DiP-SD) which users are verified together",
+    "asyncspec_nodes.cli.plan",
+)
+PLAN_LAYERS = Command(
+    "which device holds which layers of a target, and how fast that will be",
+    "asyncspec_nodes.cli.planning.layers",
+)
+POLICIES = Command("list the policies", "asyncspec_nodes.cli.policies")
+PLUGINS = Command(
+    "list what is installed under a name: policies, backends, commands, and their packages",
+    "asyncspec_nodes.cli.plugins",
+)
+CHECK = Command(
+    "check a cluster file, and what it names on this machine", "asyncspec_nodes.cli.check"
+)
+COMPLETION = Command(
+    "print a shell's completion of these commands", "asyncspec_nodes.cli.completion"
+)
+DRAIN = Command(
+    "let a running cluster finish its requests and take no new ones", "asyncspec_nodes.cli.drain"
+)
+RECORD = Command("record a running cluster", "asyncspec_nodes.cli.record")
 
 
 def run(argv: Sequence[str] | None) -> int:
     """Run a command: its exit code. Raises ``AsyncSpecError``, and ``SystemExit`` as argparse."""
     with exit_on_interrupt():
         arguments = build_parser().parse_args(argv)
-    code: int = _module(arguments.command).run(arguments)
+    code: int = module_of(arguments.command).run(arguments)
     return code
 
 
 def build_parser(*, complete: bool = False) -> Parser:
     """``asyncspec``; ``complete``: with the arguments of every command, whose modules are imported
-    otherwise only when they are given."""
+    otherwise only when they are given. A command that cannot be imported is a notice."""
     parser = Parser(
         prog="asyncspec",
         description="Several small machines serve one large language model, fast and exactly.",
@@ -49,11 +96,22 @@ def build_parser(*, complete: bool = False) -> Parser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=_CommandParser
     )
-    for name, text in COMMANDS.items():
+    usable, problems = COMMANDS.usable()
+    for problem in problems:
+        print_notice(problem)
+    for name in in_order(usable):
+        text = usable[name].help
         command = commands.add_parser(name, help=text, description=text)
         if complete:
             command.complete()
     return parser
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of commands in the order of the help, without those that are a second word."""
+    rest = sorted(name for name in names if "." not in name)
+    first = [name for name in FIRST if name in rest]
+    return first + [name for name in rest if name not in first]
 
 
 class _CommandParser(Parser):
@@ -62,12 +120,25 @@ class _CommandParser(Parser):
     def complete(self) -> None:
         """Add the command's arguments."""
         self.add_argument("--version", action=Version)
-        _module(self.prog.split()[-1]).add_arguments(self)
+        module_of(self.prog.split()[-1]).add_arguments(self)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.complete()
         return super().parse_known_args(args, namespace)
 
 
-def _module(command: str) -> Any:
-    return import_module(f"asyncspec_nodes.cli.{command}")
+def module_of(name: str) -> Any:
+    """A command's module. Raises ``UserError`` where another package's cannot be imported."""
+    command = COMMANDS[name]
+    try:
+        return import_module(command.module)
+    except AsyncSpecError:
+        raise
+    except Exception as error:
+        package = next(plugin.package for plugin in COMMANDS.plugins() if plugin.name == name)
+        if package == OWN_PACKAGE:
+            raise
+        raise UserError(
+            f"package {package}: command {name!r} ({command.module}) cannot be imported: "
+            f"{type(error).__name__}: {first_line(error)}; update or uninstall {package}"
+        ) from error

@@ -16,15 +16,11 @@ from asyncspec.backend.registry import backend_of, backend_of_source, with_backe
 from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
-from asyncspec.source import ngram
-from asyncspec.source.suffix import MAX_TOKENS, TOKEN_BYTES
+from asyncspec.source.registry import kind_of, needs_backend
 from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
 from asyncspec_nodes.cluster.automatic import choose
 from asyncspec_nodes.cluster.checkpoints import (
     AUTO,
-    NGRAM,
-    SUFFIX,
-    WITHOUT_MODEL,
     parts,
     spelled_out,
 )
@@ -94,12 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
                 part, target, table.dtype, options.device
             )
             for part in names
-            if part not in WITHOUT_MODEL
+            if needs_backend(part)
         ]
-        if SUFFIX in names:
-            models.append(Footprint((0, 0), MAX_TOKENS * TOKEN_BYTES, TOKEN_BYTES, 0))
-        if NGRAM in names:
-            models.append(Footprint((0, 0), 0, ngram.TOKEN_BYTES, 0))
+        kinds = [kind_of(part) for part in names if not needs_backend(part)]
+        models += [Footprint((0, 0), kind.shared_bytes, kind.token_bytes, 0) for kind in kinds]
         draft = _node_memory(0, (0, 0), models, slots, tree, process, arguments.sessions)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})

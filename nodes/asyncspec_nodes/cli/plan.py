@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
-from typing import Any
 
+from asyncspec_nodes.cli.commands import COMMANDS, module_of
 from asyncspec_nodes.console.arguments import Parser
 
-PLANNERS = {
-    "layers": "which device holds which layers of a target, and how fast that will be",
-    "dipsd": "DiP-SD: who is verified together when many users draft for one target",
-}
-"""Help texts. ``planning.NAME`` has ``add_arguments(parser)`` and ``run(arguments)``."""
+PREFIX = "plan."
+"""Name of an entry point whose command is a second word, as ``plan.layers`` is ``plan layers``."""
 
 
 def add_arguments(parser: Parser) -> None:
+    """Arguments of every installed planner's command."""
+    names = [name for name in COMMANDS if name.startswith(PREFIX)]
     planners = parser.add_subparsers(
-        dest="planner", required=True, metavar="layers|dipsd", parser_class=Parser
+        dest="planner",
+        required=True,
+        metavar="|".join(name.removeprefix(PREFIX) for name in names),
+        parser_class=Parser,
     )
-    for name, text in PLANNERS.items():
-        _module(name).add_arguments(planners.add_parser(name, help=text, description=text))
+    for name in names:
+        text = COMMANDS[name].help
+        planner = planners.add_parser(name.removeprefix(PREFIX), help=text, description=text)
+        module_of(name).add_arguments(planner)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    code: int = _module(arguments.planner).run(arguments)
+    """Plan; the exit code."""
+    code: int = module_of(PREFIX + arguments.planner).run(arguments)
     return code
-
-
-def _module(name: str) -> Any:
-    return import_module(f"asyncspec_nodes.cli.planning.{name}")

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from asyncspec.core.errors import UserError
-from asyncspec.policy.registry import LOSSLESS, POLICIES, split
+from asyncspec.policy.registry import POLICIES, lossless, split
 from asyncspec.sim.costs import PRESETS, ClusterCost, Jitter, scaled
 from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
 from asyncspec.sim.recorded import read_language
@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _policies(given: list[str] | None) -> tuple[str, ...]:
     if given is None:
-        return LOSSLESS
+        return lossless()
     names = [name for text in given for name in split(text)]
     for name in names:
         if problem := POLICIES.problem(name):

@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import AsyncSpecError, ClusterError
+from asyncspec.source.registry import needs_backend
 from asyncspec_nodes.cli import cluster_options, join, serve
 from asyncspec_nodes.cli.serve import Serving
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
-from asyncspec_nodes.cluster.checkpoints import WITHOUT_MODEL, parts
+from asyncspec_nodes.cluster.checkpoints import parts
 from asyncspec_nodes.cluster.config import ClusterTable, Config
 from asyncspec_nodes.cluster.placement import MAX_CONTEXT, cluster_cost
 from asyncspec_nodes.console import bounds
@@ -169,7 +170,7 @@ def _config(local: Config, name: str) -> Config:
 def _draft_bytes(config: Config) -> int:
     """What the draft node takes of this machine."""
     target = config.target.path
-    models = [name for name in parts(config.draft.source) if name not in WITHOUT_MODEL]
+    models = [name for name in parts(config.draft.source) if needs_backend(name)]
     how = (target, config.target.dtype, config.engine_of(0).device)
     weights = sum(
         backend_of_source(name, target).source_footprint(name, *how).weights for name in models

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import asyncspec
-from asyncspec.backend.base import EAGLE, MTP, ModelInfo, reads_features, twin_quantize
+from asyncspec.backend.base import EAGLE, ModelInfo, twin_quantize
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError, reading
 from asyncspec.core.paths import expanded
+from asyncspec.source.registry import kind_of, make_source, needs_backend
 from asyncspec_nodes.cluster.config import check_stages
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
@@ -25,7 +26,6 @@ BUNDLED_EAGLE = MODELS / "demo-eagle"
 NGRAM = "ngram"
 SUFFIX = "suffix"
 NONE = "none"
-WITHOUT_MODEL = (NGRAM, SUFFIX, NONE)
 LOOKUPS_ALONE = f"{NGRAM}+{SUFFIX}"
 
 AUTO = "auto"
@@ -58,16 +58,20 @@ def parts(name: str) -> tuple[str, ...]:
     found = _split(name)
     if len(found) == 1:
         return found
-    wrong = next((part for part in found if not part or part in (NONE, HYBRID, AUTO)), None)
+    wrong = next((part for part in found if not _mixes(part)), None)
     if wrong is not None:
         raise UserError(f"{name!r} mixes {wrong or 'nothing'!r} with something; leave it out")
     if len(set(found)) < len(found):
         raise UserError(f"{name!r} names a token source twice; leave one out")
-    if sum(map(reads_features, found)) > 1:
+    if sum(kind_of(part).reads_features for part in found) > 1:
         raise UserError(f"{name!r} mixes two heads; only one can read the target's features")
     if sum(twin_quantize(part) is not None for part in found) > 1:
         raise UserError(f"{name!r} mixes two twins of the target; leave one out")
     return found
+
+
+def _mixes(part: str) -> bool:
+    return bool(part) and part not in (HYBRID, AUTO) and kind_of(part).mixes
 
 
 def each(name: str, change: Callable[[str], str]) -> str:
@@ -86,7 +90,9 @@ def check_draft(source: str, target: str | Path) -> str:
     """A token source as a cluster file names it. Raises ``UserError``."""
 
     def check(part: str) -> str:
-        if part in WITHOUT_MODEL:
+        if not needs_backend(part):
+            if part != NONE:
+                make_source(part)
             return part
         return backend_of_source(part, str(target)).check_source(part, str(target))
 
@@ -106,7 +112,7 @@ def spelled_out(source: str, target: str | Path) -> str:
 
 def is_name(part: str) -> bool:
     """Whether a part of a token source names no file."""
-    return part in (*WITHOUT_MODEL, MTP, AUTO) or twin_quantize(part) is not None
+    return part == AUTO or not kind_of(part).names_model
 
 
 PLAIN = "plain"

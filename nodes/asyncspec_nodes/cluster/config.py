@@ -17,6 +17,7 @@ from asyncspec.backend.base import (
 )
 from asyncspec.backend.registry import backend_name
 from asyncspec.core.errors import UserError
+from asyncspec.planning import DEFAULT_PLANNER
 from asyncspec_nodes.console.log_table import LogTable
 
 GenerationConfig = Literal["auto", "none"]
@@ -158,6 +159,8 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     window: Positive = 2
     # Rows of a pass that several sessions share.
     batch_rows: Positive = 256
+    # Who plans batches of sessions whose policy is `dip-sd` (`asyncspec plugins` lists planners).
+    planner: str = DEFAULT_PLANNER
     # How long requests wait for a pipeline that is down before they fail, in seconds.
     rejoin_seconds: Seconds = 30.0
     # A silent peer is taken for dead after at most this many seconds.

@@ -18,6 +18,7 @@ from asyncspec.backend.base import DEFAULT_OPTIONS, EAGLE, EngineOptions, twin_q
 from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.core.paths import expanded
+from asyncspec.planning import PLANNERS
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, each, is_name, parts
@@ -107,6 +108,8 @@ def _check_targets(config: Config) -> None:
 
 
 def _check_draft(config: Config) -> None:
+    if (planner := config.limits.planner) not in PLANNERS:
+        raise UserError(f"[limits] planner: there is no {planner}; use {' or '.join(PLANNERS)}")
     if problem := POLICIES.problem(config.draft.policy):
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):

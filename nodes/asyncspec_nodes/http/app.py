@@ -24,11 +24,7 @@ from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
 from asyncspec_nodes.http.foreign.ollama import GenerateRequest, OllamaChatRequest
 from asyncspec_nodes.http.foreign.ollama_models import ShowRequest, model_object, running, shown
 from asyncspec_nodes.http.foreign.openapi import description
-from asyncspec_nodes.http.foreign.prompts import (
-    CountRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
+from asyncspec_nodes.http.foreign.prompts import CountRequest, DetokenizeRequest, TokenizeRequest
 from asyncspec_nodes.http.foreign.responses import ResponsesRequest
 from asyncspec_nodes.http.limits import ConcurrencyLimit
 from asyncspec_nodes.http.middleware import (

@@ -25,12 +25,7 @@ from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.server import Connections
 from asyncspec_nodes.join import messages
 from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
-from asyncspec_nodes.join.connection import (
-    announced,
-    listening_addresses,
-    near,
-    unmapped,
-)
+from asyncspec_nodes.join.connection import announced, listening_addresses, near, unmapped
 from asyncspec_nodes.join.members import Member
 from asyncspec_nodes.join.messages import (
     HEARTBEAT_SECONDS,

@@ -50,27 +50,15 @@ def preload(file: Path) -> None:
     from asyncspec.backend.threads import set_thread_defaults
     from asyncspec.core.errors import AsyncSpecError
     from asyncspec_nodes.cluster.file import load
-    from asyncspec_nodes.node import resources
+    from asyncspec_nodes.node import command, preloading, resources
 
+    del command
     config = None
     with contextlib.suppress(AsyncSpecError):
         config = load(file)
         resources.set_local_threads(config)
     set_thread_defaults()
-    preload_model(None if config is None else config.target.path)
-
-
-def preload_model(model: str | None) -> None:
-    """``preload``, with the threads that are set."""
-    from asyncspec.actor import loop
-    from asyncspec.backend import registry
-    from asyncspec_nodes.node import command, process, resources
-
-    del command, process
-    loop.loop_factory()
-    registry.backend_of(model or "").preload(model)
-    # The garbage collector writes to the objects it visits, which would unshare their pages.
-    resources.freeze_objects()
+    preloading.preload_model(None if config is None else config.target.path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from asyncspec_nodes.console.log_table import LogTable
 from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources
-from asyncspec_nodes.node.cli import preload_model
+from asyncspec_nodes.node.preloading import preload_model
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.supervisor import RESTARTS, SUPERVISES, Supervisor
 from asyncspec_protocol.ids import DRAFT, MAX_DRAFTS, Rank, draft_rank

@@ -21,9 +21,7 @@ from asyncspec.backend.base import (
     SourceSpec,
     StageBackend,
     StageSpec,
-    Tensors,
     host_memory,
-    reads_features,
 )
 from asyncspec.backend.paced import Pace, Paced
 from asyncspec.backend.registry import backend_of, backend_of_source
@@ -32,21 +30,17 @@ from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
+from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.errors import UserError
+from asyncspec.core.tensors import Tensors
 from asyncspec.policy.registry import POLICIES
-from asyncspec.sim.costs import DraftCost, StageCost
-from asyncspec.source import ngram, suffix
-from asyncspec.source.base import TokenSource
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
-from asyncspec.source.suffix import SuffixSource
+from asyncspec.source.registry import SourceKind, kind_of, make_source, needs_backend
 from asyncspec_nodes.cluster.automatic import described, resolved, source_name
 from asyncspec_nodes.cluster.checkpoints import (
-    NGRAM,
     NONE,
     PLAIN,
-    SUFFIX,
-    WITHOUT_MODEL,
     parts,
     read_template,
 )
@@ -77,14 +71,8 @@ from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.links import MIXED, role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
 
-LOOKUPS: Mapping[str, Callable[[], TokenSource]] = {NGRAM: NGramSource, SUFFIX: SuffixSource}
-"""Token sources without a model, by name."""
-
-_LOOKUP_BYTES = {NGRAM: ngram.TOKEN_BYTES, SUFFIX: suffix.TOKEN_BYTES}
-"""What they hold of a session's token."""
-
 _IDLE = LoadedSource(NGramSource())
-"""Of a node whose machine sends no draft requests to its device."""
+"""Placeholder for nodes whose machine sends no draft requests to its device."""
 
 
 def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedSource:
@@ -102,10 +90,10 @@ def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedS
             SourceSpec(name, target, config.target.dtype, config.engine_of(rank))
         )
         for name in names
-        if name not in WITHOUT_MODEL
+        if needs_backend(name)
     ]
     bases = [loaded.source for loaded in models]
-    lookups = [LOOKUPS[name]() for name in names if name in LOOKUPS]
+    lookups = [make_source(name) for name in names if not needs_backend(name)]
     reader = next((loaded for loaded in models if loaded.features), None)
     if not bases:
         bases, lookups = lookups[:1], lookups[1:]
@@ -115,13 +103,17 @@ def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedS
     return LoadedSource(
         source,
         sum(loaded.token_bytes for loaded in models)
-        + sum(_LOOKUP_BYTES.get(name, 0) for name in names),
+        + sum(kind_of(name).token_bytes for name in names),
         reader.features if reader else (),
         reader.tensors if reader else None,
         sum(loaded.session_bytes for loaded in models),
         # They have one device, or compute in the host's memory.
         *_device_of(models),
     )
+
+
+def _kinds(config: Config) -> list[SourceKind]:
+    return [kind_of(part) for part in parts(config.draft.source)]
 
 
 def _device_of(
@@ -238,6 +230,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 stages=config.stages,
                 window=config.limits.window,
                 batch_rows=config.limits.batch_rows,
+                planner=config.limits.planner,
                 slots=_stage_slots(config, rank, stage),
                 vocab=model.info.vocab_size,
                 first_layer=span[0],
@@ -305,7 +298,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                     devices, backend.threads(), len(config.nodes) - len(devices)
                 ),
                 awaits_features=bool(source.tensors and not source.features),
-                source_remembers=SUFFIX in parts(config.draft.source),
+                source_remembers=any(kind.remembers for kind in _kinds(config)),
                 min_common_prefix=MIN_COMMON_PREFIX if target.info.shares_prefixes else NO_PREFIX,
                 slots=_source_slots(config, rank, source),
                 first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
@@ -345,7 +338,7 @@ def _chat_facts(tokenizer: Tokenizer) -> ChatFacts:
 
 def _passing_on(config: Config, target: OpenModel, backend: Backend) -> LoadedSource:
     """What a draft node has in place of a token source on a node of its own."""
-    if not any(map(reads_features, parts(config.draft.source))):
+    if not any(kind.reads_features for kind in _kinds(config)):
         return _IDLE
     return LoadedSource(_IDLE.source, tensors=backend.feature_tensors(target, config.target.dtype))
 

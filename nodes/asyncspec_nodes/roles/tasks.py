@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from asyncspec.core.machine import Task
-from asyncspec.dipsd.online.request import Decision, PlanRequest
-from asyncspec_nodes.roles.verify.planning import PLAN_TASK
+from asyncspec.planning import PLANNERS
 
 
-def _plan(request: PlanRequest) -> Decision:
-    # Here, because numpy takes longer to import than most commands run.
-    from asyncspec.dipsd.online.decide import decide
+class PlannerTasks(Mapping[str, Task]):
+    """Each planner's decision, by the planner's name."""
 
-    return decide(request.deployment, request.noise)
+    def __getitem__(self, name: str) -> Task:
+        return PLANNERS[name].decide
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PLANNERS)
+
+    def __len__(self) -> int:
+        return len(PLANNERS)
 
 
-TASKS: Mapping[str, Task] = {PLAN_TASK: _plan}
+TASKS: Mapping[str, Task] = PlannerTasks()

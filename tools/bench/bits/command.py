@@ -96,9 +96,9 @@ def result(
     model: str, path: str | Path, quantize: Quantize = "none", device: str = "cpu"
 ) -> Result:
     """Raises ``CheckpointError``."""
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
-    from asyncspec.backend.hf.device import find
-    from asyncspec.backend.hf.stage import load_stage
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.kernels.device import find
+    from asyncspec.plugins.hf.model.stage import load_stage
 
     start = time.monotonic()
     checkpoint = open_checkpoint(path)

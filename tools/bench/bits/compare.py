@@ -17,7 +17,7 @@ from asyncspec_protocol.ids import SegmentId, SessionId
 if TYPE_CHECKING:
     import torch
 
-    from asyncspec.backend.hf.stage import HFStage
+    from asyncspec.plugins.hf.model.stage import HFStage
 
 SESSION = SessionId(0)
 

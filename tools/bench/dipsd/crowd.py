@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Tables, paper
-from asyncspec.dipsd.optimizer.baselines import algorithm1
-from asyncspec.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Tables, paper
+from asyncspec.plugins.dipsd.optimizer.baselines import algorithm1
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from tools.bench.dipsd.instances import KINDS, instance
 
 USERS = (16, 32, 64)

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, Tables, paper
-from asyncspec.dipsd.optimizer.baselines import BASELINES, algorithm1
-from asyncspec.dipsd.optimizer.planner import plan_best
-from asyncspec.dipsd.simulation import best_greedy
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import ALPHA, LINK_MS, PREFIX, Deployment, Tables, paper
+from asyncspec.plugins.dipsd.optimizer.baselines import BASELINES, algorithm1
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.simulation import best_greedy
 
 UNEQUAL = 12
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from asyncspec.dipsd.model import (
+from asyncspec.plugins.dipsd.model import (
     ALPHA,
     LINK_MS,
     SERVER,

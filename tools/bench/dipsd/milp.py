@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import highspy
 
-from asyncspec.dipsd.model import Deployment, Plan, Tables, capacity
+from asyncspec.plugins.dipsd.model import Deployment, Plan, Tables, capacity
 
 CLOSE = 1e-6
 """Of the tokens of a cycle: what counts as no improvement. HiGHS keeps to integers and rows within

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from asyncspec.core.errors import UserError
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Tables
-from asyncspec.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Deployment, Tables
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from tools.bench.dipsd.instances import KINDS, instance
 
 LONGEST = 8

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import PlanResult, Tables
-from asyncspec.dipsd.optimizer.association import associations
-from asyncspec.dipsd.optimizer.baselines import algorithm1
-from asyncspec.dipsd.optimizer.lengths import best_lengths
-from asyncspec.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import PlanResult, Tables
+from asyncspec.plugins.dipsd.optimizer.association import associations
+from asyncspec.plugins.dipsd.optimizer.baselines import algorithm1
+from asyncspec.plugins.dipsd.optimizer.lengths import best_lengths
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from tools.bench.dipsd.instances import KINDS, instance
 
 EQUAL = 1 - 1e-9

@@ -19,7 +19,6 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError
-from asyncspec_nodes.cli.planning.running_cluster import why
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
@@ -28,6 +27,7 @@ from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
+from asyncspec_nodes.plugins.dipsd.running_cluster import why
 from asyncspec_nodes.reference import CheckRequest, check
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, PlanStatus, Submit

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.dipsd.evaluate import evaluate
-from asyncspec.dipsd.model import Deployment, Plan, Tables, paper
-from asyncspec.dipsd.optimizer.lengths import best_lengths
-from asyncspec.dipsd.optimizer.planner import plan_best
-from asyncspec.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
+from asyncspec.plugins.dipsd.evaluate import evaluate
+from asyncspec.plugins.dipsd.model import Deployment, Plan, Tables, paper
+from asyncspec.plugins.dipsd.optimizer.lengths import best_lengths
+from asyncspec.plugins.dipsd.optimizer.planner import plan_best
+from asyncspec.plugins.dipsd.simulation import Noise, best_greedy, simulate_greedy, simulate_plan
 
 USERS = (4, 16, 64)
 ROUNDS = 120

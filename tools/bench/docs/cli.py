@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from importlib import import_module
 
-from asyncspec_nodes.cli.commands import COMMANDS
+from asyncspec_nodes.cli.commands import COMMANDS, in_order
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.node import command as node
 from tools.bench.docs.comments import linked
@@ -18,9 +18,10 @@ SHARED = "shared"
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Every installed command with its arguments."""
     found: dict[str, argparse.ArgumentParser] = {}
-    for name, text in COMMANDS.items():
-        parser = Parser(prog=f"asyncspec {name}", description=text)
-        import_module(f"asyncspec_nodes.cli.{name}").add_arguments(parser)
+    for name in in_order(COMMANDS):
+        command = COMMANDS[name]
+        parser = Parser(prog=f"asyncspec {name}", description=command.help)
+        import_module(command.module).add_arguments(parser)
         found |= _with_words(parser) or {f"asyncspec {name}": parser}
     found["asyncspec-node"] = node.build_parser()
     return found

@@ -23,11 +23,11 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.hf.checkpoint import open_checkpoint
-from asyncspec.backend.hf.stage import load_stage
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Admit, Forward, Row
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.model.stage import load_stage
 from asyncspec_nodes.node.cli import huge_page_environment
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.enlarge import Size, enlarge

@@ -23,17 +23,13 @@ from asyncspec.actor.link import LinkOptions  # noqa: E402
 from asyncspec.actor.loop import run  # noqa: E402
 from asyncspec.actor.routing import Host  # noqa: E402
 from asyncspec.actor.runtime import Runtime  # noqa: E402
-from asyncspec.backend.base import WireTensor  # noqa: E402
-from asyncspec.backend.hf.wire import (  # noqa: E402
-    from_wire,
-    select,
-    to_wire,
-)
 from asyncspec.core.jobs import (  # noqa: E402
     Forward,
     StageJob,
     TensorRows,
 )
+from asyncspec.core.tensors import WireTensor  # noqa: E402
+from asyncspec.plugins.hf.model.wire import from_wire, select, to_wire  # noqa: E402
 from asyncspec_nodes.node import listen  # noqa: E402
 from asyncspec_nodes.roles.verify.machine import VerifyMachine  # noqa: E402
 from asyncspec_nodes.roles.verify.session import VerifyConfig  # noqa: E402

@@ -21,8 +21,8 @@ import aiohttp
 import torch
 from msgspec import Struct
 
-from asyncspec.backend.llama.devices import find
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.plugins.llama.devices import find
 from asyncspec_nodes.local.children import last_line
 from tools.bench.enlarge import stored_dtype
 from tools.bench.peers.comparison import LOOKUP, Comparison, Engine

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from asyncspec.sim.costs import PRESETS, ClusterCost, DraftCost, LinkCost, StageCost, scaled
+from asyncspec.core.costs import DraftCost, StageCost
+from asyncspec.sim.costs import PRESETS, ClusterCost, LinkCost, scaled
 from asyncspec_nodes.cluster.checkpoints import NGRAM, SUFFIX
 from tools.bench.report.models import SUFFIX_EARLIER
 

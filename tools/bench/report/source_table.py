@@ -28,7 +28,7 @@ def source_rows(table: Table, models: Models) -> Iterator[dict[str, str | float]
 
 
 def _level_seconds(label: str, models: Models) -> float:
-    from asyncspec.backend.hf.checkpoint import open_checkpoint
+    from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
     from asyncspec_nodes.node.loading import load_source
 
     target = open_checkpoint(models.target)

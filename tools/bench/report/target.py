@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncspec.backend.hf.tokenizer import load_tokenizer
 from asyncspec.backend.reference import CHUNK, decode
 from asyncspec.core.jobs import Admit, Forward, Release, Row, SamplerOutput
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.checkpoint.tokenizer import load_tokenizer
 from asyncspec_protocol.ids import SegmentId, SessionId
 from tools.bench.report.cell import Ask
 
@@ -20,8 +20,8 @@ class Target:
     """A target on one stage. Imports torch."""
 
     def __init__(self, path: str) -> None:
-        from asyncspec.backend.hf.checkpoint import open_checkpoint
-        from asyncspec.backend.hf.stage import load_stage
+        from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+        from asyncspec.plugins.hf.model.stage import load_stage
 
         self.checkpoint = open_checkpoint(path)
         self.info = self.checkpoint.info

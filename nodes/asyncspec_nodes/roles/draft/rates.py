@@ -1,4 +1,4 @@
-"""What this node is measured to be, and when the first stage gets a report (DiP-SD at run time).
+"""What this node is measured to be, and when the first stage gets a report for its planner.
 
 Only sessions whose policy may be planned are measured, and only they cost a message.
 """
@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.machine import Effects, Send
-from asyncspec.dipsd.online.measured import MIN_ROUNDS, AcceptanceCounts, DraftMeasurements
 from asyncspec.source.base import DraftResults
+from asyncspec_nodes.roles.draft.measurements import MIN_ROUNDS, AcceptanceCounts, DraftMeasurements
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState
 from asyncspec_protocol.messages import PassTimes, Rates, Verdict
 

@@ -17,9 +17,9 @@ from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Request
 from asyncspec.core.stats import MAX_BREAKS, Counters, SlotClock
 from asyncspec.core.tree import TokenTree
-from asyncspec.dipsd.online.measured import DraftMeasurements
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_tree_nodes
 from asyncspec.policy.registry import POLICIES
+from asyncspec_nodes.roles.draft.measurements import DraftMeasurements
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand, Rates
 
@@ -171,7 +171,7 @@ class DraftSession(Struct, frozen=True):
     # Rows its next segment should have at most, and those of the last one.
     tree_budget: int = PARAMETERS.max_rows
     rows: int = 0
-    # DiP-SD: tokens of its drafts by the first stage's plan, 0: none; the rates reported last; when
+    # Tokens of its drafts by the first stage's plan, 0: none; the rates reported last; when
     # its last segment was sent.
     planned_length: int = 0
     reported: Rates | None = None
@@ -295,7 +295,7 @@ class DraftState(Struct, frozen=True):
     floor_aware: frozenset[Rank] = frozenset()
     # What policies have learned, by name and parameters and kind of sampling; the latest is last.
     memories: Mapping[MemoryName, object] = {}
-    # What passes and links cost, and what plans are made from (DiP-SD).
+    # What passes and links cost, and what plans are made from.
     costs: PipelineCosts = PipelineCosts()
     measured: DraftMeasurements = DraftMeasurements()
     # Segments the first stage allows in all on this link, and those sent.

@@ -1,4 +1,4 @@
-"""The batch schedule of a DiP-SD plan, as the first stage follows it.
+"""The batch schedule of a plan, as the first stage follows it.
 
 Batches are verified in cyclic order. A batch's pass starts when all its sessions have a segment
 here, or at its deadline. A session that misses the deadline is suspended: it is served as if there
@@ -14,8 +14,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.machine import SetTimer
-from asyncspec.dipsd.online.comparison import PlanComparison
-from asyncspec.dipsd.online.request import Decision, PlanRequest
+from asyncspec.planning import Decision, PlanRequest
+from asyncspec_nodes.roles.verify.plan_comparison import PlanComparison
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.messages import PassTimes, Rates
 

@@ -54,7 +54,7 @@ class FairShare(Struct, frozen=True):
     """Rows of a pass that sessions should share."""
 
     rows: int
-    # Their rows do not count: a plan decides when they go (DiP-SD).
+    # Their rows do not count: a plan decides when they go.
     exempt: Collection[SessionId] = ()
 
 

@@ -1,28 +1,20 @@
-"""DiP-SD at run time, on the first stage: when a plan is requested, and how it is followed.
+"""Planners on the first stage: when a plan is requested, and how it is followed.
 
 One request is under way at a time, and none while its input has not changed noticeably. A plan is
-kept as long as it brings what greedy batching would (``asyncspec.dipsd.online.comparison``).
-Nothing here runs where no session has reported its ``Rates``.
+kept as long as it brings what greedy batching would (``plan_comparison``). Nothing here runs where
+no session has reported its ``Rates``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import fit_affine
 from asyncspec.core.machine import Effects, RunTask, Send, TaskDone
-from asyncspec.dipsd.online.comparison import Throughput
-from asyncspec.dipsd.online.request import (
-    MAX_JITTER,
-    MAX_MS,
-    Decision,
-    PlanRequest,
-    StageCosts,
-    drifted,
-)
-from asyncspec.dipsd.online.request import plan_request as request_of
+from asyncspec.planning import MAX_JITTER, MAX_SECONDS, Decision, Planner, PlanRequest, StageCosts
 from asyncspec_nodes.roles.verify.batch_schedule import (
     BatchSchedule,
     CommitProgress,
@@ -31,14 +23,12 @@ from asyncspec_nodes.roles.verify.batch_schedule import (
     drop,
     suspend,
 )
+from asyncspec_nodes.roles.verify.plan_comparison import Throughput
 from asyncspec_nodes.roles.verify.session import VerifyState, check_was_opened
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
 from asyncspec_protocol.messages import PassTimes, PlanStatus, Rates, Schedule
-
-PLAN_TASK = "dipsd.plan"
-"""The task that makes a ``Decision`` of a ``PlanRequest``."""
 
 MIN_PLAN_PERIODS = 4.0
 """Periods that a plan is kept at least: longer than any batch waits for its first pass."""
@@ -46,8 +36,8 @@ MIN_PLAN_PERIODS = 4.0
 MAX_ROUND_PERIODS = 8.0
 """Periods; a round that takes longer is not counted: its user was away."""
 
-MAX_PASS_SECONDS, MAX_PASS_ROWS = MAX_MS / 1000, 1e6
-"""Of any pass, whatever a peer reports: sums stay finite."""
+MAX_PASS_ROWS = 1e6
+"""Rows of any pass, whatever a peer reports: sums stay finite."""
 
 
 def rates_received(state: VerifyState, message: Rates) -> VerifyState:
@@ -75,7 +65,12 @@ def plan_request(state: VerifyState) -> PlanRequest | None:
     if not sessions or stages is None:
         return None
     rates = [schedule.members[session] for session in sessions]
-    return request_of(rates, stages, batch_rows=state.config.batch_rows)
+    request: PlanRequest = _planner(state).request(rates, stages, state.config.batch_rows)
+    return request
+
+
+def _planner(state: VerifyState) -> Planner[Any]:
+    return state.config.planners[state.config.planner]
 
 
 def _stage_costs(state: VerifyState, users: int) -> StageCosts | None:
@@ -96,9 +91,9 @@ def _reported_cost(
     costs: list[tuple[float, float, float]] = []
     for reported in schedule.pass_times.values():
         if (table := reported.get(Rank(rank))) is not None:
-            seconds = [min(MAX_PASS_SECONDS, value) for value in table.seconds]
+            seconds = [min(MAX_SECONDS, value) for value in table.seconds]
             rows = [min(MAX_PASS_ROWS, value) for value in table.rows]
-            fixed, row = (min(MAX_PASS_SECONDS, s) for s in fit_affine(rows, seconds, most))
+            fixed, row = (min(MAX_SECONDS, s) for s in fit_affine(rows, seconds, most))
             costs.append((fixed, row, min(MAX_JITTER, table.jitter)))
     costs.sort(key=lambda cost: cost[0] + most / 2 * cost[1])
     return costs[(len(costs) - 1) // 2] if costs else None
@@ -193,26 +188,26 @@ def _request(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     if not (schedule.stale or retry) or schedule.requested is not None or schedule.fixed(now):
         return state, ()
     request, before = plan_request(state), schedule.planned_for
-    if request is None or not (retry or before is None or drifted(before, request)):
+    if request is None or not (retry or before is None or _planner(state).drifted(before, request)):
         return replace(state, schedule=replace(schedule, stale=False)), ()
     schedule = replace(schedule, stale=False, requested=request)
-    return replace(state, schedule=schedule), (RunTask(PLAN_TASK, request),)
+    return replace(state, schedule=schedule), (RunTask(state.config.planner, request),)
 
 
 def plan_done(state: VerifyState, done: TaskDone, now: float) -> tuple[VerifyState, Effects]:
     """The planner has decided. Sessions that are over by now are left out. Raises
     ``LocalProtocolError`` where nothing of this kind was requested."""
-    schedule, request, decision = state.schedule, done.argument, done.result
-    if done.task != PLAN_TASK or schedule.requested is None or schedule.requested != request:
+    schedule, decision = state.schedule, done.result
+    asked = schedule.requested
+    if done.task != state.config.planner or asked is None or asked != done.argument:
         raise LocalProtocolError(f"no task {done.task} was requested")
-    assert isinstance(request, PlanRequest)
     assert isinstance(decision, Decision)
-    schedule = replace(schedule, requested=None, planned_for=request, decision=decision)
+    schedule = replace(schedule, requested=None, planned_for=asked, decision=decision)
     here = frozenset(schedule.eligible) & frozenset(state.sessions)
-    rates = zip(request.sessions, decision.greedy_by_user, strict=True)
+    rates = zip(asked.sessions, decision.greedy_by_user, strict=True)
     forecast = {session: rate for session, rate in rates if session in here}
     schedule = replace(schedule, forecast=forecast)
-    return _apply(replace(state, schedule=schedule), request, decision, now)
+    return _apply(replace(state, schedule=schedule), asked, decision, now)
 
 
 def _apply(
@@ -221,7 +216,9 @@ def _apply(
     """Use the decided plan, or greedy batching where it has failed, and send schedules."""
     schedule = state.schedule
     comparison = schedule.comparison
-    changed = schedule.failed_for is not None and drifted(schedule.failed_for, request)
+    changed = schedule.failed_for is not None and _planner(state).drifted(
+        schedule.failed_for, request
+    )
     retry_at = comparison.retry_at(changed=changed)
     use_plan = bool(decision.groups) and now >= retry_at
     here = frozenset(schedule.eligible) & frozenset(state.sessions)

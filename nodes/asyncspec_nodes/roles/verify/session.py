@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.measured import ReturnTime
@@ -13,6 +14,7 @@ from asyncspec.core.jobs import Batch, Compact, Forward, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, orphan, reclaim
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Send
+from asyncspec.planning import DEFAULT_PLANNER, PLANNERS, Planner
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version, is_draft, owner
@@ -68,6 +70,9 @@ class VerifyConfig(Struct, frozen=True):
     row_bytes: int = 0
     # Sessions and cached prompts of a draft node at most; 0: no bound.
     sessions: int = 0
+    # The planner that is asked for sessions whose policy is plannable.
+    planner: str = DEFAULT_PLANNER
+    planners: Mapping[str, Planner[Any]] = field(default_factory=lambda: PLANNERS)
 
     @property
     def last(self) -> bool:

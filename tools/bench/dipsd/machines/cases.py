@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncspec.dipsd.model import ALPHA
+from asyncspec.plugins.dipsd.model import ALPHA
 from asyncspec.sim.language import Language, Synthetic, harmonic
 from asyncspec.source.expand import Proposal
 from tools.bench.dipsd.machines.cost import Person

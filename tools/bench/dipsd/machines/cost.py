@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.core.jobs import Batch, Forward, Job, draft_jobs
-from asyncspec.dipsd.simulation import DRAFT, LINK, VERIFY, Noise
+from asyncspec.plugins.dipsd.simulation import DRAFT, LINK, VERIFY, Noise
 from asyncspec_protocol.ids import Rank, draft_number, is_draft
 from asyncspec_protocol.messages import Message, Segment, Verdict
 

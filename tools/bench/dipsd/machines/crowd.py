@@ -9,7 +9,7 @@ from msgspec import Struct
 from asyncspec.core.machine import Effect, Emit, Finish, Input, Request, Submitted, TaskDone
 from asyncspec.core.rng import uniform
 from asyncspec.core.sampling import Sampling
-from asyncspec.dipsd.online.request import Decision
+from asyncspec.planning import Decision
 from asyncspec.sim.world import World
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.simulation.cluster import (

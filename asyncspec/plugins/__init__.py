@@ -1,0 +1,1 @@
+"""Packages that are chosen by a name and imported by nothing else: engines and planners."""

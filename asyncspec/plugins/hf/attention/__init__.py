@@ -1,0 +1,1 @@
+"""Attention and caches of tree nodes, and layers with other states."""

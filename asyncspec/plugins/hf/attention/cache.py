@@ -1,0 +1,238 @@
+"""The tree cache of one session on one stage: keys and values by slot, and slots' positions.
+
+Slots are assigned by ``asyncspec.core.kv_slots``; here they are storage. Committing moves nothing
+and compaction moves at most the speculative region, never the prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from msgspec import Struct
+from torch import Tensor
+
+from asyncspec.core.kv_slots import whole_blocks
+from asyncspec.plugins.hf.attention.recurrent import StateCache, StateShape
+from asyncspec.plugins.hf.kernels.accelerator.paths import PathKernel, kernel_fits
+from asyncspec.plugins.hf.kernels.device import CPU, Device
+from asyncspec.plugins.hf.kernels.process import free_heap
+
+ONES = 16
+"""Columns of ones beside each value: their product is the softmax sum. 16 keep rows aligned."""
+
+POSITION_BYTES = 8
+"""Of a slot in which no layer keeps anything."""
+
+_MIN_GROWTH = 256
+"""Slots."""
+
+
+class LayerShape(Struct, frozen=True):
+    """What one slot holds of a layer with attention."""
+
+    kv_heads: int
+    key_width: int
+    value_width: int
+    # Query heads that share a key head; the memory does not depend on it.
+    groups: int = 1
+
+
+class CacheShape(Struct, frozen=True):
+    """What one slot of a stage holds."""
+
+    layers: tuple[LayerShape | StateShape, ...]
+    dtype: torch.dtype
+    # Exact attention sums in float32 and keeps ones beside the values.
+    exact: bool
+
+    @property
+    def value_dtype(self) -> torch.dtype:
+        """Type of the values."""
+        return torch.float32 if self.exact else self.dtype
+
+    def value_columns(self, layer: LayerShape) -> int:
+        """Columns of a layer's values."""
+        return layer.value_width + ONES if self.exact else layer.value_width
+
+    def slot_bytes(self) -> int:
+        """Bytes per slot over all layers."""
+        total = 0
+        for layer in self.layers:
+            if isinstance(layer, StateShape):
+                continue
+            keys = layer.key_width * self.dtype.itemsize
+            values = self.value_columns(layer) * self.value_dtype.itemsize
+            total += layer.kv_heads * (keys + values)
+        return total
+
+    def session_bytes(self) -> int:
+        """Bytes per session, whatever its length: states, and inputs of uncommitted nodes."""
+        return sum(one.session_bytes() for one in self.layers if isinstance(one, StateShape))
+
+    def max_slot_bytes(self) -> int:
+        """Bytes per used slot of a cache that grows on demand, a third of which may be unused."""
+        return self.slot_bytes() * 3 // 2
+
+
+def path_kernel(layers: Sequence[LayerShape | StateShape], device: Device) -> PathKernel | None:
+    """A device's kernel for attention over paths, where it takes all layers."""
+    return device.path_kernel if paths_fit(layers) else None
+
+
+def paths_fit(layers: Sequence[LayerShape | StateShape]) -> bool:
+    """Whether a kernel for attention over paths takes all layers."""
+    own = [one for one in layers if isinstance(one, LayerShape)]
+    return all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in own)
+
+
+def uniform_shape(
+    layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, exact: bool
+) -> CacheShape:
+    """Of layers that are all alike."""
+    return CacheShape((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, exact)
+
+
+class KVCache:
+    """By layer keys [kv_heads, slots, K] and values [kv_heads, slots, V + ONES], or states.
+
+    Memory grows in blocks, by half each time but not beyond the session's capacity unless its
+    speculative region needs it, so that a token is copied less than three times on average. Layers
+    grow one after another: besides the new cache only one layer of the old one is in memory.
+    """
+
+    def __init__(self, shape: CacheShape, capacity: int, device: Device = CPU) -> None:
+        self.shape, self.device = shape, device
+        self.path_kernel = path_kernel(shape.layers, device)
+        self._limit = whole_blocks(capacity)
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.states: dict[int, StateCache] = {}
+        for i, one in enumerate(shape.layers):
+            if isinstance(one, StateShape):
+                self.states[i] = StateCache(one, device)
+                continue
+            columns = shape.value_columns(one)
+            for stored, width, kind in (
+                (self.keys, one.key_width, shape.dtype),
+                (self.values, columns, shape.value_dtype),
+            ):
+                stored[i] = torch.zeros(one.kv_heads, 0, width, dtype=kind, device=device.torch)
+        self._addresses: npt.NDArray[np.int64] | None = None
+        self._arrays: dict[int, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
+        # Position of the node in each slot; unused slots keep an old one.
+        self.positions: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    @property
+    def slots(self) -> int:
+        """Allocated slots, a multiple of ``BLOCK``."""
+        return len(self.positions)
+
+    def addresses(self) -> npt.NDArray[np.int64]:
+        """Where each layer's keys and values are now, [2 * layers]; zeros for layers without."""
+        if self._addresses is None:
+            found = np.zeros((len(self.shape.layers), 2), np.int64)
+            for number, stored in enumerate((self.keys, self.values)):
+                for layer, x in stored.items():
+                    found[layer, number] = x.data_ptr()
+            self._addresses = found.ravel()
+        return self._addresses
+
+    def arrays(self, layer: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """A layer's keys and values, both float32 on the CPU."""
+        if layer not in self._arrays:
+            self._arrays[layer] = self.keys[layer].numpy(), self.values[layer].numpy()
+        return self._arrays[layer]
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory of keys and values."""
+        return self.slots * self.shape.slot_bytes()
+
+    def reserve(self, slots: int) -> None:
+        """Allocate slots [0, slots)."""
+        held = self.slots
+        if slots <= held:
+            return
+        want = max(min(held + max(_MIN_GROWTH, held // 2), self._limit), slots)
+        self._resize(whole_blocks(want), held)
+
+    def copy_prefix(self, other: KVCache, slots: int) -> None:
+        """Copy the first ``slots`` slots of another cache."""
+        self.reserve(slots)
+        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            for layer, mine in own.items():
+                mine[:, :slots] = theirs[layer][:, :slots]
+        for layer, states in self.states.items():
+            states.copy_prefix(other.states[layer], slots)
+        self.positions[:slots] = other.positions[:slots]
+
+    def trim(self, slots: int) -> None:
+        """Keep the first ``slots`` slots alone."""
+        freed = self.bytes_held
+        self._resize(whole_blocks(slots), slots)
+        for states in self.states.values():
+            states.trim(slots)
+        free_heap(freed)
+
+    def close(self) -> None:
+        """Return all memory."""
+        self.trim(0)
+        self.states.clear()
+
+    def _resize(self, slots: int, kept: int) -> None:
+        """Allocate as many slots; the first ``kept`` ones keep their contents."""
+        self._addresses = None
+        self._arrays.clear()
+        for stored in (self.keys, self.values):
+            for layer, old in stored.items():
+                # Zeros: masked slots are multiplied by zero, and zero times garbage may be NaN.
+                new = old.new_zeros(old.shape[0], slots, old.shape[2])
+                new[:, :kept] = old[:, :kept]
+                if self.shape.exact and stored is self.values:
+                    new[:, kept:, -ONES:] = 1
+                stored[layer] = new
+        self.positions = np.pad(self.positions[:kept], (0, slots - kept))
+
+    def write(self, layer: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
+        """Store a layer's keys [kv_heads, n, K] and values [kv_heads, n, V] in n ``slots``."""
+        # ``narrow``: subscripts take several times as long, and every layer of a pass writes.
+        stored = self.values[layer].narrow(2, 0, values.shape[2])
+        if isinstance(slots, slice):
+            start, count = slots.start, slots.stop - slots.start
+            self.keys[layer].narrow(1, start, count).copy_(keys)
+            stored.narrow(1, start, count).copy_(values)
+        else:
+            self.keys[layer].index_copy_(1, slots, keys)
+            stored.index_copy_(1, slots, values.to(self.shape.value_dtype))
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Slot ``start + i`` gets the contents of slot ``keep[i]``; ``keep`` ascends."""
+        for states in self.states.values():
+            states.compact(start, keep)
+        unmoved = next((i for i, slot in enumerate(keep) if slot != start + i), len(keep))
+        moved = np.asarray(keep[unmoved:], np.int64)
+        if not moved.size:
+            return
+        to = slice(start + unmoved, start + len(keep))
+        index = self.device.array(moved)
+        with torch.inference_mode():
+            for stored in (*self.keys.values(), *self.values.values()):
+                stored[:, to] = stored.index_select(1, index)
+        self.positions[to] = self.positions[moved]
+
+    def check(self, committed: int) -> None:
+        """Raise ``AssertionError`` where the cache violates its invariants."""
+        held = [*self.keys.values(), *self.values.values()]
+        assert all(x.shape[1] == self.slots for x in held)
+        assert committed <= self.slots
+        assert np.array_equal(self.positions[:committed], np.arange(committed)), (
+            "in the committed path slot and position are the same"
+        )
+        if self.shape.exact:
+            for values in self.values.values():
+                assert bool((values[..., -ONES:] == 1).all()), "the ones are overwritten"
+        for states in self.states.values():
+            states.check(committed)

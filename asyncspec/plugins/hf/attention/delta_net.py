@@ -1,0 +1,157 @@
+"""A family's gated delta net layer with the states of a tree (``recurrent.py``) in place of its own
+scan, made of the family's modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asyncspec.core.errors import CheckpointError
+from asyncspec.core.jobs import Row
+from asyncspec.plugins.hf.attention.attention import RecurrentLayer, TreeMask
+from asyncspec.plugins.hf.attention.recurrent import Inputs, StateCache, StateShape
+from asyncspec.plugins.hf.kernels.cpu.elementwise import PaddedActivation
+from asyncspec.plugins.hf.kernels.cpu.linear import pad_rows
+from asyncspec.plugins.hf.kernels.device import Device
+from asyncspec.plugins.hf.kernels.probing import PROBE_ROWS, noise, same_up_to_rounding
+
+_EPSILON = 1e-6
+"""Of the norm of queries and keys, in all families."""
+
+_NORM_ROWS = 64
+"""The gated norm's activation runs over whole vectors of elements (``elementwise.py``)."""
+
+
+def state_shape(family: Any) -> StateShape:
+    """Of transformers' gated delta net layer. Raises ``AttributeError`` for another kind."""
+    return StateShape(
+        heads=family.num_v_heads,
+        key_width=family.head_k_dim,
+        value_width=family.head_v_dim,
+        channels=family.conv_dim,
+        kernel=family.conv_kernel_size,
+    )
+
+
+class DeltaNet(nn.Module):
+    """The layer of Qwen3-Next or Qwen3.5. Raises ``AttributeError`` where ``family`` has other
+    parts."""
+
+    def __init__(self, family: Any, layer: int) -> None:
+        super().__init__()
+        self.layer_idx, self.shape = layer, state_shape(family)
+        self._sizes = (family.key_dim, family.key_dim, family.value_dim)
+        self._key_heads: int = family.num_k_heads
+        # How the products are cut apart is the family's.
+        self.family = family
+        self._stacked = hasattr(family, "in_proj_qkvz")
+        self._activation, self._sigmoid, self._softplus = (
+            PaddedActivation(kind) for kind in (nn.SiLU(), nn.Sigmoid(), nn.Softplus())
+        )
+        self._exp = PaddedActivation(_Exp())
+        if family.activation not in ("silu", "swish"):
+            raise AttributeError(f"a convolution followed by {family.activation}")
+        if family.conv1d.bias is not None:
+            raise AttributeError("a convolution with a bias")
+
+    def forward(self, hidden_states: Tensor, tree: TreeMask, **_: Any) -> Tensor:
+        """Hidden states [1, n, H] -> [1, n, H]."""
+        channels, gate, strength, step_size = self._products(hidden_states)
+        read = tree.recur(self, channels[0], strength[0], step_size[0]).to(hidden_states.dtype)
+        rows = read.flatten(0, 1)
+        padded = -(-len(rows) // _NORM_ROWS) * _NORM_ROWS
+        gated = self.family.norm(
+            *(pad_rows(x, padded) for x in (rows, gate.reshape(-1, rows.shape[1])))
+        )
+        out: Tensor = self.family.out_proj(gated[: len(rows)].view(*hidden_states.shape[:2], -1))
+        return out
+
+    def _products(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Inputs of the convolution [1, n, channels], gate [1, n, heads * V], strength and step
+        size before their activations [1, n, heads]."""
+        family = self.family
+        if not self._stacked:
+            parts = (family.in_proj_qkv, family.in_proj_z, family.in_proj_b, family.in_proj_a)
+            return tuple(part(x) for part in parts)
+        stacked = family.in_proj_qkvz(x), family.in_proj_ba(x)
+        query, key, value, gate, strength, step_size = family.fix_query_key_value_ordering(*stacked)
+        channels = torch.cat([part.flatten(2) for part in (query, key, value)], -1)
+        return channels, gate, strength, step_size
+
+    def heads(
+        self, windows: Tensor, strength: Tensor, step_size: Tensor
+    ) -> tuple[Tensor, list[Inputs]]:
+        """Of each row's window of inputs [n, kernel, channels], in float32: its query
+        [n, heads, K], and what it adds to the state."""
+        family, shape = self.family, self.shape
+        kind = strength.dtype
+        weight = family.conv1d.weight[:, 0].float()
+        mixed = windows[:, 0] * weight[:, 0]
+        for place in range(1, shape.kernel):
+            mixed += windows[:, place] * weight[:, place]
+        # Rounded where the family rounds.
+        mixed = self._activation(mixed.to(kind)).float()
+        query, key, value = mixed.split_with_sizes(self._sizes, -1)
+        count = len(mixed)
+        groups = shape.heads // self._key_heads
+        query, key = (
+            _normalized(x.reshape(count, self._key_heads, -1)).repeat_interleave(groups, 1)
+            for x in (query, key)
+        )
+        query = query * shape.key_width**-0.5
+        value = value.reshape(count, shape.heads, -1)
+        rate = family.A_log.float().exp() * self._softplus(step_size.float() + family.dt_bias)
+        decay, strength = self._exp(-rate), self._sigmoid(strength).float()
+        each = zip(key, value, decay, strength, strict=True)
+        return query, [Inputs(*(part.clone() for part in parts)) for parts in each]
+
+
+def install_delta_nets(model: Any, device: Device) -> None:
+    """Replace a model's layers with a state, in place, once their weights are loaded. Raises
+    ``CheckpointError`` where the family's own code computes something else."""
+    for i, layer in enumerate(model.model.layers):
+        family = getattr(layer, "linear_attn", None)
+        if family is None:
+            continue
+        try:
+            layer.linear_attn = DeltaNet(family, i)
+            agrees = _agrees(layer.linear_attn, family, device)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{type(family).__name__} is not known: {error}") from error
+        if not agrees:
+            raise CheckpointError(f"{type(family).__name__} computes another state than is known")
+
+
+def _agrees(ours: DeltaNet, family: Any, device: Device) -> bool:
+    """Whether both give the same on a short sequence, up to rounding."""
+    projection = family.out_proj
+    hidden = noise(1, PROBE_ROWS, projection.out_features).to(projection.dtype)
+    hidden = device.put(hidden)
+    want, got = family(hidden), ours(hidden, _Sequence(device))
+    return same_up_to_rounding(got, want)
+
+
+class _Sequence(TreeMask):
+    """One sequence of ``PROBE_ROWS`` rows."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(PROBE_ROWS)
+        self._device = device
+
+    def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
+        rows = [Row(i, i, (*range(i + 1),)) for i in range(PROBE_ROWS)]
+        states, (channels, *gates) = StateCache(layer.shape, self._device), inputs
+        queries, given = layer.heads(states.windows(0, rows, channels), *gates)
+        return states.read(0, rows, queries, given)
+
+
+class _Exp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+def _normalized(x: Tensor) -> Tensor:
+    """Rows of length one."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPSILON)

@@ -1,0 +1,1 @@
+"""Checkpoints: files, formats of weights, configurations and tokenizers."""

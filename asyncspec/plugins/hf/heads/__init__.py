@@ -1,0 +1,1 @@
+"""Draft models, and heads that read the target's hidden states."""

@@ -1,0 +1,1 @@
+"""A verify stage: weights, layers, self-test and memory."""

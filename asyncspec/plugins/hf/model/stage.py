@@ -1,0 +1,290 @@
+"""A pipeline stage on a Hugging Face checkpoint: ``StageBackend`` for ``asyncspec.core.jobs``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import Tensor
+
+from asyncspec.backend.base import DeviceMemory, Guarantee, Mode, Quantize
+from asyncspec.backend.tree_stage import Session, TreeStage
+from asyncspec.core.jobs import Batch, Forward, SamplerOutput, StageJob, TensorRows
+from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.hf.attention.attention import TreeAttention
+from asyncspec.plugins.hf.attention.batched_attention import BatchedAttention, attention_of
+from asyncspec.plugins.hf.attention.cache import POSITION_BYTES, KVCache
+from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, resolve_dtype
+from asyncspec.plugins.hf.checkpoint.formats.settings import check_requantized
+from asyncspec.plugins.hf.checkpoint.model_config import read_config, text_config
+from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.dense import tune_min_rows
+from asyncspec.plugins.hf.kernels.cpu.quantized import check_quantize
+from asyncspec.plugins.hf.kernels.device import CPU, Device
+from asyncspec.plugins.hf.kernels.dispatch import fast_settings
+from asyncspec.plugins.hf.kernels.probing import noise
+from asyncspec.plugins.hf.kernels.process import free_heap
+from asyncspec.plugins.hf.model.self_test import choose_settings, confirm
+from asyncspec.plugins.hf.model.shard import Shard, load_shard
+from asyncspec.plugins.hf.model.wire import from_wire, select, to_wire
+from asyncspec_protocol.messages import FINAL
+
+
+class _Output(Struct, frozen=True):
+    """Of a pass's rows, or a part of them."""
+
+    # Hidden states [n, H], or on the last stage logits of the sampled rows [sampled, vocab].
+    rows: Tensor
+    # Hidden states [n, H] of earlier stages and of this one that the session reads.
+    states: tuple[Tensor, ...]
+
+
+class HFStage(TreeStage[KVCache]):
+    """Layers of a checkpoint."""
+
+    def __init__(
+        self, shard: Shard, mode: Mode, settings: KernelSettings, guarantee: Guarantee
+    ) -> None:
+        super().__init__(shard.info, (shard.layers.start, shard.layers.stop), guarantee)
+        self.shard = shard
+        self.mode = mode
+        self.settings = settings
+        self.weights = shard.describe()
+        self._shape = shard.cache_shape(mode)
+        self.device = shard.device.name
+
+    def run(self, job: StageJob) -> object | None:
+        with torch.inference_mode():
+            return super().run(job)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(self._shape, capacity, self.shard.device)
+
+    def device_memory(self) -> DeviceMemory | None:
+        return self.shard.device.memory()
+
+    def pack(self, rows: TensorRows) -> WireTensor:
+        return to_wire(rows)
+
+    def unpack(self, tensor: WireTensor) -> object:
+        return from_wire(tensor, self.shard.dtype, self.info.hidden_size, captured=True)
+
+    def noise(self, rows: int) -> Tensor:
+        return noise(rows, self.info.hidden_size).to(self.shard.dtype)
+
+    def cache_bytes(self, slots: int) -> int:
+        return slots * max(self._shape.slot_bytes(), POSITION_BYTES)
+
+    @property
+    def session_bytes(self) -> int:
+        return self._shape.session_bytes()
+
+    def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
+        sessions = [self.begin(one) for one in passes]
+        if len(passes) == 1 and not (
+            sessions[0].admit.features or self.shard.device.is_accelerator
+        ):
+            return (self._lone(job, passes[0], sessions[0]),)
+        outputs: list[list[_Output]] = [[] for _ in passes]
+        most = self.settings.buckets[-1] if self.settings.buckets else None
+        for parts in cut_passes(passes, most):
+            own = [sessions[number] for number, _ in parts]
+            found = self._run(job, [part for _, part in parts], own)
+            for (number, _), output in zip(parts, found, strict=True):
+                outputs[number].append(output)
+        each = zip(passes, sessions, outputs, strict=True)
+        return tuple(self._result(one, session, found) for one, session, found in each)
+
+    def _lone(
+        self, job: Forward | Batch, one: Forward, session: Session[KVCache]
+    ) -> Tensor | tuple[int, ...] | SamplerOutput:
+        """The result of one session's pass on the CPU, whose hidden states nobody else reads."""
+        tree = self._attention(job, [one], [session])
+        output = self._output(self._inputs(one), tree, one.sampled_rows)
+        if not self.has_head:
+            return output
+        logits = output if one.sampled_rows else output[:0]
+        return session.sample(one, logits.float().numpy(), None)
+
+    def _attention(
+        self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]
+    ) -> TreeAttention | BatchedAttention:
+        """Of passes that are computed at once; it stops where ``job`` is abandoned."""
+        tree = attention_of(
+            [(s.cache, one.committed, one.rows) for s, one in zip(sessions, passes, strict=True)],
+            self.settings if self.mode == "exact" else None,
+        )
+        tree.stop = lambda: self._abandoned is job
+        return tree
+
+    def _output(
+        self, inputs: Tensor, tree: TreeAttention | BatchedAttention, sampled: Sequence[int]
+    ) -> Tensor:
+        """Logits of the ``sampled`` rows; hidden states of all rows where there are none."""
+        given = (inputs, tree.positions, tree)
+        if sampled:
+            return self.shard.logits(*given, self.shard.device.integers(sampled))
+        return self.shard.hidden(*given)
+
+    def _run(
+        self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]
+    ) -> list[_Output]:
+        """Rows that are computed at once."""
+        device = self.shard.device
+        inputs = [self._inputs(one) for one in passes]
+        tree = self._attention(job, passes, sessions)
+        depths = {depth for session in sessions for depth in session.depths}
+        # Copied to the same strides as without captured hidden states.
+        hidden = _joined([rows[:, 0].contiguous() if rows.dim() == 3 else rows for rows in inputs])
+        sampled = [
+            own.start + row
+            for one, own in zip(passes, tree.slices, strict=True)
+            for row in one.sampled_rows
+        ]
+        with capture_hidden_states(self.shard, depths) as captured:
+            output = self._output(device.put(hidden), tree, sampled)
+        output, *states = device.fetch([output, *captured.values()])
+        captured = dict(zip(captured, states, strict=True))
+        ends = [0, *accumulate(len(one.sampled_rows) for one in passes)]
+        return [
+            _Output(
+                _some(output, slice(ends[i], ends[i + 1]) if self.has_head else own),
+                (
+                    *(rows[:, 1:].unbind(1) if rows.dim() == 3 else ()),
+                    *(_some(captured[depth], own) for depth in session.depths),
+                ),
+            )
+            for i, (session, rows, own) in enumerate(
+                zip(sessions, inputs, tree.slices, strict=True)
+            )
+        ]
+
+    def _result(self, job: Forward, session: Session[KVCache], parts: list[_Output]) -> object:
+        output = _joined([part.rows for part in parts])
+        states = [_joined([*each]) for each in zip(*(part.states for part in parts), strict=True)]
+        if not self.has_head:
+            return torch.stack([output, *states], 1) if states else output
+        features = torch.cat(states, 1) if session.admit.features else None
+        return session.sample(job, output.float().numpy(), features)
+
+    def _inputs(self, job: Forward) -> Tensor:
+        """Tokens [n], hidden states [n, H] or, with captured ones, [n, 1 + captured, H]."""
+        if self.has_embedding:
+            return torch.tensor(job.tokens)
+        assert job.hidden is not None, "checked by ``begin``"
+        return select(job.hidden)
+
+
+def _some(rows: Tensor, own: slice) -> Tensor:
+    """``rows[own]``; of all of them without a view, which takes longer than to see that."""
+    return rows if own.stop - own.start == rows.shape[0] else rows[own]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def cut_passes(passes: Sequence[Forward], most: int | None) -> list[list[tuple[int, Forward]]]:
+    """Parts of ``passes`` of at most ``most`` rows together, in their order, each with the number
+    of its pass. A row's ancestors come before it, so they are in the caches by then."""
+    if most is None or sum(one.row_count for one in passes) <= most:
+        return [[*enumerate(passes)]]
+    found: list[list[tuple[int, Forward]]] = [[]]
+    room = most
+    for number, one in enumerate(passes):
+        start = 0
+        while start < one.row_count:
+            if not room:
+                found.append([])
+                room = most
+            end = min(one.row_count, start + room)
+            found[-1].append((number, _part(one, start, end)))
+            room -= end - start
+            start = end
+    return found
+
+
+def _part(job: Forward, start: int, end: int) -> Forward:
+    """Rows [start, end) of a pass."""
+    hidden = job.hidden
+    return replace(
+        job,
+        rows=job.rows[start:end],
+        tokens=job.tokens[start:end],
+        hidden=hidden and TensorRows(hidden.handle, hidden.rows[start:end]),
+        sampled_rows=tuple(row - start for row in job.sampled_rows if start <= row < end),
+    )
+
+
+def load_stage(
+    checkpoint: Checkpoint,
+    first: int,
+    last: int,
+    *,
+    dtype: str = "auto",
+    mode: Mode = "exact",
+    settings: KernelSettings | None = None,
+    quantize: Quantize = "none",
+    device: Device = CPU,
+) -> HFStage:
+    """Read layers [first, last) as a stage. In exact mode the kernels are measured first, unless
+    ``settings`` are given, and the loaded stage is tested. Raises ``UserError`` or
+    ``CheckpointError`` with what to change."""
+    if not device.is_accelerator:
+        check_quantize(quantize)
+    check_requantized(text_config(read_config(checkpoint.path)), quantize)
+    torch_dtype = resolve_dtype(checkpoint.info, dtype)
+    fast = fast_settings(device)
+    with torch.inference_mode():
+        initial = fast if mode == "fast" else settings or KernelSettings()
+        shard = load_shard(
+            checkpoint,
+            *(first, last, torch_dtype, mode, initial),
+            quantize=quantize,
+            device=device,
+        )
+        free_heap(shard.weight_bytes)
+        if mode == "fast":
+            tune_min_rows(shard.linears)
+            shard.warm_up()
+            return HFStage(shard, mode, initial, "tolerance")
+        if settings is None:
+            settings = choose_settings(shard)
+            tune_min_rows(shard.linears)
+        guarantee = confirm(shard, settings)
+        shard.warm_up()
+        return HFStage(shard, mode, settings, guarantee)
+
+
+@contextmanager
+def capture_hidden_states(shard: Shard, depths: Iterable[int]) -> Iterator[dict[int, Tensor]]:
+    """Inside, a pass records its hidden states [n, H] at these depths, for EAGLE heads."""
+    captured: dict[int, Tensor] = {}
+    hooks = [_hook(shard, depth, captured) for depth in depths]
+    try:
+        yield captured
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hook(shard: Shard, depth: int, captured: dict[int, Tensor]) -> Any:
+    inner = shard.model.model
+
+    def on_input(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        captured[depth] = (args[0] if args else kwargs["hidden_states"])[0]
+
+    def on_output(_module: Any, _inputs: Any, output: Any) -> None:
+        # In some releases of transformers layers return a tuple.
+        captured[depth] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    if depth == FINAL:
+        return inner.norm.register_forward_hook(on_output)
+    if depth == 0:
+        return inner.layers[0].register_forward_pre_hook(on_input, with_kwargs=True)
+    return inner.layers[depth - 1 - shard.layers.start].register_forward_hook(on_output)

@@ -1,0 +1,206 @@
+"""The llama.cpp backend: GGUF files on whatever llama.cpp computes on. The library is loaded inside
+the functions that need it; what a file says of its model needs none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from asyncspec.backend.base import (
+    CPU,
+    EAGLE,
+    MTP,
+    Backend,
+    DeviceMemory,
+    DType,
+    FilePart,
+    Footprint,
+    LoadedSource,
+    ModelInfo,
+    SourceSpec,
+    StageOptions,
+    StageSpec,
+    twin_quantize,
+)
+from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name
+from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec.core.tensors import Tensors
+from asyncspec.plugins.llama.cut import refused
+from asyncspec.plugins.llama.footprint import footprint, slot_bytes, stage_files
+from asyncspec.plugins.llama.model_file import PREFIX, locate, short_name
+from asyncspec.plugins.llama.target import OpenTarget, check_vocab, open_target
+from asyncspec.plugins.llama.trial import check_loads
+
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Our names of settings, and those of ``general.sampling.*``."""
+
+
+class LlamaBackend(Backend):
+    """Of GGUF files."""
+
+    library = "llama.cpp"
+
+    @property
+    def runtime_bytes(self) -> int:
+        from asyncspec.plugins.llama.library import has_cuda
+
+        # Measured: 60 MiB for Python and the bindings, 20 to 50 for llama.cpp and its graphs; of a
+        # build for CUDA 125 more, whatever the stage computes on (an H100's driver 580).
+        return (120 + (140 if has_cuda() else 0)) << 20
+
+    def model_name(self, name: str) -> str:
+        return short_name(name)
+
+    def locate(self, name: str) -> str:
+        path = str(locate(name).absolute())
+        return path if backend_name(path) == LLAMA else f"{PREFIX}{path}"
+
+    def inspect(self, name: str) -> ModelInfo:
+        return self.open(name).info
+
+    def check_target(self, name: str) -> ModelInfo:
+        from asyncspec.plugins.llama.library import bindings
+
+        bindings()
+        return self.inspect(name)
+
+    def check_source(self, name: str, target: str) -> str:
+        if name.startswith(EAGLE):
+            return backend(DEFAULT).check_source(name, target)
+        _check_source(name)
+        if backend_name(target) != LLAMA:
+            raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
+        check_vocab(self.open(target), self.open(name))
+        return self.locate(name)
+
+    def sampling_defaults(self, name: str) -> Mapping[str, Any]:
+        model = self.open(name).model
+        said = {ours: model.get(f"general.sampling.{key}") for ours, key in _SAMPLING.items()}
+        return {name: value for name, value in said.items() if value is not None}
+
+    def footprints(
+        self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
+    ) -> list[Footprint]:
+        target = self.open(name)
+        _check(target, options)
+        kv_type, mode = options.engine.kv_type, options.mode
+        return [footprint(target, span, kv_type, mode) for span in spans]
+
+    def refused_spans(
+        self, name: str, spans: Sequence[tuple[int, int]]
+    ) -> Mapping[tuple[int, int], str]:
+        return refused(self.open(name).model, spans)
+
+    def source_footprint(
+        self, name: str, target: str, dtype: DType, device: str = CPU
+    ) -> Footprint:
+        if name.startswith(EAGLE):
+            return backend(DEFAULT).source_footprint(name, target, dtype, device)
+        _check_source(name)
+        draft = self.open(name)
+        return footprint(draft, (0, draft.info.layers), mode="fast")
+
+    def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
+        return stage_files(self.open(name), span)
+
+    def preload(self, name: str | None) -> None:
+        from asyncspec.plugins.llama import draft_model, stage, tokenizer
+        from asyncspec.plugins.llama.library import import_bindings
+
+        del draft_model, stage, tokenizer
+        # Not initialised: a process that is forked of one with a GPU cannot use it.
+        import_bindings()
+
+    def threads(self) -> int:
+        from asyncspec.plugins.llama.library import threads
+
+        return threads()
+
+    def device_name(self, wanted: str) -> str:
+        from asyncspec.plugins.llama.devices import find
+
+        device = find(wanted)
+        return CPU if device is None else device.name
+
+    def device_of(self, wanted: str) -> tuple[str, DeviceMemory | None]:
+        from asyncspec.plugins.llama.devices import find
+
+        device = find(wanted)
+        if device is None:
+            return CPU, None
+        return f"{device.name} ({device.description})", device.memory()
+
+    def open(self, name: str, *, tokenizer: bool = True) -> OpenTarget:
+        return open_target(locate(name))
+
+    def load(self, spec: StageSpec) -> Any:
+        from asyncspec.plugins.llama.stage import load_stage
+
+        options = spec.options
+        _check(spec.model, options)
+        check_loads(spec.model.path, *spec.layers)
+        return load_stage(spec.model, *spec.layers, mode=options.mode, options=options.engine)
+
+    def load_source(self, spec: SourceSpec) -> LoadedSource:
+        from asyncspec.plugins.llama.devices import find
+        from asyncspec.plugins.llama.draft_model import load_draft
+
+        if spec.name.startswith(EAGLE):
+            # Heads are safetensors files, computed by torch.
+            return backend(DEFAULT).load_source(spec)
+        _check_source(spec.name)
+        if not isinstance(spec.target, OpenTarget):
+            raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
+        draft = self.open(spec.name)
+        check_vocab(spec.target, draft)
+        check_loads(draft.path, 0, draft.info.layers)
+        loaded = load_draft(draft, spec.target.info.vocab_size, spec.options)
+        source = LoadedSource(loaded, loaded.token_bytes)
+        if (gpu := find(spec.options.device)) is None:
+            return source
+        cell = slot_bytes(draft, (0, draft.info.layers), "f16")
+
+        def memory() -> DeviceMemory | None:
+            return gpu.memory(loaded.engine.held_bytes(cell))
+
+        return replace(source, device=gpu.name, device_memory=memory)
+
+    def feature_tensors(self, model: OpenTarget, dtype: DType) -> Tensors:
+        raise CheckpointError("no EAGLE head drafts for GGUF targets; use another source")
+
+    def load_tokenizer(self, model: OpenTarget, template: str | None = None) -> Any:
+        from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
+
+        check_loads(model.path, 0, 0)
+        return LlamaTokenizer(model, template)
+
+
+def _check(target: OpenTarget, options: StageOptions) -> None:
+    target.computed_dtype(options.dtype)
+    if options.quantize != "none":
+        raise UserError(f"a GGUF file is quantised as it is; leave quantize {options.quantize} out")
+
+
+def _check_source(source: str) -> None:
+    """Raises ``CheckpointError`` for what no GGUF file is."""
+    if source == MTP:
+        raise CheckpointError(
+            "the next-token layers of GGUF files are not supported; use another source than mtp, "
+            "or the checkpoint that the file was made of"
+        )
+    if twin_quantize(source) is not None:
+        raise CheckpointError(
+            f"{source} does not quantise GGUF targets; give a smaller quantisation of the same "
+            "model as draft (--draft FILE.gguf)"
+        )
+
+
+BACKEND: Backend = LlamaBackend()

@@ -1,0 +1,59 @@
+"""A GGUF draft model on llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
+from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
+from asyncspec.backend.sampling import best_successors
+from asyncspec.plugins.llama.cut import VirtualFile, cut
+from asyncspec.plugins.llama.devices import find
+from asyncspec.plugins.llama.footprint import footprint
+from asyncspec.plugins.llama.library import load_model
+from asyncspec.plugins.llama.passes import Engine, Settings
+from asyncspec.plugins.llama.target import OpenTarget
+from asyncspec.plugins.llama.tree import TreeCache
+from asyncspec.plugins.llama.trial import repacks
+
+
+class LlamaDraft(CachedDraftModel[TreeCache]):
+    """A whole small model. One thread only. ``token_bytes``: held for each token of a session, and
+    for each node of its tree."""
+
+    def __init__(self, engine: Engine, context: int, vocab: int, token_bytes: int) -> None:
+        super().__init__(context, min(vocab, engine.model.vocab_size))
+        self.engine = engine
+        self.token_bytes = token_bytes
+
+    def new_cache(self) -> TreeCache:
+        return TreeCache(self.engine)
+
+    def compute(self, passes: Sequence[DraftPass[CachedSession[TreeCache]]]) -> None:
+        known = self.engine.model.vocab_size
+        rows, wanted = [], []
+        for one in passes:
+            # Two models may share a tokenizer and still pad their vocabularies differently.
+            tokens = [token if token < known else 0 for token in one.tokens]
+            cache = one.session.cache
+            nodes = cache.grow(one.committed, one.rows, tokens)
+            rows += [(cache.branches, node) for node in nodes]
+            unasked = len(nodes) - len(one.nodes)
+            wanted += [False] * unasked + [True] * len(one.nodes)
+        logits = self.engine.run(rows, wanted).logits[:, : self.vocab]
+        if len(logits):
+            most = max(one.session.remembered for one in passes)
+            learn(passes, best_successors(logits, most))
+
+
+def load_draft(
+    draft: OpenTarget, vocab: int, options: EngineOptions = DEFAULT_OPTIONS
+) -> LlamaDraft:
+    """Load a whole model as a draft of a target with so many tokens. Raises ``UserError``."""
+    span = (0, draft.info.layers)
+    gpu = find(options.device)
+    repack = repacks(draft, span, "fast", options)
+    file = VirtualFile(*cut(draft.model, *span))
+    model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0, repack=repack)
+    engine = Engine(model, Settings(exact=False, device=gpu.name if gpu else ""))
+    return LlamaDraft(engine, draft.info.context_length, vocab, footprint(draft, span).slot)

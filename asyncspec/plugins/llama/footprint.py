@@ -1,0 +1,130 @@
+"""What a stage takes of a GGUF model, from the file's headers alone: of a device's memory (SpecPipe
+4.5), by the rule with which its cache grows, and which bytes of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+
+from asyncspec.backend.base import FilePart, Footprint, KVType, Mode, sampled_parts, whole_file
+from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.llama.cut import EMBEDDING, HEAD, cut, layer_count, matrix, own_tensors
+from asyncspec.plugins.llama.target import OpenTarget
+
+_ITEM = {"f16": 2.0, "q8_0": 34 / 32}
+"""Bytes of a number of the cache."""
+
+_BLOCK = 32
+"""Numbers that Q8_0 rounds together."""
+
+FIRST_CELLS = 1024
+"""Of a cache that grows when it must."""
+
+_SPARE = 1.5
+"""Cells per live one that a cache grows to: those of dead rows stay until it is packed."""
+
+_LEAST_SPARE = 1.25
+"""With which it need not grow: it is packed once in as many rows as a quarter of the live ones."""
+
+_COPIES = _SPARE + 1
+"""Cells per slot at most: where the cache is packed, live ones are there twice."""
+
+_PAGE = 256
+"""llama.cpp rounds numbers of cells up to a multiple of this."""
+
+_OUTPUTS = 256
+"""Rows that llama.cpp has room for the logits of, in a context with so many sequences."""
+
+_MASK: Mapping[Mode, int] = {"exact": 6 * 78, "fast": 6 * 528}
+"""Bytes of attention masks for each cell that a pass of the most rows sees: F32 and F16."""
+
+
+def cells_for(live: int, cells: int) -> int:
+    """How many a cache of ``cells`` is to have once ``live`` of them are: as many, or more."""
+    if _LEAST_SPARE * live <= cells:
+        return cells
+    return max(cells, int(_SPARE * live) // _PAGE * _PAGE)
+
+
+def first_cells(target: OpenTarget) -> int:
+    """llama.cpp takes the factors of long contexts where the cache is longer than the context the
+    model was first trained with: they are to be the same however much the cache has grown."""
+    original = target.model.number("{arch}.rope.scaling.original_context_length", 0)
+    long = any(name.startswith("rope_factors_long") for name in target.model.tensors)
+    return original + FIRST_CELLS if long and original < target.info.context_length else FIRST_CELLS
+
+
+def footprint(
+    target: OpenTarget, span: tuple[int, int], kv_type: KVType = "f16", mode: Mode = "exact"
+) -> Footprint:
+    """Weights and cache of layers [first, last), also where ``cut`` refuses them. Raises
+    ``CheckpointError``."""
+    tensors = own_tensors(target.model, *span)
+    weights = sum(tensor.size for tensor in tensors.values() if tensor.file is not None)
+    token = slot_bytes(target, span, kv_type)
+    # Not of ``info``, which reads the whole vocabulary.
+    has_head = span[1] == layer_count(target.model)
+    embedding = matrix(target.model, EMBEDDING)
+    # The self-test of a head has a second context, and logits of its own.
+    contexts = 3 if has_head else int(span[0] == 0)
+    results = contexts * _OUTPUTS * 4 * embedding.shape[1]
+    # A file without a head has the embedding in its place.
+    is_head = has_head and HEAD not in target.model.tensors
+    looked_up = embedding.size if span[0] == 0 and not is_head else 0
+    # The first cells are there however few slots are in use, and twice with two contexts.
+    results += (1 + has_head) * first_cells(target) * token
+    masks = 2 if target.model.get("{arch}.attention.sliding_window") else 1
+    scores = ceil(_SPARE * masks * _MASK[mode])
+    return Footprint(span, weights, ceil(_COPIES * token), scores, results, looked_up)
+
+
+def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> int:
+    """Keys and values of a token. Raises ``CheckpointError`` where they do not fit ``kv_type``."""
+    model = target.model
+    heads = _by_layer(target, "attention.head_count")
+    kv_heads = _by_layer(target, "attention.head_count_kv") or heads
+    width = model.number("{arch}.embedding_length")
+    total = 0
+    for layer in range(*span):
+        head = width // max(1, heads[layer])
+        keys = model.number("{arch}.attention.key_length", head)
+        values = model.number("{arch}.attention.value_length", head)
+        if model.get("{arch}.attention.key_length_mla"):
+            values = 0  # part of the keys
+        if kv_type == "q8_0" and (keys % _BLOCK or values % _BLOCK):
+            raise CheckpointError(
+                f"{target.path}: kv_type q8_0 needs heads of a multiple of {_BLOCK} numbers, and "
+                f"these have {keys} and {values}; use f16"
+            )
+        total += kv_heads[layer] * (keys + values)
+    return round(total * _ITEM[kv_type])
+
+
+def _by_layer(target: OpenTarget, key: str) -> list[int]:
+    """A setting of each layer; empty where the file does not say."""
+    key, layers = f"{{arch}}.{key}", layer_count(target.model)
+    match target.model.get(key):
+        case None:
+            return []
+        case [*listed] if len(listed) >= layers and type(listed[0]) is int:
+            return listed
+    return [target.model.number(key)] * layers
+
+
+def stage_files(target: OpenTarget, span: tuple[int, int]) -> list[FilePart]:
+    """Of layers [first, end). Raises ``CheckpointError``."""
+    _, own = cut(target.model, *span)
+    kept = {(tensor.file, tensor.offset) for tensor in own.values() if tensor.file is not None}
+    found: list[FilePart] = []
+    for file in target.model.files:
+        there = [tensor for tensor in target.model.tensors.values() if tensor.file == file]
+        if not there:
+            found.append(whole_file(file))
+            continue
+        found.append(FilePart(file, 0, min(tensor.offset for tensor in there)))
+        for tensor in there:
+            if (file, tensor.offset) in kept:
+                found.append(FilePart(file, tensor.offset, tensor.size))
+            else:
+                found.extend(sampled_parts(file, tensor.offset, tensor.size))
+    return found

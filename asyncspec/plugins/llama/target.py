@@ -1,0 +1,213 @@
+"""A GGUF model opened: what its metadata says of it, and whether two nodes have the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from asyncspec.backend.base import SAMPLE_BYTES, DType, ModelInfo, SharedMatrix
+from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec.plugins.llama.cut import EMBEDDING, HEAD, layer_count, matrix
+from asyncspec.plugins.llama.gguf_file import GGUF, Tensor, open_gguf
+from asyncspec_protocol.links import GGUF_PREFIX
+
+DTYPE = "float32"
+"""Of hidden states between stages, whatever the weights are."""
+
+TOKENS = "tokenizer.ggml.tokens"
+
+_ENDS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",  # noqa: RUF001
+        "[e~[",
+    }
+)
+"""Tokens that end an answer by their text alone, as in llama.cpp (``llama-vocab.cpp``)."""
+
+_CODE_ENDS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Of each of these kinds one more token does: the one that the file states, else one of these."""
+
+_CONTROL = 3
+"""The type of tokens that are no text."""
+
+_NO_DECODERS = frozenset(
+    {
+        "bert",
+        "eurobert",
+        "gemma-embedding",
+        "jina-bert-v2",
+        "jina-bert-v3",
+        "modern-bert",
+        "neo-bert",
+        "nomic-bert",
+        "nomic-bert-moe",
+        "t5",
+        "t5encoder",
+        "wavtokenizer-dec",
+    }
+)
+"""Families that llama.cpp computes without a cache, or with an encoder."""
+
+
+class OpenTarget(Struct, frozen=True):
+    path: Path
+    model: GGUF
+
+    @property
+    def info(self) -> ModelInfo:
+        model = self.model
+        return ModelInfo(
+            model.architecture,
+            layer_count(model),
+            model.number("{arch}.embedding_length"),
+            matrix(model, EMBEDDING).shape[1],
+            model.number("{arch}.context_length"),
+            end_tokens(model),
+            DTYPE,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """See ``OpenModel``: of the metadata, the tensors' names, types and shapes, and samples of
+        their bytes. Which file a tensor is in does not matter."""
+        digest = hashlib.sha256()
+        for key, value in sorted(self.model.metadata.items()):
+            if not key.startswith("split."):
+                digest.update(key.encode() + value.raw)
+        opened: dict[Path, int] = {}
+        try:
+            for name, tensor in sorted(self.model.tensors.items()):
+                digest.update(f"\n{name} {tensor.type} {tensor.shape} ".encode())
+                digest.update(_sample(opened, tensor))
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be read ({error})") from error
+        finally:
+            for descriptor in opened.values():
+                os.close(descriptor)
+        return GGUF_PREFIX + digest.hexdigest()
+
+    @property
+    def weights(self) -> str:
+        """The type that most of the weights have."""
+        sizes: Counter[str] = Counter()
+        for tensor in self.model.tensors.values():
+            sizes[tensor.type] += tensor.size
+        return sizes.most_common(1)[0][0]
+
+    def computed_dtype(self, dtype: DType) -> str:
+        if dtype not in ("auto", DTYPE, "fp32"):
+            raise UserError(f"llama.cpp's stages exchange float32; leave dtype {dtype} out")
+        return DTYPE
+
+    def shared_matrix(self, name: SharedMatrix) -> Any:
+        from asyncspec.plugins.llama.dequantize import dequantized
+
+        tied = name == "embedding" or HEAD not in self.model.tensors
+        return dequantized(matrix(self.model, EMBEDDING if tied else HEAD))
+
+
+def open_target(path: Path) -> OpenTarget:
+    """Read the headers of a model's files. Raises ``CheckpointError``."""
+    opened = OpenTarget(path, open_gguf(path))
+    opened.model.need("general.architecture")
+    family = opened.model.architecture
+    if family in _NO_DECODERS or opened.model.get("{arch}.attention.causal") is False:
+        raise CheckpointError(f"{path}: a {family} model does not continue text; use another model")
+    return opened
+
+
+def end_tokens(model: GGUF) -> tuple[int, ...]:
+    """Tokens that end an answer, as llama.cpp finds them; nodes need not have it installed."""
+    texts = vocabulary(model)
+    named = _ENDS.union(*_CODE_ENDS.values())
+    known = {text: i for i, text in enumerate(texts) if text in named}
+    found = {known[text] for text in _ENDS & known.keys()}
+    found |= {token for kind in ("eos", "eot", "eom") for token in _stated(model, kind, texts)}
+    for kind, names in _CODE_ENDS.items():
+        others = sorted(known[text] for text in names if text in known)
+        found |= {*(_stated(model, kind, texts) or others[:1])}
+    said = {texts[token] for token in found} if texts else set()
+    # Here it stands between the messages of an answer (gpt-oss, Solar).
+    if said & {"<|call|>", "<|calls|>"} and said & {"<|return|>", "<|flush|>"}:
+        found -= {known.get("<|end|>")}
+    # Here it is text (Gemma 4, PLaMo).
+    if said & {"<|tool_response>", "<|plamo:eos|>"}:
+        found -= {known.get("</s>")}
+    return tuple(sorted(found))
+
+
+def _stated(model: GGUF, kind: str, texts: list[str]) -> list[int]:
+    """The token of a kind that the file states, if its vocabulary has it."""
+    key = f"tokenizer.ggml.{kind}_token_id"
+    found = [model.number(key)] if key in model.metadata else []
+    return [token for token in found if not texts or token < len(texts)]
+
+
+def vocabulary(model: GGUF) -> list[str]:
+    """Texts of all tokens; of none where the file has no vocabulary. Raises ``CheckpointError``."""
+    found = model.get(TOKENS, [])
+    if not isinstance(found, list) or (found and not isinstance(found[0], str)):
+        raise CheckpointError(f"{model.files[0]}: {TOKENS} cannot be {found!r:.40}; fetch it again")
+    return found
+
+
+def control_tokens(model: GGUF) -> frozenset[int]:
+    """Tokens that are no text by the file. llama.cpp itself shows some of them (gpt-oss)."""
+    kinds = model.get("tokenizer.ggml.token_type") or []
+    return frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
+
+
+def check_vocab(target: OpenTarget, draft: OpenTarget) -> None:
+    """Raise ``CheckpointError`` where the draft's tokens are not the target's."""
+    ours, theirs = (vocabulary(model.model) for model in (target, draft))
+    if ours == theirs:
+        return
+    least = min(len(ours), len(theirs))
+    different = [i for i in range(least) if ours[i] != theirs[i]]
+    if different or not least:
+        first = f", the first being {ours[different[0]]!r}" if different else ""
+        raise CheckpointError(
+            f"tokenizer mismatch: {draft.path} and {target.path} disagree on {len(different)} "
+            f"entries of their vocabularies{first}; use a draft model of the same family"
+        )
+
+
+def _sample(opened: dict[Path, int], tensor: Tensor) -> bytes:
+    assert tensor.file is not None
+    if tensor.file not in opened:
+        opened[tensor.file] = os.open(tensor.file, os.O_RDONLY)
+    last = max(0, tensor.size - SAMPLE_BYTES)
+    length = min(tensor.size, SAMPLE_BYTES)
+    read = (
+        os.pread(opened[tensor.file], length, tensor.offset + at) for at in (0, last // 2, last)
+    )
+    return b"".join(read)

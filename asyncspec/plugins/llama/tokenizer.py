@@ -1,0 +1,190 @@
+"""The tokenizer of a GGUF file, as llama.cpp reads it, and its chat template."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from asyncspec.backend.chat_templates import ARGUMENT, by_name, chosen, used
+from asyncspec.backend.tokenizer import conversation
+from asyncspec.core.errors import CheckpointError, first_line
+from asyncspec.plugins.llama.cut import VirtualFile
+from asyncspec.plugins.llama.library import load_model
+from asyncspec.plugins.llama.target import OpenTarget, control_tokens, vocabulary
+
+_BYTE, _CONTROL, _UNKNOWN = 1 << 5, 1 << 3, 1 << 0
+"""Of ``enum llama_token_attr``."""
+
+_SENTENCEPIECE = 1
+"""Of ``enum llama_vocab_type``."""
+
+
+class LlamaTokenizer:
+    decodes_as_whole = False
+
+    def __init__(self, target: OpenTarget, template: str | None = None) -> None:
+        model = target.model
+        if not vocabulary(model):
+            raise CheckpointError(f"{target.path} has no vocabulary; use a file that has one")
+        self._model = load_model(VirtualFile(model.metadata, {}), str(target.path), vocab_only=True)
+        self._bound, self._vocab = self._model.bound, self._model.vocab
+        self._size = self._model.vocab_size
+        self._control = control_tokens(model)
+        self._space_prefix = model.get(
+            "tokenizer.ggml.add_space_prefix",
+            self._bound.llama_vocab_type(self._vocab) == _SENTENCEPIECE,
+        )
+        self._templates = by_name(template) or _templates(model)
+        self._names = {
+            f"{name}_token": self.spell(token).decode(errors="replace")
+            for name in ("bos", "eos", "unknown", "padding")
+            if (token := model.get(f"tokenizer.ggml.{name}_token_id")) is not None
+        }
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self._templates)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """See ``Tokenizer``, with the special tokens that the file says begin a text."""
+        return self._encoded(text, special=True)
+
+    def _encoded(self, text: str, *, special: bool) -> tuple[int, ...]:
+        data = text.encode()
+        most = len(data) + 16
+        found = (ctypes.c_int32 * most)()
+        count = self._bound.llama_tokenize(self._vocab, data, len(data), found, most, special, True)
+        if count < 0:
+            raise ValueError("the tokenizer cannot read this text")
+        return tuple(found[:count])
+
+    @property
+    def template(self) -> str:
+        return used(self._templates)
+
+    def render(self, chat: str) -> tuple[int, ...]:
+        return self._encoded(self.prompt(chat), special=False)
+
+    def prompt(self, chat: str) -> str:
+        if not self._templates:
+            raise ValueError(
+                "the target's file has no chat template; ask for a plain completion (run "
+                "--no-chat, without --system), or give a template (serve --chat-template FILE)"
+            )
+        try:
+            return _rendered(self._templates, chat, self._names)
+        except Exception as error:  # a template is a foreign program
+            why = first_line(error)
+            raise ValueError(f"the chat template refuses these messages: {why}") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        # ``llama_detokenize`` also deletes spaces before punctuation that comes later: streamed
+        # text would change. llama.cpp's server shows tokens one by one, as here.
+        visible = [i for i in ids if 0 <= i < self._size and not self.is_special(i)]
+        pieces = [*map(self.spell, visible)]
+        if pieces and self._space_prefix:
+            pieces[0] = pieces[0].removeprefix(b" ")
+        return b"".join(pieces).decode(errors="replace")
+
+    def spell(self, token: int) -> bytes:
+        if not 0 <= token < self._size:
+            return b""
+
+        def put(buffer: Any, size: int) -> int:
+            count: int = self._bound.llama_token_to_piece(self._vocab, token, buffer, size, 0, True)
+            return count
+
+        return _filled(put, 64)
+
+    def is_special(self, token: int) -> bool:
+        return token in self._control or bool(self._attributes(token) & (_CONTROL | _UNKNOWN))
+
+    def is_byte(self, token: int) -> bool:
+        return bool(self._attributes(token) & _BYTE)
+
+    def _attributes(self, token: int) -> int:
+        if not 0 <= token < self._size:
+            return 0
+        found: int = self._bound.llama_vocab_get_attr(self._vocab, token)
+        return found
+
+
+def _filled(put: Callable[[Any, int], int], size: int) -> bytes:
+    """What ``put`` writes in a buffer; a negative result is the size that it needs."""
+    buffer = ctypes.create_string_buffer(size)
+    count = put(buffer, size)
+    if count < 0:
+        buffer = ctypes.create_string_buffer(-count)
+        count = put(buffer, -count)
+    return buffer.raw[:count]
+
+
+def _templates(model: Any) -> dict[str, str]:
+    """Those of a file: one, and more by name."""
+    names = model.get("tokenizer.chat_templates") or ()
+    more = {name: model.get(f"tokenizer.chat_template.{name}") for name in names}
+    found = by_name(model.get("tokenizer.chat_template"))
+    return found | {name: text for name, text in more.items() if text}
+
+
+def _rendered(templates: Mapping[str, str], chat: str, names: dict[str, str]) -> str:
+    """A conversation by one of some Jinja templates, up to where the assistant speaks."""
+    from jinja2.exceptions import TemplateError
+
+    def refuse(why: str) -> None:
+        raise TemplateError(why)
+
+    def now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    own = {"raise_exception": refuse, "strftime_now": now, **names}
+    messages, tools, options = conversation(chat, {"messages", "tools", *own})
+    template = chosen(templates, options.pop(ARGUMENT, None), tools=bool(tools))
+    said = {"messages": messages, "tools": tools, "add_generation_prompt": True, **options}
+    return str(_compiled(template).render({**said, **own}))
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    """A template of Jinja with what transformers adds to it."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Marks the assistant's text, for training; here it is text like any other."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    return environment.from_string(template)
+
+
+def _json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own, without escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

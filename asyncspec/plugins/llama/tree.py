@@ -1,0 +1,90 @@
+"""A session's tree as machines know it, slot by slot, over the nodes of an engine's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncspec.core.jobs import Row
+from asyncspec.plugins.llama.branches import Branches, Node
+from asyncspec.plugins.llama.passes import Engine
+
+
+class TreeCache:
+    """The slots of one session (``asyncspec.core.kv_slots``)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.branches: Branches = engine.session()
+        # From slot ``branches.trunk`` on; None: a slot that is free.
+        self._nodes: list[Node | None] = []
+
+    def copy_prefix(self, other: TreeCache, length: int) -> None:
+        """Begin with the first slots of another session, which are its committed path."""
+        self._engine.reserve(other.branches)
+        nodes = other.nodes(other.branches.trunk, length)
+        cached = [node for node in nodes if node.cached]
+        shared = min(length, other.branches.trunk) + len(cached)
+        holder = other.branches.holder(cached[-1] if cached else None)
+        if holder >= 0:
+            self.branches.begin_like(other.branches, holder, shared)
+        for node in nodes[len(cached) :]:
+            above = self._nodes[-1] if self._nodes else None
+            self._nodes.append(Node(above, node.position, node.given))
+
+    def nodes(self, start: int, end: int) -> list[Node]:
+        """Those of slots [start, end)."""
+        trunk = self.branches.trunk
+        found = [node for node in self._nodes[max(0, start - trunk) : max(0, end - trunk)] if node]
+        if len(found) != max(0, end - max(start, trunk)):
+            raise ValueError(f"slots up to {end} are not all taken")
+        return found
+
+    def commit(self, committed: int) -> None:
+        """Slots [0, committed) are the committed path."""
+        path = self.nodes(self.branches.trunk, committed)
+        lost = next((i for i, node in enumerate(path) if not node.cached), len(path))
+        if lost:
+            self.branches.advance(path[:lost])
+            del self._nodes[:lost]
+
+    def grow(self, committed: int, rows: Sequence[Row], given: Sequence[Any]) -> list[Node]:
+        """The nodes of new rows. ``given``: of each its token, or its hidden state."""
+        self.commit(committed)
+        first, end = min(row.slot for row in rows), self.branches.trunk + len(self._nodes)
+        if first < end:  # they are computed anew
+            self.compact(first, ())
+        if first < self.branches.trunk:
+            self.branches.rewind(first)
+        new = []
+        for row, own in zip(rows, given, strict=True):
+            above = row.visible[-2] if len(row.visible) > 1 else row.position - 1
+            place = row.slot - self.branches.trunk
+            if above < self.branches.trunk:
+                parent = None
+            else:
+                (parent,) = self.nodes(above, above + 1)
+            node = Node(parent, row.position, own)
+            self._nodes += [None] * (place + 1 - len(self._nodes))
+            self._nodes[place] = node
+            new.append(node)
+        return new
+
+    def compact(self, start: int, keep: Sequence[int]) -> None:
+        trunk = self.branches.trunk
+        self._nodes[max(0, start - trunk) :] = [self._nodes[slot - trunk] for slot in keep]
+        self.branches.prune({node for node in self._nodes if node is not None and node.cached})
+
+    def trim(self, slots: int) -> None:
+        self._engine.unpark(self.branches)
+        self.commit(max(slots, self.branches.trunk))
+        self._nodes = self._nodes[: max(0, slots - self.branches.trunk)]
+        self.branches.trim(min(slots, self.branches.trunk))
+
+    def close(self) -> None:
+        """Forget the session."""
+        self._engine.close(self.branches)
+
+    def check(self, committed: int) -> None:
+        """Raise ``AssertionError`` where nodes and sequences contradict each other."""
+        self.branches.check([node for node in self._nodes if node is not None])

@@ -1,0 +1,39 @@
+"""The child process of ``trial``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from asyncspec.backend.base import EngineOptions, Mode
+from asyncspec.core.errors import UserError
+from asyncspec.plugins.llama.cut import VirtualFile, cut
+from asyncspec.plugins.llama.library import load_model
+from asyncspec.plugins.llama.passes import Engine, Settings
+from asyncspec.plugins.llama.stage import load_engine
+from asyncspec.plugins.llama.target import open_target
+from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
+
+
+def main(path: str, first: str, last: str, mode: Mode = "exact", options: str = "") -> None:
+    """Load layers [first, last) without their weights, of none the vocabulary; with ``options``,
+    compute with them repacked. Raises ``UserError``."""
+    target, span = open_target(Path(path)), (int(first), int(last))
+    if first == last:
+        LlamaTokenizer(target)
+    elif options:
+        how = msgspec.json.decode(options, type=EngineOptions)
+        _, guarantee = load_engine(target, *span, mode, how, repack=True)
+        if mode == "exact" and guarantee != "bitwise":
+            raise UserError("repacked weights round differently in trees")
+    else:
+        Engine(load_model(VirtualFile(*cut(target.model, *span)), path, weights=False), Settings())
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])  # type: ignore[arg-type]
+    except UserError as error:
+        sys.exit(str(error))

@@ -1,0 +1,154 @@
+"""Registries: named objects that installed packages offer under a group of entry points.
+
+A package adds a policy with two lines of its ``pyproject.toml``, and nothing here::
+
+    [project.entry-points."asyncspec.policies"]
+    mine = "my_package.policy:POLICY"
+
+What asyncspec itself brings is registered in the same way. An object is imported when it is first
+used, so that commands start fast and a broken package harms nobody who does not use it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from asyncspec.core.errors import AsyncSpecError, UserError, first_line
+
+T = TypeVar("T")
+
+OWN_PACKAGE = "asyncspec"
+
+_EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*[\"'](\w+)[\"']")
+"""A requirement of an extra, as in ``llama-cpp-python<0.3.37,>=0.3.36; extra == 'llama'``."""
+
+
+class Plugin(NamedTuple):
+    """A registered object and the package that brings it."""
+
+    name: str
+    # ``MODULE:ATTRIBUTE``.
+    location: str
+    package: str
+    version: str
+    # Extras of the package that the object needs.
+    extras: tuple[str, ...] = ()
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """A mapping from names to the objects registered under an entry point group, in the order of
+    their names. Iteration yields names and imports nothing.
+
+    Arguments:
+        group: the entry point group, as in ``asyncspec.policies``.
+        kind: what an entry is called in messages, as in ``policy``.
+        expected: the class that every object must be an instance of.
+    """
+
+    def __init__(self, group: str, kind: str, expected: type[Any]) -> None:
+        self.group = group
+        self.kind = kind
+        self._expected = expected
+        self._loaded: dict[str, T] = {}
+
+    @cached_property
+    def _entry_points(self) -> dict[str, list[EntryPoint]]:
+        named: dict[str, list[EntryPoint]] = {}
+        for entry in sorted(entry_points(group=self.group), key=lambda entry: entry.name):
+            # A package that is installed twice on the path is listed twice.
+            if entry not in (entries := named.setdefault(entry.name, [])):
+                entries.append(entry)
+        return named
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entry_points)
+
+    def __len__(self) -> int:
+        return len(self._entry_points)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entry_points
+
+    def __getitem__(self, name: str) -> T:
+        """Import and return an object.
+
+        Raises:
+            KeyError: nothing has this name.
+            UserError: its package cannot be imported, the object is of another class, or two
+                packages bring this name.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def _load(self, name: str) -> T:
+        entry, *others = self._entry_points[name]
+        plugin = _plugin(entry)
+        if others:
+            packages = " and ".join(sorted({plugin.package, *(_plugin(e).package for e in others)}))
+            raise UserError(f"{self.kind} {name!r} is brought by {packages}; uninstall one of them")
+        problem = f"package {plugin.package} {plugin.version}: {self.kind} {name!r} ({entry.value})"
+        try:
+            loaded: T = entry.load()
+        except AsyncSpecError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{problem} cannot be imported: {type(error).__name__}: {first_line(error)}; "
+                f"update or uninstall {plugin.package}"
+            ) from error
+        if not isinstance(loaded, self._expected):
+            raise UserError(
+                f"{problem} is of type {type(loaded).__name__}, not {self._expected.__name__}; "
+                f"update or uninstall {plugin.package}"
+            )
+        return loaded
+
+    def usable(self, without: Container[str] = ()) -> tuple[dict[str, T], list[str]]:
+        """All objects that can be imported, by name, and one line for each that cannot.
+
+        Arguments:
+            without: names to leave out.
+        """
+        objects: dict[str, T] = {}
+        problems: list[str] = []
+        for name in self:
+            if name in without:
+                continue
+            try:
+                objects[name] = self[name]
+            except UserError as error:
+                problems.append(str(error))
+        return objects, problems
+
+    def plugins(self) -> list[Plugin]:
+        """What is registered, sorted by name; nothing is imported."""
+        return [_plugin(entry) for entries in self._entry_points.values() for entry in entries]
+
+
+def _plugin(entry: EntryPoint) -> Plugin:
+    distribution = entry.dist
+    package = distribution.name if distribution else "an unknown package"
+    version = distribution.version if distribution else ""
+    return Plugin(entry.name, entry.value, package, version, tuple(entry.extras))
+
+
+def missing_requirements(plugin: Plugin) -> list[str]:
+    """Names of the packages that a plug-in's extras require and that are not installed."""
+    marked = [
+        match[1]
+        for requirement in (requires(plugin.package) if plugin.extras else None) or ()
+        if (match := _EXTRA.match(requirement)) and match[2] in plugin.extras
+    ]
+    return [name for name in marked if not _is_installed(name)]
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

@@ -1,0 +1,1 @@
+"""``asyncspec plan dipsd``: DiP-SD's plans for described machines and for a running cluster."""

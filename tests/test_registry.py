@@ -1,0 +1,93 @@
+"""Registries: objects of installed packages, whose metadata alone is made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncspec.core.errors import UserError
+from asyncspec.registry import Plugin, Registry, missing_requirements
+
+GROUP = "asyncspec.tests"
+
+
+def install(folder: Path, package: str, entries: str, requires: str = "") -> None:
+    """A package's metadata, as pip writes it into ``folder``."""
+    info = folder / f"{package.replace('-', '_')}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n{requires}"
+    )
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entries}\n")
+
+
+def registry(expected: type = int) -> Registry[int]:
+    return Registry(GROUP, "number", expected)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_objects_of_several_packages_are_found_by_their_names(site: Path) -> None:
+    install(site, "first", "maxsize = sys:maxsize")
+    install(site, "second", "hexversion = sys:hexversion\nAF_INET = socket:AF_INET")
+    import sys
+
+    numbers = registry()
+    assert list(numbers) == ["AF_INET", "hexversion", "maxsize"]
+    assert numbers["maxsize"] == sys.maxsize
+    assert "maxsize" in numbers
+    assert "minsize" not in numbers
+    assert numbers.plugins()[2] == Plugin("maxsize", "sys:maxsize", "first", "1.0")
+    with pytest.raises(KeyError):
+        numbers["minsize"]
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("no_such_module_here:X", "cannot be imported: ModuleNotFoundError: No module named"),
+        ("sys:no_such_name", "cannot be imported: AttributeError"),
+        ("sys:version", "is of type str, not int"),
+    ],
+)
+def test_a_broken_package_is_one_line_with_its_name(site: Path, location: str, says: str) -> None:
+    install(site, "broken", f"bad = {location}")
+    install(site, "sound", "good = sys:maxsize")
+    numbers = registry()
+    with pytest.raises(UserError) as error:
+        numbers["bad"]
+    line = str(error.value)
+    assert line.startswith(f"package broken 1.0: number 'bad' ({location}) ")
+    assert says in line
+    assert line.endswith("update or uninstall broken")
+    assert "\n" not in line
+    objects, problems = numbers.usable()
+    assert list(objects) == ["good"]
+    assert problems == [line]
+    assert numbers.usable(without={"bad"})[1] == []
+
+
+def test_a_name_of_two_packages_is_an_error_where_it_is_used(site: Path) -> None:
+    install(site, "first", "size = sys:maxsize")
+    install(site, "second", "size = sys:hexversion\nother = sys:maxsize")
+    numbers = registry()
+    assert numbers["other"]
+    with pytest.raises(UserError, match="number 'size' is brought by first and second; uninstall"):
+        numbers["size"]
+
+
+def test_what_a_missing_extra_would_bring(site: Path) -> None:
+    requires = (
+        "Requires-Dist: no-such-package-here<2,>=1; extra == 'gpu'\n"
+        "Requires-Dist: msgspec; extra == 'gpu'\n"
+        "Requires-Dist: another-one; extra == 'cpu'\n"
+    )
+    install(site, "some", "plain = sys:maxsize\nfast = no_such_module:X [gpu]", requires)
+    fast, plain = registry().plugins()
+    assert missing_requirements(fast) == ["no-such-package-here"]
+    assert missing_requirements(plain) == []
