@@ -5,6 +5,20 @@ fault. Features of the target are held until the request that they come for, whi
 further than they reach. Several draft nodes may ask; none can speak of another's sessions, or end
 them by its own end. Requests that come while the device is busy are one batch when it is free
 (``asyncspec.source.base``).
+
+Messages stand for ``Received`` of them as events, and for ``Send`` of them as effects:
+
+| event | handler | effects |
+| --- | --- | --- |
+| Features | _features | |
+| Expand | _expand | Compute |
+| Withdraw | _withdraw | Abandon |
+| Close | _release | Compute Abandon SendClosed |
+| Floor | _release | Compute Abandon SendClosed |
+| Computed | _computed | Expanded |
+| LinkUp | _ready | Ready |
+| LinkDown | _release | Compute Abandon SendClosed |
+| any Computed, Expand, Withdraw, Close and Floor | _dispatch | Compute |
 """
 
 from __future__ import annotations

@@ -3,6 +3,29 @@
 Nothing is waited for: verdicts, drafts, credit, requests and losses come in any order, and after
 each of them that may change what is done the scheduler runs. A lost peer ends sessions, never
 requests: the committed path is here, and a new session continues from it.
+
+Messages stand for ``Received`` of them as events, and for ``Send`` of them as effects:
+
+| event | handler | effects |
+| --- | --- | --- |
+| Verdict | verdicts.verdict_received | |
+| Expanded | drafting.expanded_received | |
+| Credit | replace | |
+| Ready | lifecycle.ready_received | Floor Close Compute Abandon Finish SetTimer |
+| PassTimes | rates.pass_on | PassTimes |
+| Schedule | state.with_session | |
+| Closed | lifecycle.record_stage_stats | Finish SetTimer |
+| Computed | drafting.drafted | |
+| Submitted | _submitted | SetTimer |
+| Cancelled | _cancelled | Close Compute Abandon Finish SetTimer |
+| Stopped | _stopped | Close Compute Abandon Finish SetTimer |
+| TimerFired | lifecycle.rejoin_failed | Finish |
+| | lifecycle.session_timer_fired | Close Compute Abandon Finish SetTimer |
+| LinkUp | lifecycle.link_up | Floor SetTimer |
+| LinkDown | lifecycle.link_down | Close Compute Abandon Finish SetTimer |
+| any, but for PassTimes and most Credit | schedule | Open Segment PruneIndices Close |
+| | | Expand Withdraw Features Rates PassTimes |
+| | | Compute Abandon Emit Finish SetTimer |
 """
 
 from __future__ import annotations

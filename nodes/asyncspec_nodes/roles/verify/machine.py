@@ -5,6 +5,25 @@ prune the moment it comes (queued segments lose their dead rows, rows that die d
 dropped before they are sent on), and waits for nothing but the next stage's credit, but for bounded
 times in which other sessions come back to share a pass. Several draft nodes may share a stage: each
 may name its own sessions only.
+
+Messages stand for ``Received`` of them as events, and for ``Send`` of them as effects:
+
+| event | handler | effects |
+| --- | --- | --- |
+| Segment | receive_segment | Credit Fault Compute SendClosed |
+| Credit | send_computed | Segment |
+| PruneIndices | receive_prune | Credit Compute Abandon |
+| Open | lifecycle.open_session | Open Credit Fault Compute SendClosed |
+| Close | lifecycle.close_session | Credit Compute Abandon SendClosed |
+| Floor | lifecycle.raise_floor | Ready Credit Compute Abandon SendClosed |
+| Rates | planning.rates_received | |
+| PassTimes | planning.pass_times_received | |
+| Computed | pass_done | Verdict PassTimes SendClosed |
+| LinkUp | lifecycle.link_up | Ready Credit PassTimes |
+| LinkDown | lifecycle.link_down | Ready Credit Compute Abandon SendClosed |
+| TaskDone | planning.plan_done | Schedule SetTimer |
+| TimerFired | planning.deadline_passed share_deadline_passed | SetTimer |
+| any | planning.update_plan schedule | Segment Credit Schedule Compute RunNext RunTask SetTimer |
 """
 
 from __future__ import annotations
