@@ -52,7 +52,8 @@ class ToyTokenizer(Pieces):
         return tuple(1 + ord(c) % 15 for c in text)
 
     def render(self, chat: str) -> tuple[int, ...]:
-        messages = json.loads(chat)
+        whole = json.loads(chat)
+        messages = whole if isinstance(whole, list) else whole["messages"]
         if messages[0]["role"] == "assistant":
             raise ValueError("the chat template refuses these messages: the user speaks first")
         return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))

@@ -9,6 +9,7 @@ import msgspec
 from llguidance import regex_to_lark
 
 from asyncspec.constraint import bounds, gbnf
+from asyncspec.constraint.annotations import enforced
 
 WHITESPACE = r"[ ]?|\n[ \t]{0,64}"
 """Between the tokens of JSON: indented or in one line, and never a loop of blanks."""
@@ -26,8 +27,13 @@ def of_json(schema: Mapping[str, Any] | bool) -> str:
     ``bounds``, as all of these do."""
     whole = {"allOf": [schema]} if isinstance(schema, bool) else schema
     bounds.check_schema(whole)
+    whole = enforced(whole)
     own = whole.get("x-guidance")
-    options = {"whitespace_pattern": WHITESPACE, **(own if isinstance(own, Mapping) else {})}
+    options = {
+        "whitespace_pattern": WHITESPACE,
+        "coerce_one_of": True,
+        **(own if isinstance(own, Mapping) else {}),
+    }
     found = "%json " + msgspec.json.encode({**whole, "x-guidance": options}).decode()
     bounds.check_size(found)
     return found

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from asyncspec_nodes.serving.templates import ChatFacts
-from scripted_engine import CALL, KEY, PARAMETERS, SAID, TOOL, TOOLS, USER, serving
+from scripted_engine import CALL, KEY, PARAMETERS, SAID, STATS, TOOL, TOOLS, USER, serving
 
 pytestmark = pytest.mark.asyncio
 
@@ -321,8 +321,25 @@ async def test_anthropic() -> None:
         counted = await client.messages.count_tokens(model="toy", messages=USER, tools=[tool])
         assert counted.input_tokens == -(-len(SAID) // 5)  # as the script has it
         assert engine.asked[-1].prompt_only
-        with pytest.raises(anthropic.BadRequestError, match="mcp_servers"):
-            await client.messages.create(**ask, extra_body={"mcp_servers": []})
+        left = {"mcp_servers": [], "cache_control": {"type": "ephemeral"}, "thread": {"id": "t"}}
+        await client.messages.create(**ask, extra_body=left)
+        image: Any = {"type": "image", "source": {"type": "url", "url": "http://x/y"}}
+        turn = [{"role": "user", "content": [image]}]
+        with pytest.raises(anthropic.BadRequestError, match="content of type 'image'"):
+            await client.messages.create(**{**ask, "messages": turn})
+
+
+async def test_anthropic_streams_begin_with_the_size_of_the_prompt() -> None:
+    import anthropic
+
+    async with (
+        serving() as (url, engine),
+        anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client,
+    ):
+        ask: Any = {"model": "toy", "max_tokens": 99, "messages": USER, "stream": True}
+        events = [event async for event in await client.messages.create(**ask)]
+        assert events[0].message.usage.input_tokens == STATS["prompt_tokens"]
+        assert [submit.prompt_only for submit in engine.asked] == [True, False]
 
 
 async def test_anthropic_stop_sequences_and_efforts() -> None:

@@ -46,8 +46,29 @@ async def test_ollama() -> None:
         assert engine.asked[-1].constraint.grammar
         assert [model.model for model in (await client.list()).models] == ["toy"]
         assert "tools" in ((await client.show("toy")).capabilities or ())
-        with pytest.raises(ollama.ResponseError, match=r"mirostat"):
-            await client.chat(**ask, options={"mirostat": 1})
+        # As with Ollama's own service, options of another engine end no request.
+        await client.chat(**ask, options={"mirostat": 1})
+
+
+async def test_bodies_of_any_type_are_answered() -> None:
+    """Its documentation's ``curl -d`` names a form, and LiteLLM no type at all. A page of another
+    site, which browsers let send such bodies, is refused by its origin."""
+    body = b'{"model": "toy", "messages": [{"role": "user", "content": "x"}], "stream": false}'
+    key = {"Authorization": f"Bearer {KEY}"}
+    async with serving() as (url, engine), aiohttp.ClientSession(url, headers=key) as web:
+        for kind in ("application/x-www-form-urlencoded", "application/octet-stream", "text/plain"):
+            headers = {"Content-Type": kind}
+            async with web.post("/api/chat", data=body, headers=headers) as reply:
+                assert reply.status == 200
+            count, foreign = len(engine.asked), {**headers, "Origin": "https://elsewhere.example"}
+            async with web.post("/api/chat", data=body, headers=foreign) as reply:
+                assert reply.status == 403
+            async with web.post("/v1/chat/completions", data=body, headers=headers) as reply:
+                assert reply.status == 415
+            assert len(engine.asked) == count
+        async with web.get("/v1/models") as reply:
+            (model,) = (await reply.json())["data"]
+        assert (model["context_window"], model["max_model_len"]) == (4096, 4096)
 
 
 async def test_ollama_describes_the_model() -> None:

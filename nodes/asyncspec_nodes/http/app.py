@@ -55,6 +55,9 @@ ENDPOINTS: dict[str, type[Any]] = {
 }
 """Routes that answer, and their bodies."""
 
+MAX_NAMES = 16
+"""Of what is left out of a request, in its line."""
+
 OLLAMA_VERSION = "0.12.0"
 
 
@@ -99,6 +102,11 @@ class Service(Probes):
             )
         return {"id": name, "object": "model", "created": self._created, "owned_by": "asyncspec"}
 
+    async def _described(self, name: str) -> dict[str, object]:
+        """A ``_model_object`` with its context, under the names by which clients look for it."""
+        model, length = self._model_object(name), await self._context_length()
+        return {**model, "context_window": length, "max_model_len": length} if length else model
+
     def app(self) -> web.Application:
         app = super().app()
         app.router.add_get("/state", self._state)
@@ -123,7 +131,7 @@ class Service(Probes):
             engine, limits = self.engine, self.options.limits
             async with self.shutdown.interruptible():
                 body = await read_body(request, limits)
-            fields = parse(body, kind)
+            fields = parse(body, kind, self._note)
             context = await self._context(request, fields.model)
             call = fields.call(context)
             if not call.submits:
@@ -141,13 +149,18 @@ class Service(Probes):
                     if caller.name:
                         self.metrics.key_used(caller.name, used)
 
+    def _note(self, names: Sequence[str]) -> None:
+        """One line for what a request asks for besides, and is left out."""
+        shown = [*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])]
+        self.log.info("left out", names=", ".join(shown), request=REQUEST_ID.get())
+
     async def _openapi(self, request: web.Request) -> web.Response:
         return json_response(description(ENDPOINTS, version("asyncspec")))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         """Tokens of a prompt or a conversation, as a request with it would read them."""
         body = await read_body(request, self.options.limits)
-        fields = parse(body, TokenizeRequest)
+        fields = parse(body, TokenizeRequest, self._note)
         asked = await self._context(request, fields.model)
         tokens = (await self._prompt(fields.submit(asked), "prompt")).tokens
         return json_response({"count": len(tokens), "tokens": tokens})
@@ -158,7 +171,7 @@ class Service(Probes):
         return json_response({"prompt": (await self._prompt(fields.submit(asked), "tokens")).text})
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        fields = parse(await read_body(request, self.options.limits), CountRequest)
+        fields = parse(await read_body(request, self.options.limits), CountRequest, self._note)
         asked = await self._context(request, fields.model)
         submit = fields.chat(asked.facts).prepared(asked)
         submit = replace(submit, prompt_only=True, constraint=UNCONSTRAINED)
@@ -269,11 +282,11 @@ class Service(Probes):
 
     async def _models(self, request: web.Request) -> web.Response:
         _ = self.engine  # while loading, no model is served
-        return json_response({"object": "list", "data": [self._model_object(self.model)]})
+        return json_response({"object": "list", "data": [await self._described(self.model)]})
 
     async def _model(self, request: web.Request) -> web.Response:
         _ = self.engine
-        return json_response(self._model_object(request.match_info["name"]))
+        return json_response(await self._described(request.match_info["name"]))
 
 
 def _draft_of(nodes: Sequence[Status]) -> Status | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal
 
@@ -24,6 +24,7 @@ from asyncspec_nodes.http.api.errors import invalid, unsupported
 from asyncspec_nodes.http.api.parameters import CompletionParameters
 from asyncspec_nodes.serving.requests import encode_chat
 from asyncspec_nodes.serving.templates import EFFORT, ChatFacts
+from asyncspec_nodes.serving.text import CONTINUES
 from asyncspec_protocol.messages import Finished, Submit
 from asyncspec_protocol.sampling import MAX_INT, NewTokens, TopLogprobs
 
@@ -33,6 +34,8 @@ class ContentPart(Struct, frozen=True):
 
     type: str
     text: str | None = None
+    # Of an assistant's part of type "refusal".
+    refusal: str | None = None
 
 
 class CalledFunction(Struct, frozen=True):
@@ -150,9 +153,10 @@ def _text(message: ChatMessage, where: str) -> str:
         raise invalid(f"{where} is missing; give some text", where)
     texts = []
     for i, part in enumerate(content):
-        if part.type != "text" or part.text is None:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "refusal") or text is None:
             raise unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
-        texts.append(part.text)
+        texts.append(text)
     return "".join(texts)
 
 
@@ -167,6 +171,9 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    # Whether the answer goes on with the last message, and whether a new turn is begun.
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
@@ -178,8 +185,11 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
             raise invalid("max_tokens and max_completion_tokens differ", "max_completion_tokens")
         if not self.messages:
             raise invalid("messages is empty; give at least one", "messages")
-        if self.forced and (form := super().form()[1]):
-            raise invalid("tool_choice forces a call, which has its own form", form)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid(
+                "continue_final_message and add_generation_prompt are both true; leave one out",
+                "continue_final_message",
+            )
         if self.forced and not self.callable:
             raise invalid("tool_choice asks for a call of a tool that is not given", "tool_choice")
 
@@ -209,6 +219,10 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     def options(self, facts: ChatFacts) -> dict[str, Any]:
         """Arguments of the template. Raises ``ApiError``."""
         options = facts.named(self.chat_template_kwargs or {})
+        if self.continue_final_message:
+            options |= {CONTINUES: True, "add_generation_prompt": False}
+        elif self.add_generation_prompt is not None:
+            options["add_generation_prompt"] = self.add_generation_prompt
         effort = self.reasoning_effort
         if effort is None:
             return options
@@ -251,7 +265,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
             log_probs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
-        opened, grammar = facts.opened(options), submit.constraint.grammar
+        opened, grammar = _opened(facts, options), submit.constraint.grammar
         if self.forced:
             parallel = self.parallel_tool_calls is not False and self.tool_choice == "required"
             try:
@@ -263,15 +277,26 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
         return replace(submit, constraint=replace(submit.constraint, grammar=grammar))
 
     def form(self) -> tuple[str, str]:
-        """See ``CompletionParameters``; the parameter also of a forced call."""
-        grammar, name = super().form()
-        return grammar, name or ("tools" if self.forced else "")
+        """See ``CompletionParameters``; a forced call has its own form."""
+        return ("", "tools") if self.forced else super().form()
 
     def parser(self, facts: ChatFacts) -> Parser:
         """Of an answer to this request."""
         parallel = self.parallel_tool_calls is not False
-        opened = facts.opened(self.options(facts))
+        opened = _opened(facts, self.options(facts))
         return answer_parser(facts, self.callable, parallel=parallel, opened=opened)
+
+
+def _opened(facts: ChatFacts, options: Mapping[str, Any]) -> bool:
+    """Whether an answer begins with reasoning; one that goes on with a message does not."""
+    return not options.get(CONTINUES) and facts.opened(options)
+
+
+def ends_open(messages: Sequence[ChatMessage]) -> bool:
+    """Whether a conversation ends with words of the assistant, with which Anthropic's and Ollama's
+    answers go on."""
+    last = messages[-1] if messages else None
+    return bool(last and last.role == "assistant" and last.content and not last.tool_calls)
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[Json]:

@@ -69,6 +69,10 @@ class Completion:
             "system_fingerprint": FINGERPRINT,
         }
 
+    # Whether ``begin`` says how many tokens the prompt has: set before it.
+    counts_prompt: ClassVar[bool] = False
+    prompt_tokens: int = 0
+
     # Of a stream: its headers, and what is written where there is nothing to say.
     headers: ClassVar[Mapping[str, str]] = HEADERS
     alive: ClassVar[bytes] = ALIVE

@@ -7,13 +7,14 @@ narrower ones (docs/reference/http.md).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
+from asyncspec.constraint.annotations import enforced
 from asyncspec.core.errors import InputProblem
 from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults, Sampling
@@ -51,7 +52,15 @@ def seed_of_choice(seed: int, choice: int) -> int:
 
 
 IGNORED = frozenset(
-    ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "user")
+    (
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    )
 )
 """Parameters that change nothing of an answer."""
 
@@ -60,15 +69,24 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "moderation": (),
-    "prediction": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "suffix": ("",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
+    # vLLM's.
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "chat_template": (),
+    "documents": ([],),
+    "logits_processors": ([],),
+    "prompt_logprobs": (),
+    "stop_token_ids": ([],),
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (False,),
 }
-"""Parameters of unsupported features, and values, besides null, that do not request them."""
+"""Parameters that would change an answer's meaning and are not served, and values, besides null,
+that do not request them. Names that stand nowhere are left out."""
+
+
+_LIMITS = ("max_tokens", "max_completion_tokens")
+"""Where -1, as llama.cpp and LM Studio have it, is no limit."""
 
 
 def _supported(fields: Mapping[str, object]) -> dict[str, object]:
@@ -83,7 +101,9 @@ def _supported(fields: Mapping[str, object]) -> dict[str, object]:
             text = f"{name} is not supported by this service; leave it out"
             raise invalid(text, name, "unsupported_parameter")
     return {
-        name: value for name, value in fields.items() if name not in IGNORED and name not in NEUTRAL
+        name: value
+        for name, value in fields.items()
+        if name not in IGNORED and name not in NEUTRAL and not (name in _LIMITS and value == -1)
     }
 
 
@@ -115,7 +135,7 @@ AnyTopK = Annotated[int, Meta(ge=-1, le=MAX_INT)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+class StreamOptions(Struct, frozen=True):
     """``stream_options``"""
 
     include_usage: bool | None = None
@@ -123,7 +143,7 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionParameters(Struct, frozen=True, kw_only=True):
     """Parameters of both endpoints. None: the default."""
 
     model: str | None = None
@@ -211,6 +231,16 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 given[name] = {form: value}
         return grammar_of(given)
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What the answer's schema says besides, and is left to the model."""
+        names: list[str] = []
+        form = self.response_format
+        schemas = [form.parts().get("json")] if form else []
+        for schema in (*schemas, self.guided_json, self.json_schema):
+            enforced(schema, names.append)
+        return tuple(names)
+
     def constraint(self) -> Constraint:
         """What the answer may contain. Raises ``ApiError``."""
         grammar, name = self.form()
@@ -242,7 +272,6 @@ class CompletionParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ignore_eos=bool(self.ignore_eos),
             stop=self.stops,
             include_stop=bool(self.include_stop_str_in_output),
-            must_fit=self.limit is not None,
             unset=tuple(name for name in Defaults.__struct_fields__ if name not in sampling),
             tenant=tenant,
             given=self.given_token_ids or (),
@@ -259,6 +288,12 @@ class BodyOf(Protocol):
 
 T = TypeVar("T", bound=BodyOf)
 
+Note = Callable[[Sequence[str]], None]
+"""Told what is left out of a body."""
+
+MAX_NOTED = 64
+"""Characters of a name in a log."""
+
 _CODES = {
     "unknown": "unknown_parameter",
     "missing": "missing_required_parameter",
@@ -266,8 +301,9 @@ _CODES = {
 }
 
 
-def parse(body: bytes, kind: type[T]) -> T:
-    """A request of one kind. Raises ``ApiError``, and nothing else, for anything else."""
+def parse(body: bytes, kind: type[T], note: Note = lambda names: None) -> T:
+    """A request of one kind. ``note`` is told the names of what is left out of it, where anything
+    is. Raises ``ApiError``, and nothing else, for anything else."""
     try:
         fields = bounded_json.decode(body)
     except ValueError as error:  # also text that is not UTF-8
@@ -278,9 +314,11 @@ def parse(body: bytes, kind: type[T]) -> T:
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
     fields = {name: whole(value) for name, value in fields.items()}
+    if issubclass(kind, CompletionParameters):
+        fields = _supported(fields)
+    dropped = list(_drop_tools(fields, getattr(kind, "tool_type", "function")))
     try:
-        ours = issubclass(kind, CompletionParameters)
-        request = msgspec.convert(_supported(fields) if ours else fields, kind)
+        request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         problem = InputProblem.of(error)
         sentence = problem.sentence("parameter")
@@ -292,7 +330,41 @@ def parse(body: bytes, kind: type[T]) -> T:
     except OverflowError as error:
         raise invalid(f"a value is out of bounds: {error}") from None
     request.check()
+    dropped += [*getattr(request, "ignored", ()), *_unread(fields, msgspec.to_builtins(request))]
+    if dropped:
+        note(tuple(dict.fromkeys(dropped)))
     return request
+
+
+def _drop_tools(fields: dict[str, Any], served: str) -> Iterator[str]:
+    """Take the tools of other types than ``served`` out of a body: a server's own, or such as a
+    client can do without. Yields their names."""
+    if not isinstance(tools := fields.get("tools"), list):
+        return
+    kept = []
+    for tool in tools:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str) or kind == served:
+            kept.append(tool)
+        else:
+            yield f"tools of type {kind[:MAX_NOTED]!r}"
+    fields["tools"] = kept
+
+
+def _unread(raw: object, read: object, where: str = "", levels: int = 8) -> Iterator[str]:
+    """The names in ``raw`` that ``read``, what became of it, has not; in ``levels`` levels."""
+    if not levels:
+        return
+    if isinstance(raw, dict) and isinstance(read, dict):
+        for name, value in raw.items():
+            place = f"{where}.{name[:MAX_NOTED]}" if where else name[:MAX_NOTED]
+            if name not in read:
+                yield place
+            else:
+                yield from _unread(value, read[name], place, levels - 1)
+    elif isinstance(raw, list) and isinstance(read, list | tuple):
+        for value, other in zip(raw, read, strict=False):
+            yield from _unread(value, other, f"{where}[]", levels - 1)
 
 
 # A lone surrogate escape. An escape begins behind an even number of backslashes.

@@ -14,7 +14,7 @@ from asyncspec_nodes.http.api.errors import invalid
 Schema = dict[str, Any]
 
 
-class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True):
+class NamedSchema(Struct, frozen=True):
     """``response_format.json_schema``; only the schema changes an answer."""
 
     schema: Schema | bool | None = None
@@ -23,7 +23,7 @@ class NamedSchema(Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseFormat(Struct, frozen=True):
     """``response_format``"""
 
     type: str
@@ -72,6 +72,10 @@ class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True):
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    # Of the grammar's making; answers stay within it.
+    disable_any_whitespace: object = None
+    disable_additional_properties: object = None
+    disable_fallback: object = None
 
     def parts(self) -> dict[str, object]:
         """What is given."""

@@ -21,6 +21,7 @@ from asyncspec_nodes.http.api.chat import (
     ToolCall,
     ToolChoice,
     ToolSpec,
+    ends_open,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unsupported
@@ -43,6 +44,12 @@ class Block(Struct, frozen=True):
     tool_use_id: str = ""
     content: str | tuple[Block, ...] = ""
     is_error: bool | None = None
+    # Of a document.
+    source: dict[str, Any] | None = None
+    title: str | None = None
+    cache_control: object = None
+    citations: object = None
+    signature: object = None
 
 
 class Message(Struct, frozen=True):
@@ -61,7 +68,7 @@ class ToolDefinition(Struct, frozen=True):
     type: Literal["custom"] | None = None
 
 
-class Choice(Struct, frozen=True, forbid_unknown_fields=True):
+class Choice(Struct, frozen=True):
     """``tool_choice``"""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -76,9 +83,17 @@ class Thinking(Struct, frozen=True):
     budget_tokens: int | None = None
 
 
-class OutputConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class OutputFormat(Struct, frozen=True):
+    """``output_config.format``"""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, frozen=True):
     """``output_config``"""
 
+    format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
@@ -86,8 +101,10 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 """Anthropic's efforts beyond those that chat templates have."""
 
 
-class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MessagesRequest(Struct, frozen=True, kw_only=True):
     """The body of ``POST /v1/messages``, and with fewer fields of ``.../count_tokens``."""
+
+    tool_type: ClassVar[str] = "custom"
 
     model: str | None = None
     messages: tuple[Message, ...]
@@ -104,9 +121,19 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Its effort counts where the target's template has one.
     output_config: OutputConfig | None = None
     # These change no answer.
+    cache_control: object = None
     context_management: object = None
     metadata: object = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: object = None
+    # Older forms of ``output_config.format``.
+    output_format: OutputFormat | None = None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Blocks of a history that are of a server's own tools, which the target has not."""
+        contents = [m.content for m in self.messages if not isinstance(m.content, str)]
+        blocks = (block.type for content in contents for block in content)
+        return tuple(f"content of type {kind}" for kind in blocks if kind in _SERVERS)
 
     def check(self) -> None:
         """Raises ``ApiError``."""
@@ -118,7 +145,11 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The same as a request of the chat endpoint. Raises ``ApiError``."""
         messages: list[ChatMessage] = []
         if self.system:
-            messages.append(ChatMessage("system", _texts(self.system, "system")))
+            system = self.system
+            if not isinstance(system, str):
+                system = tuple(b for b in system if not (b.text or "").startswith(_BILLING))
+            if text := _texts(system, "system"):
+                messages.append(ChatMessage("system", text))
         for i, message in enumerate(self.messages):
             messages += _turn(message, f"messages[{i}].content")
         choice, parallel = self.tool_choice, None
@@ -135,9 +166,13 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         effort = self.output_config.effort if self.output_config else None
         if EFFORT not in facts.options:
             effort = None
+        form = self.output_config.format if self.output_config else None
+        form = form or self.output_format
         return ChatRequest(
             model=self.model,
             messages=tuple(messages),
+            continue_final_message=ends_open(messages),
+            json_schema=form.schema if form else None,
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -160,6 +195,29 @@ class MessagesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return AnthropicMessage(chat, [chat.prepared(context)], context)
 
 
+_SERVERS = frozenset(
+    (
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "compaction",
+        "mcp_tool_result",
+        "mcp_tool_use",
+        "redacted_thinking",
+        "server_tool_use",
+        "text_editor_code_execution_tool_result",
+        "tool_reference",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+        "web_search_tool_result",
+    )
+)
+"""Blocks that only Anthropic's own service makes and reads."""
+
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a block for Anthropic's accounts, which differs from request to request."""
+
+
 def _turn(message: Message, where: str) -> list[ChatMessage]:
     """A turn as messages: results of tools are messages of their own, before what is said."""
     if isinstance(message.content, str):
@@ -171,8 +229,10 @@ def _turn(message: Message, where: str) -> list[ChatMessage]:
                 texts.append(block.text or "")
             case "thinking":
                 thoughts.append(block.thinking or "")
-            case "redacted_thinking":
+            case kind if kind in _SERVERS:
                 pass
+            case "document" | "search_result":
+                texts.append(_texts((block,), f"{where}[{i}]"))
             case "tool_use" if message.role == "assistant":
                 function = CalledFunction(block.name, block.input)
                 calls.append(ToolCall(function, block.id))
@@ -196,10 +256,22 @@ def _turn(message: Message, where: str) -> list[ChatMessage]:
 def _texts(content: str | tuple[Block, ...], where: str) -> str:
     if isinstance(content, str):
         return content
+    texts = []
     for i, block in enumerate(content):
-        if block.type != "text":
-            raise unsupported(f"{where}[{i}]", f"content of type {block.type!r}")
-    return "".join(block.text or "" for block in content)
+        match block:
+            case Block(type="text"):
+                texts.append(block.text or "")
+            case Block(type="document", source={"type": "text", "data": str(text)}):
+                texts.append(f"{block.title}\n{text}\n" if block.title else f"{text}\n")
+            case Block(type="document", source={"type": "content", "content": str(text)}):
+                texts.append(f"{text}\n")
+            case Block(type="search_result"):
+                texts.append(f"{block.title or ''}\n{_texts(block.content, where)}\n")
+            case Block(type=kind) if kind in _SERVERS:
+                pass
+            case _:
+                raise unsupported(f"{where}[{i}]", f"content of type {block.type!r}")
+    return "".join(texts)
 
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -208,6 +280,7 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 class AnthropicMessage(ChatCompletion):
     """Its answer, whole or as events."""
 
+    counts_prompt = True
     alive: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
     _block: str = ""
     _blocks = 0
@@ -225,7 +298,12 @@ class AnthropicMessage(ChatCompletion):
         return {**self._message(content), **self._ended(end), "usage": self._tokens(answers)}
 
     def begin(self) -> bytes:
-        usage = {"input_tokens": 0, "output_tokens": 0}
+        usage = {
+            "input_tokens": self.prompt_tokens,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": 0,
+        }
         started = {**self._message([]), "stop_reason": None, "stop_sequence": None, "usage": usage}
         return event("message_start", {"message": started})
 

@@ -19,10 +19,11 @@ from asyncspec_nodes.http.api.chat import (
     ChatRequest,
     ToolCall,
     ToolSpec,
+    ends_open,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid
-from asyncspec_nodes.http.api.parameters import whole
+from asyncspec_nodes.http.api.parameters import MAX_NOTED, whole
 from asyncspec_nodes.http.foreign.ollama_models import timestamp
 from asyncspec_nodes.serving.requests import usually_sampled
 from asyncspec_nodes.serving.templates import ChatFacts
@@ -76,7 +77,7 @@ class OllamaMessage(Struct, frozen=True):
     images: object = None
 
 
-class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OllamaParameters(Struct, frozen=True, kw_only=True):
     """Of both endpoints."""
 
     model: str | None = None
@@ -94,6 +95,14 @@ class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def empty(self) -> bool:
         """Whether it asks for nothing but that the model is loaded, or unloaded."""
         raise NotImplementedError
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Options that are not served: as with Ollama's own, answers are given without them."""
+        served = _OPTIONS.keys() | _OF_THE_SERVER
+        return tuple(
+            f"options.{name[:MAX_NOTED]}" for name in self.options or () if name not in served
+        )
 
     def check(self) -> None:
         """Raises ``ApiError``."""
@@ -127,8 +136,6 @@ class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 continue
             if name in _OPTIONS and not unlimited:
                 found[_OPTIONS[name]] = whole(value)
-            elif name not in _OPTIONS and name not in _OF_THE_SERVER:
-                raise invalid(f"options.{name} is not supported by this service", f"options.{name}")
         if self.format == "json":
             found["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):
@@ -142,7 +149,7 @@ class OllamaParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return found
 
 
-class OllamaChatRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OllamaChatRequest(OllamaParameters, frozen=True, kw_only=True):
     """The body of ``POST /api/chat``."""
 
     messages: tuple[OllamaMessage, ...] | None = None
@@ -155,10 +162,12 @@ class OllamaChatRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unkn
         return not self.messages
 
     def chat(self, facts: ChatFacts) -> ChatRequest:
-        return _converted(self.settings(), _conversation(self.messages or (), facts), self.tools)
+        messages = _conversation(self.messages or (), facts)
+        settings = {**self.settings(), "continue_final_message": ends_open(messages)}
+        return _converted(settings, messages, self.tools)
 
 
-class GenerateRequest(OllamaParameters, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(OllamaParameters, frozen=True, kw_only=True):
     """The body of ``POST /api/generate``."""
 
     prompt: str | None = None

@@ -17,7 +17,7 @@ from asyncspec_protocol.limits import Token
 from asyncspec_protocol.messages import Submit
 
 
-class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(Struct, frozen=True, kw_only=True):
     """The body of ``POST /tokenize``."""
 
     model: str | None = None
@@ -39,7 +39,7 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return _reading(prompt=self.prompt or "", tenant=context.tenant)
 
 
-class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(Struct, frozen=True, kw_only=True):
     """The body of ``POST /detokenize``."""
 
     model: str | None = None
@@ -59,7 +59,7 @@ def _reading(*, prompt: str = "", prompt_ids: tuple[int, ...] = (), tenant: str)
     return replace(plain, prompt_ids=prompt_ids, tenant=tenant, prompt_only=True)
 
 
-class CountRequest(MessagesRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CountRequest(MessagesRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/messages/count_tokens``: a request without the answer's settings."""
 
     def check(self) -> None:

@@ -25,7 +25,7 @@ from asyncspec_nodes.http.api.chat import (
     ToolSpec,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
-from asyncspec_nodes.http.api.errors import ApiError, invalid, unsupported
+from asyncspec_nodes.http.api.errors import ApiError, unsupported
 from asyncspec_nodes.http.api.structure import NamedSchema, ResponseFormat
 from asyncspec_nodes.http.foreign.anthropic import event
 from asyncspec_protocol.messages import Finished, Submit
@@ -43,6 +43,13 @@ class Item(Struct, frozen=True):
     name: str = ""
     arguments: str = "{}"
     output: str | tuple[ContentPart, ...] = ""
+    # Of a call of a tool that takes text.
+    input: str = ""
+    # Of reasoning, beside ``content``.
+    summary: tuple[ContentPart, ...] = ()
+    id: object = None
+    status: object = None
+    encrypted_content: object = None
 
 
 class ResponseTool(Struct, frozen=True):
@@ -62,7 +69,7 @@ class ResponseChoice(Struct, frozen=True):
     name: str
 
 
-class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
+class TextFormat(Struct, frozen=True):
     """``text.format``"""
 
     type: str
@@ -72,21 +79,19 @@ class TextFormat(Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class TextOptions(Struct, frozen=True, forbid_unknown_fields=True):
+class TextOptions(Struct, frozen=True):
     """``text``"""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Struct, frozen=True, forbid_unknown_fields=True):
+class Reasoning(Struct, frozen=True):
     """``reasoning``; summaries are not made."""
 
     effort: str | None = None
-    summary: None = None
 
 
-class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(Struct, frozen=True, kw_only=True):
     """The body."""
 
     model: str | None = None
@@ -102,26 +107,30 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     # Only the values that ask for nothing more.
-    store: bool | None = None
-    truncation: Literal["disabled", "auto"] | None = None
     background: Literal[False] | None = None
     previous_response_id: None = None
+    conversation: None = None
+    prompt: None = None
     include: tuple[str, ...] | None = None
-    stream_options: object = None
     # These change no answer.
+    store: object = None
+    stream_options: object = None
     metadata: object = None
     user: object = None
     safety_identifier: object = None
     prompt_cache_key: object = None
-    service_tier: Literal["auto", "default"] | None = None
+    prompt_cache_retention: object = None
+    service_tier: object = None
+    client_metadata: object = None
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Items of the history that are of a server's own tools, which the target has not."""
+        items = () if isinstance(self.input, str) else self.input
+        return tuple(f"input of type {item.type}" for item in items if item.type in _SERVERS)
 
     def check(self) -> None:
         """Raises ``ApiError``."""
-        if self.truncation == "auto":
-            raise invalid("truncation auto is not served; leave it out", "truncation")
-        for i, tool in enumerate(self.tools or ()):
-            if tool.type != "function":
-                raise unsupported(f"tools[{i}].type", f"a tool of type {tool.type!r}")
         if "message.output_text.logprobs" in (self.include or ()):
             raise unsupported("include", "message.output_text.logprobs")
         self.chat().check()
@@ -168,25 +177,57 @@ def _format(given: TextFormat | None) -> ResponseFormat | None:
     return ResponseFormat(given.type, schema)
 
 
+_SERVERS = frozenset(
+    (
+        "code_interpreter_call",
+        "compaction",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    )
+)
+"""Items that only OpenAI's own service makes and reads."""
+
+
 def _history(items: Sequence[Item]) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
+    # Reasoning that the assistant's next words or calls came of.
+    thoughts = ""
     for i, item in enumerate(items):
         match item.type:
             case "message":
-                messages.append(ChatMessage(item.role, _parts(item.content)))
-            case "function_call":
-                call = ToolCall(CalledFunction(item.name, item.arguments), item.call_id)
+                thought = thoughts if item.role == "assistant" else ""
+                thoughts = ""
+                content = _parts(item.content)
+                messages.append(ChatMessage(item.role, content, reasoning_content=thought or None))
+            case "function_call" | "custom_tool_call":
+                arguments: str | dict[str, Any] = item.arguments
+                if item.type == "custom_tool_call":
+                    arguments = {"input": item.input}
+                call = ToolCall(CalledFunction(item.name, arguments), item.call_id)
                 # Calls that were made together are one message.
-                if messages and messages[-1].role == "assistant":
+                if messages and messages[-1].role == "assistant" and not thoughts:
                     last = messages.pop()
                     calls = (*(last.tool_calls or ()), call)
                     messages.append(msgspec.structs.replace(last, tool_calls=calls))
                 else:
-                    messages.append(ChatMessage("assistant", "", tool_calls=(call,)))
-            case "function_call_output":
+                    thought, thoughts = thoughts, ""
+                    message = ChatMessage("assistant", "", tool_calls=(call,))
+                    message = msgspec.structs.replace(message, reasoning_content=thought or None)
+                    messages.append(message)
+            case "function_call_output" | "custom_tool_call_output":
                 content = _parts(item.output)
                 messages.append(ChatMessage("tool", content, tool_call_id=item.call_id))
             case "reasoning":
+                said = item.content if isinstance(item.content, tuple) else ()
+                thoughts += "".join(part.text or "" for part in said or item.summary)
+            case kind if kind in _SERVERS:
                 pass
             case _:
                 raise unsupported(f"input[{i}].type", f"input of type {item.type!r}")
@@ -197,8 +238,13 @@ def _parts(content: str | tuple[ContentPart, ...] | None) -> Any:
     """Text parts under the chat endpoint's name."""
     if content is None or isinstance(content, str):
         return content or ""
-    texts = ("input_text", "output_text", "text")
-    return tuple(ContentPart("text" if p.type in texts else p.type, p.text) for p in content)
+    texts = ("input_text", "output_text", "text", "refusal")
+    return tuple(
+        ContentPart("text", p.text if p.type != "refusal" else p.refusal)
+        if p.type in texts
+        else ContentPart(p.type, p.text)
+        for p in content
+    )
 
 
 def _is_cut(end: Finished | None) -> bool:

@@ -1,0 +1,193 @@
+"""What programs ask for besides is left out with one line; what would change an answer is not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec_nodes.http.api.answers import RequestContext
+from asyncspec_nodes.http.api.errors import ApiError
+from asyncspec_nodes.http.api.parameters import parse
+from asyncspec_nodes.http.app import ENDPOINTS
+from asyncspec_nodes.serving.templates import ChatFacts
+
+CHAT, TEXT, RESPONSES, MESSAGES, OLLAMA, GENERATE = ENDPOINTS
+USER = {"role": "user", "content": "x"}
+LEAST: dict[str, dict[str, Any]] = {
+    TEXT: {"prompt": "x"},
+    CHAT: {"messages": [USER]},
+    RESPONSES: {"input": "x"},
+    MESSAGES: {"max_tokens": 9, "messages": [USER]},
+    OLLAMA: {"messages": [USER]},
+    GENERATE: {"prompt": "x"},
+}
+FACTS = ChatFacts("hermes", True, "tags", ("enable_thinking",))
+
+
+def read(path: str, more: dict[str, Any]) -> tuple[Any, list[str]]:
+    """What a body asks of the cluster, and what is left out of it. Raises ``ApiError``."""
+    names: list[str] = []
+    body = json.dumps({**LEAST[path], **more}).encode()
+    fields = parse(body, ENDPOINTS[path], names.extend)
+    (submit,) = fields.call(RequestContext(seed=5, id="i", model="m", facts=FACTS)).submits
+    return submit, names
+
+
+def prompt(path: str, more: dict[str, Any]) -> Any:
+    return json.loads(read(path, more)[0].chat)
+
+
+@pytest.mark.parametrize("path", LEAST)
+@given(st.text(min_size=1, max_size=8).map("x-{}".format), st.sampled_from([1, "a", {"b": []}]))
+def test_names_that_stand_nowhere_change_nothing(path: str, name: str, value: Any) -> None:
+    assert read(path, {name: value}) == (read(path, {})[0], [name])
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+SEEN: list[tuple[str, dict[str, Any], list[str]]] = [
+    # Codex CLI.
+    (RESPONSES, {"reasoning": {"summary": "auto"}}, ["reasoning.summary"]),
+    (RESPONSES, {"client_metadata": {"a": "b"}, "store": False, "prompt_cache_key": "k"}, []),
+    (RESPONSES, {"text": {"verbosity": "low"}}, ["text.verbosity"]),
+    (RESPONSES, {"truncation": "auto"}, ["truncation"]),
+    *(
+        (RESPONSES, {"tools": [{"type": kind, "name": "t"}]}, [f"tools of type {kind!r}"])
+        for kind in ("namespace", "web_search", "local_shell", "custom", "mcp")
+    ),
+    (RESPONSES, {"input": [USER, {"type": "web_search_call"}]}, ["input of type web_search_call"]),
+    # Claude Code.
+    (MESSAGES, {"thread": {"id": "t"}, "speed": "fast"}, ["thread", "speed"]),
+    (MESSAGES, {"cache_control": {"type": "ephemeral"}}, []),
+    (
+        MESSAGES,
+        {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]},
+        ["tools of type 'web_search_20250305'"],
+    ),
+    (
+        MESSAGES,
+        {"tools": [{"name": "f", "input_schema": {"type": "object"}, "defer_loading": True}]},
+        ["tools[].defer_loading"],
+    ),
+    # The AI SDK, LiteLLM, Open WebUI.
+    (CHAT, {"stream": True, "stream_options": {"x": 1}}, ["stream_options.x"]),
+    (CHAT, {"service_tier": "flex", "safety_identifier": "s", "metadata": {}}, []),
+    (CHAT, {"verbosity": "low", "store": True}, ["verbosity", "store"]),
+    (CHAT, {"max_tokens": -1}, []),
+    (CHAT, {"tools": [{"type": "web_search"}]}, ["tools of type 'web_search'"]),
+    (OLLAMA, {"options": {"mirostat": 1, "num_ctx": 9}}, ["options.mirostat"]),
+]
+
+
+@pytest.mark.parametrize(("path", "more", "left"), SEEN)
+def test_what_programs_send_is_answered(path: str, more: dict[str, Any], left: list[str]) -> None:
+    assert read(path, more)[1] == left
+
+
+def test_served_tools_stay_beside_others() -> None:
+    chat = prompt(RESPONSES, {"tools": [{"type": "web_search"}, FUNCTION]})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["f"]
+
+
+def test_a_long_history_has_each_name_once() -> None:
+    block = {"type": "text", "text": "x", "x-new": {}}
+    turn = {"role": "user", "content": [block] * 3}
+    assert read(MESSAGES, {"messages": [turn] * 3})[1] == ["messages[].content[].x-new"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"stop_token_ids": [1]}),
+        (CHAT, {"use_beam_search": True}),
+        (CHAT, {"functions": [{"name": "f"}]}),
+        (CHAT, {"modalities": ["audio"]}),
+        (RESPONSES, {"previous_response_id": "r"}),
+        (RESPONSES, {"background": True}),
+        (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": True}),
+    ],
+)
+def test_what_would_change_the_answer_is_refused(path: str, more: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(path, more)
+    assert caught.value.status == 400
+    assert caught.value.param
+    assert "\n" not in caught.value.message
+
+
+HALF = {"role": "assistant", "content": "Once upon a"}
+
+
+@pytest.mark.parametrize("path", [MESSAGES, OLLAMA])
+def test_words_of_the_assistant_at_the_end_are_continued(path: str) -> None:
+    options = prompt(path, {"messages": [USER, HALF]})["options"]
+    assert options == {"continue_final_message": True, "add_generation_prompt": False}
+    assert isinstance(prompt(path, {"messages": [USER, HALF, USER]}), list)
+
+
+def test_chats_continue_the_last_message_where_they_ask_for_it() -> None:
+    assert isinstance(prompt(CHAT, {"messages": [USER, HALF]}), list)
+    ask = {"messages": [USER, HALF], "continue_final_message": True}
+    assert prompt(CHAT, ask) == prompt(MESSAGES, {"messages": [USER, HALF]})
+
+
+def test_reasoning_goes_back_into_the_prompt() -> None:
+    thought: dict[str, Any] = {"type": "reasoning", "summary": []}
+    thought["content"] = [{"type": "reasoning_text", "text": "I call f."}]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "ok"}
+    function = {"name": "f", "arguments": "{}"}
+    history = [
+        {"role": "assistant", "content": "", "reasoning_content": "I call f."}
+        | {"tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+    ]
+    ours = prompt(RESPONSES, {"input": [USER, thought, call, result]})
+    assert ours == prompt(CHAT, {"messages": [USER, *history]})
+    summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I call f."}]}
+    assert prompt(RESPONSES, {"input": [USER, summed, call, result]}) == ours
+    said = {"role": "assistant", "content": "Ciao"}
+    last = prompt(RESPONSES, {"input": [USER, thought, said, USER]})[1]
+    assert (last["content"], last["reasoning_content"]) == ("Ciao", "I call f.")
+
+
+def test_a_forced_call_decides_beside_a_format() -> None:
+    form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
+    forced = {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}}
+    assert read(RESPONSES, {**forced, "text": form})[0] == read(RESPONSES, forced)[0]
+
+
+def test_anthropic_formats_are_schemas() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    submit, left = read(MESSAGES, {"output_config": {"format": form}})
+    assert (bool(submit.constraint.grammar), left) == (True, [])
+
+
+def test_blocks_of_accounts_are_no_text() -> None:
+    """They differ from request to request: the prompts' common beginning would end there."""
+    bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1;"}
+    text = {"type": "text", "text": "Be brief."}
+    assert prompt(MESSAGES, {"system": [bill, text]}) == prompt(MESSAGES, {"system": [text]})
+
+
+def test_documents_of_text_are_text() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "It rains."}
+    block = {"type": "document", "source": source, "title": "Weather"}
+    (message,) = prompt(MESSAGES, {"messages": [{"role": "user", "content": [block]}]})
+    assert message["content"] == "Weather\nIt rains.\n"
+
+
+def test_limits_need_not_fit() -> None:
+    for path, name in ((CHAT, "max_tokens"), (TEXT, "max_tokens"), (MESSAGES, "max_tokens")):
+        assert not read(path, {name: 32_000})[0].must_fit
+
+
+def test_schemas_say_what_is_left_to_the_model() -> None:
+    schema = {"type": "array", "items": {"type": "string", "format": "path"}, "uniqueItems": True}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert read(CHAT, {"response_format": form})[1] == ["format 'path'", "uniqueItems"]
