@@ -1,5 +1,5 @@
-"""The table that opens each machine's module: its events are the cases of the code, its handlers are
-called there, and no simulated run has an effect that is not in it."""
+"""The table that opens each machine: its events are the cases of the code, its handlers are called
+there, and no simulated run has an effect that is not in it."""
 
 from __future__ import annotations
 
