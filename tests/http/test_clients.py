@@ -107,8 +107,12 @@ async def test_gpt_oss() -> None:
 
 
 async def test_arguments_that_are_no_json() -> None:
-    """An answer may end amid a call."""
-    async with serving(CALL[: CALL.index("Rome")]) as (url, _), ai(url) as client:
+    """An answer that is cut amid a call keeps what was written; one that the model ends there is
+    repaired."""
+    async with serving(CALL[: CALL.index("Rome")]) as (url, engine), ai(url) as client:
+        ended = await client.chat.completions.create(model="toy", messages=USER, tools=TOOLS)
+        assert ended.choices[0].message.tool_calls[0].function.arguments == '{"city": ""}'
+        engine.reason = "length"
         whole = await client.chat.completions.create(model="toy", messages=USER, tools=TOOLS)
         assert whole.choices[0].message.tool_calls[0].function.arguments == '{"city": "'
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as session:
