@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
+from asyncspec.backend.base import Mode
 from asyncspec.backend.draft_trie import Trie
 from asyncspec.core.jobs import Admit, Forward, Row
 from asyncspec.core.sampling import Sampling
-from asyncspec.plugins.hf.attention.attention import AttentionParams, TreeMask
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.heads.draft_model import load_draft
 from asyncspec.plugins.hf.model.stage import HFStage
@@ -19,6 +19,8 @@ from asyncspec_protocol.ids import SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand
 from backend.conformance import SESSION
 from backend.probe import cut
+from backend.products import PRODUCTS, Product, use
+from backend.tiny import LAYERS
 
 pytestmark = pytest.mark.torch
 
@@ -33,37 +35,51 @@ def passed(start: int, tokens: Sequence[int]) -> Forward:
 
 
 @pytest.mark.parametrize("mode", ["exact", "fast"])
+@pytest.mark.parametrize("product", PRODUCTS)
 def test_a_pass_ends_between_two_layers(
-    mode: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    product: Product, mode: Mode, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (stage,) = cut(open_checkpoint(tiny("llama")), 1, mode=mode)  # type: ignore[arg-type]
+    path, dtype = use(product, monkeypatch, tiny)
+    (stage,) = cut(open_checkpoint(path), 1, dtype, mode=mode)
     stage.run(Admit(SESSION, 64, Sampling()))
     alone = stage.run(passed(0, (1, 2, 3)))
     later = stage.run(passed(3, (4, 5)))
-    layers = _abandon_in_layer(stage, 1, monkeypatch)
-    assert stage.run(passed(3, (6, 7, 8))) == ()
-    assert layers == [0, 1]
-    monkeypatch.undo()
+    whole = _questions(stage, passed(3, (4, 5)), monkeypatch)
+    useless = passed(3, (6, 7, 8))
+    asked = _questions(stage, useless, monkeypatch, after=len(whole) // 2)
+    # Nothing is computed after the first yes.
+    assert asked == [False] * (len(whole) // 2) + [True]
     assert stage.run(passed(3, (4, 5))) == later
     assert stage.run(passed(0, (1, 2, 3))) == alone
 
 
-def _abandon_in_layer(stage: HFStage, last: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The next pass becomes useless while layer ``last`` runs; the layers that ran."""
-    layers: list[int] = []
-    attend = TreeMask.attend
+def _questions(
+    stage: HFStage, job: Forward, monkeypatch: pytest.MonkeyPatch, after: int | None = None
+) -> list[bool]:
+    """What a pass is told when it asks whether it is useless, at least once a layer. It becomes so
+    while the layer of question ``after`` runs."""
+    answers: list[bool] = []
+    attention = HFStage._attention
 
-    def watched(self: TreeMask, params: AttentionParams, *rest: torch.Tensor) -> torch.Tensor:
-        out = attend(self, params, *rest)  # type: ignore[arg-type]
-        layers.append(params.layer)
-        if params.layer == last:
-            stop = self.stop
-            self.stop = lambda: True
-            assert not stop()
-        return out
+    def watched(self: HFStage, *rest: Any) -> Any:
+        tree = attention(self, *rest)
+        stop = tree.stop
 
-    monkeypatch.setattr(TreeMask, "attend", watched)
-    return layers
+        def ask() -> bool:
+            answers.append(stop())
+            if len(answers) == after:
+                self.abandon(job)
+            return answers[-1]
+
+        tree.stop = ask
+        return tree
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HFStage, "_attention", watched)
+        out = stage.run(job)
+    assert out == () if after else out != ()
+    assert after or (len(answers) >= LAYERS and not any(answers))
+    return answers
 
 
 def test_a_pass_that_is_useless_before_it_begins(tiny: Callable[..., Path]) -> None:

@@ -15,6 +15,7 @@ from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.kernels.probing import layer_kind, layers_with_all_kinds
 from asyncspec.plugins.hf.model import shard as shards
 from backend.probe import cut
+from backend.products import PRODUCTS, Product, use
 from backend.tiny import LAYERS
 
 pytestmark = pytest.mark.torch
@@ -57,34 +58,39 @@ def test_shapes_types_and_settings_make_kinds() -> None:
     assert layers_with_all_kinds([parts[0], torch.nn.Linear(4, 4), parts[1], parts[0]]) == 3
 
 
-def seen_layers(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int]:
+def seen_layers(product: Product, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> Sequence[int]:
     """How many layers the passes of a stage's start went through."""
     seen: dict[int, set[int]] = {}
 
-    def watch(kind: Any) -> None:
-        mix = kind.compute
+    def watch(kind: Any, name: str) -> None:
+        mix = getattr(kind, name)
 
-        def watched(self: Any, asked: Any, *rows: torch.Tensor) -> torch.Tensor:
+        def watched(self: Any, asked: Any, *rows: Any) -> Any:
             seen.setdefault(id(self.cache), set()).add(asked.layer)
-            out: torch.Tensor = mix(self, asked, *rows)
-            return out
+            return mix(self, asked, *rows)
 
-        monkeypatch.setattr(kind, "compute", watched)
+        monkeypatch.setattr(kind, name, watched)
 
-    watch(TreeAttention)
-    watch(BlockAttention)
-    (stage,) = cut(open_checkpoint(tiny("gemma3")), 1)
+    watch(TreeAttention, "compute")
+    # Of tensors and of arrays.
+    watch(BlockAttention, "_compute_arrays")
+    path, dtype = use(product, monkeypatch, tiny, "gemma3")
+    (stage,) = cut(open_checkpoint(path), 1, dtype)
     assert stage.guarantee == "bitwise"
     assert len(stage.shard.model.model.layers) == LAYERS
     return sorted(set(map(len, seen.values())))
 
 
+@pytest.mark.parametrize("product", PRODUCTS)
 def test_a_stage_is_tried_with_few_of_its_layers(
-    tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+    product: Product, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert seen_layers(tiny, monkeypatch) == [4]
+    assert seen_layers(product, tiny, monkeypatch) == [4]
 
 
-def test_but_with_all_kinds_of_them(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_but_with_all_kinds_of_them(
+    product: Product, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards, "_MIN_PROBE_LAYERS", 1)
-    assert seen_layers(tiny, monkeypatch) == [2]
+    assert seen_layers(product, tiny, monkeypatch) == [2]

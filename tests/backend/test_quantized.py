@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -78,6 +78,8 @@ def test_errors_are_bounded(kind: str, dtype: torch.dtype, shape: tuple[int, int
     assert error(with_bias, (linear(x) + bias).float()) < 0.005
 
 
+# The one product that is tried when the matrix is packed cancels, to a fifth of its usual size.
+@example(shape=(1, 155), seed=1, kind=ALL[-1])
 @given(shape=SHAPES, seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(ALL)))
 def test_a_row_is_itself_among_any_others(shape: tuple[int, int], seed: int, kind: str) -> None:
     linear = made(kind, noise(*shape, seed=seed), torch.bfloat16)

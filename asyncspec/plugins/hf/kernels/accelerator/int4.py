@@ -111,14 +111,15 @@ def pack_int4(matrix: PackedMatrix, device: torch.device, words: int = WORDS) ->
 
 
 def multiply_by_definition(x: Tensor, weights: Int4Weights) -> Tensor:
-    """By torch's operations: what an emulated device computes."""
+    """By torch's operations: what an emulated device computes. Row by row, as on many CPUs a row of
+    torch's products has other bits among others."""
     words = weights.words.transpose(1, 2).flatten(0, 1).to(torch.int32)
     levels = torch.stack([words >> shift & 15 for shift in (0, 4, 8, 12)], 2).flatten(1)
     bits = weights.scales.t().contiguous()
     levels = levels.view(*bits.shape, -1) - (bits & _ZERO_POINT).unsqueeze(-1)
     scales = (bits & ~_ZERO_POINT).view(torch.float32)
     dense = (levels * scales.unsqueeze(-1)).flatten(1)[: weights.outputs, : weights.width]
-    return (x.float() @ dense.T).to(x.dtype)
+    return torch.stack([dense.mv(row) for row in x.float()]).to(x.dtype)
 
 
 def agrees(multiply: Int4Product, device: torch.device, dtype: torch.dtype, group: int) -> bool:
