@@ -8,6 +8,12 @@ INSTALLED := $(VENV)/.installed
 PACKAGES := asyncspec protocol/asyncspec_protocol nodes/asyncspec_nodes
 # Forked processes for tests, a file each. Tests of processes wait part of the time, so that four keep two cores busy (six: no faster).
 TEST_PROCESSES ?= 4
+# Tests of what depends on the processor, and of whole stages by its products. Others choose their
+# product, or compute as these do.
+PROCESSOR_TESTS := $(addprefix tests/backend/test_,abandon.py array_layers.py attention_products.py device.py footprint.py \
+  layer_graphs.py linear.py min_rows.py mlas.py probing.py quantized.py selftest.py stacked.py)
+# torch and oneDNN as on a processor without AVX-512; onnxruntime asks the processor itself.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 # Of make repeat.
 REPEATS ?= 100
 # Options of tools/compat: --newest, --oldest.
@@ -21,12 +27,13 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
+.PHONY: help install setup demo test test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
 
 help:
 	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
 	@echo "make install asyncspec in $(VENV), without tools for development"
 	@echo "make test    the tests"
+	@echo "make test-processors  tests of matrix products as on a processor with AVX2 alone, and as on another maker's"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
 	@echo "make setup-llama  llama.cpp for GGUF files, built from source; without it their tests are skipped"
 	@echo "make compat  the wheel with the oldest and the newest versions it allows of what it needs"
@@ -64,6 +71,10 @@ demo: $(INSTALLED)
 test: $(STAMP)
 	$(BIN)/python -m pytest --processes $(TEST_PROCESSES)
 
+test-processors: $(STAMP)
+	$(AVX2) $(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS)
+	ASYNCSPEC_TEST_OTHER_MAKER=1 $(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS)
+
 compat: $(STAMP)
 	$(BIN)/python tools/compat $(COMPAT)
 
@@ -90,7 +101,8 @@ cover: $(STAMP)
 	$(BIN)/python -m coverage report
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
-nightly: test fuzz schedules mutants
+nightly: export HYPOTHESIS_PROFILE ?= random
+nightly: test test-processors fuzz schedules mutants
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600

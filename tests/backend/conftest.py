@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,24 @@ import pytest
 from asyncspec.backend.threads import set_thread_defaults
 
 set_thread_defaults()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def other_maker() -> Iterator[None]:
+    """``ASYNCSPEC_TEST_OTHER_MAKER``: Intel's processors are taken for others, and others for
+    Intel's."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "ASYNCSPEC_TEST_OTHER_MAKER" in os.environ:
+            import torch
+
+            from asyncspec.plugins.hf.kernels.cpu import capabilities, ort
+
+            name = "AMD EPYC" if capabilities.is_intel() else "Intel Xeon"
+            here = {**torch.cpu.get_capabilities(), "cpu_name": name}
+            patch.setattr(torch.cpu, "get_capabilities", lambda: here)
+            # The answers for this processor, that modules of tests may have asked for.
+            ort.prefers_mlas.cache_clear()
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -44,16 +44,16 @@ def test_a_pass_ends_between_two_layers(
     stage.run(Admit(SESSION, 64, Sampling()))
     alone = stage.run(passed(0, (1, 2, 3)))
     later = stage.run(passed(3, (4, 5)))
-    whole = _questions(stage, passed(3, (4, 5)), monkeypatch)
+    whole = _answers(stage, passed(3, (4, 5)), monkeypatch)
     useless = passed(3, (6, 7, 8))
-    asked = _questions(stage, useless, monkeypatch, after=len(whole) // 2)
+    asked = _answers(stage, useless, monkeypatch, after=len(whole) // 2)
     # Nothing is computed after the first yes.
     assert asked == [False] * (len(whole) // 2) + [True]
     assert stage.run(passed(3, (4, 5))) == later
     assert stage.run(passed(0, (1, 2, 3))) == alone
 
 
-def _questions(
+def _answers(
     stage: HFStage, job: Forward, monkeypatch: pytest.MonkeyPatch, after: int | None = None
 ) -> list[bool]:
     """What a pass is told when it asks whether it is useless, at least once a layer. It becomes so

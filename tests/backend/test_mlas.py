@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.plugins.hf.kernels.cpu import ort
+from asyncspec.plugins.hf.kernels.cpu import dense, ort
 from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.plugins.hf.kernels.cpu.dense import dense_linear
 from asyncspec.plugins.hf.kernels.cpu.linear import PackedLinear
@@ -59,9 +59,9 @@ def test_nan_stays_nan() -> None:
     assert got[0].isfinite().tolist() == [False, False, True]
 
 
-@HERE
-def test_tied_embeddings_keep_their_layout() -> None:
+def test_tied_embeddings_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A matrix that is an embedding too has to lie there as it is."""
+    monkeypatch.setattr(dense, "prefers_mlas", lambda: True)
     weight = noise(24, 16)
     made = dense_linear(weight, None, KernelSettings(), torch.float32)
     assert (type(made), made.weight_bytes) == (MlasLinear, 24 * 16 * 4)
