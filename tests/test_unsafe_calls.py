@@ -21,6 +21,7 @@ WALL_CLOCK = {
     "nodes/asyncspec_nodes/http/app.py",
     "nodes/asyncspec_nodes/http/foreign/ollama.py",
     "nodes/asyncspec_nodes/join/authority.py",
+    "nodes/asyncspec_nodes/join/key_folder.py",
     "nodes/asyncspec_nodes/node/loading.py",
     "nodes/asyncspec_nodes/node/process.py",
 }

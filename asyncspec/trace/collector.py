@@ -53,8 +53,8 @@ BURST, BURST_SECONDS, PULSE_SECONDS = 12, 0.02, 0.5
 """Clock probes: so many in a row when recording begins or a peer joins, then a steady pulse."""
 
 OPERATORS_ONLY = (
-    "this certificate does not allow it; make one for operators (make-keys.sh DIRECTORY "
-    "NAME=operator)"
+    "this certificate does not allow it; make one for operators (asyncspec keys "
+    "DIRECTORY NAME=operator)"
 )
 """Answer to a request of a client that is no operator."""
 

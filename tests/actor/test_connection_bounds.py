@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import errno
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +23,7 @@ from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.framing import decode, write_frame
 from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Fault, Message, Welcome
-
-KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
+from certificates import make_keys
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -92,7 +89,7 @@ def test_clients_beyond_the_bound_are_told() -> None:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Security:
     path = tmp_path_factory.mktemp("keys")
-    subprocess.run(["bash", str(KEYS), str(path), "box"], check=True, capture_output=True)
+    make_keys(path, "box")
     return contexts(
         SecurityTable(*(str(path / f"{name}") for name in ("ca.pem", "box.pem", "box.key")))
     )

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,8 +24,8 @@ from asyncspec_protocol.framing import Frame, FrameReader, write_frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import HANDSHAKE, client_hello
 from asyncspec_protocol.messages import Fault, Hello
+from certificates import make_keys
 
-KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 REDIALS = 3
 
 Runner = Callable[[Coroutine[Any, Any, None]], None]
@@ -55,7 +54,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def authority(folder: Path) -> Path:
     """An authority of its own, and a node's certificate and key."""
-    subprocess.run(["bash", str(KEYS), str(folder), "box"], check=True, capture_output=True)
+    make_keys(folder, "box")
     return folder
 
 

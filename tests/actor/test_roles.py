@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,22 +20,20 @@ from asyncspec.trace.collector import OPERATORS_ONLY
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import OTHER_AUTHORITY, Keys, role_problem
+from asyncspec_nodes.join import key_folder
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import client_hello
 from asyncspec_protocol.messages import Events, Role, Welcome
-
-SCRIPT = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
-
-
-def make(folder: Path, *names: str) -> None:
-    subprocess.run(["bash", str(SCRIPT), str(folder), *names], check=True, capture_output=True)
+from certificates import make_keys
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys")
-    make(path, "any", "draft=node:0", "one=node:1", "two=node:2", "guest=client", "boss=operator")
+    make_keys(
+        path, "any", "draft=node:0", "one=node:1", "two=node:2", "guest=client", "boss=operator"
+    )
     return path
 
 
@@ -155,14 +152,14 @@ def test_a_revoked_certificate_loses_its_link_and_gets_no_other(
     folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    make(tmp_path, "--revoke", "two")
+    key_folder.revoke(tmp_path, ["two"])
     stage = Keys(replace(table(tmp_path, "one"), crl=str(tmp_path / "crl.pem")))
 
     async def main() -> None:
         async with pair(stage, keys(tmp_path, "draft")) as both:
             assert await both.news() == ("joined", "0 False")
             assert not stage.changed()
-            make(tmp_path, "--revoke", "draft")
+            key_folder.revoke(tmp_path, ["draft"])
             assert stage.changed()
             stage.reload()
             both.stage.check_certificates()
@@ -191,8 +188,8 @@ def test_certificates_are_renewed_for_new_links(folder: Path, tmp_path: Path) ->
 
 
 def test_lists_of_another_authority_revoke_nothing(folder: Path, tmp_path: Path) -> None:
-    make(tmp_path, "box")
-    make(tmp_path, "--revoke", "box")
+    make_keys(tmp_path, "box")
+    key_folder.revoke(tmp_path, ["box"])
     theirs = replace(table(folder, "one"), crl=str(tmp_path / "crl.pem"))
     with pytest.raises(UserError, match="not signed by the authority"):
         Keys(theirs)
@@ -212,7 +209,7 @@ def test_an_authority_that_is_replaced_is_trusted_no_more(folder: Path, tmp_path
     """Both are meanwhile, while ``ca`` has both."""
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(folder, old)
-    make(new, "draft=node:0", "one=node:1")
+    make_keys(new, "draft=node:0", "one=node:1")
     earlier, authority = (old / "ca.pem").read_bytes(), (new / "ca.pem").read_bytes()
     bundle = tmp_path / "both.pem"
     bundle.write_bytes(authority + earlier)
@@ -241,8 +238,8 @@ def test_a_bundle_of_authorities_accepts_members_of_each(
     folder: Path, tmp_path: Path, of: str
 ) -> None:
     new = tmp_path / "new"
-    make(new, "draft=node:0", "one=node:1")
-    make(new, "--revoke", "one")
+    make_keys(new, "draft=node:0", "one=node:1")
+    key_folder.revoke(new, ["one"])
     bundle = tmp_path / "both.pem"
     bundle.write_bytes(b"".join((one / "ca.pem").read_bytes() for one in (folder, new)))
     # A list of either authority revokes.
@@ -259,7 +256,7 @@ def test_a_bundle_of_authorities_accepts_members_of_each(
 def test_a_node_dials_none_of_an_authority_that_is_replaced(folder: Path, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(folder, old)
-    make(new, "draft=node:0", "one=node:1")
+    make_keys(new, "draft=node:0", "one=node:1")
     shown = keys(old, "draft")
     (old / "ca.pem").write_bytes((new / "ca.pem").read_bytes())
     shown.reload()

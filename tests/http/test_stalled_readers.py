@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -21,8 +19,8 @@ from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.middleware import json_response
 from asyncspec_nodes.http.options import server_context
 from asyncspec_nodes.http.server import LOOKS, HttpServer, Progress
+from certificates import make_keys
 
-KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 STALL = 0.3
 SMALL, LARGE = 60_000, 20_000_000
 PATHS = [f"/{kind}/{size}" for kind in ("whole", "stream") for size in (SMALL, LARGE)]
@@ -51,7 +49,7 @@ class BigAnswers(Service):
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext | None:
     keys = tmp_path_factory.mktemp("keys")
-    subprocess.run(["bash", str(KEYS), str(keys), "one"], check=True, capture_output=True)
+    make_keys(keys, "one")
     return server_context(keys / "one.pem", keys / "one.key")
 
 

@@ -21,16 +21,15 @@ from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.options import server_context
 from asyncspec_nodes.http.places import Places
 from asyncspec_nodes.http.server import Connection
+from certificates import make_keys
 from toy_service import Toy
-
-KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and two boxes' certificates and keys."""
     path = tmp_path_factory.mktemp("keys")
-    subprocess.run(["bash", str(KEYS), str(path), "one", "two"], check=True, capture_output=True)
+    make_keys(path, "one", "two")
     return path
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from asyncspec_nodes.cli.main import main
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.join import key_folder
+from certificates import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 SOUND = f"""
@@ -134,11 +135,9 @@ def test_a_path_of_the_working_directory_is_none_of_the_files(
     assert faults(text, here, capsys) == []
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates")
 def test_keys_that_peers_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    maker = ROOT / "nodes" / "examples" / "make-keys.sh"
     for name in ("a", "b"):
-        subprocess.run(["bash", maker, tmp_path / name, "node"], check=True, capture_output=True)
+        make_keys(tmp_path / name, "node")
     table = '[security]\nca = "{}/ca.pem"\ncertificate = "a/node.pem"\nkey = "a/node.key"\n'
     assert faults(SOUND + table.format("a"), tmp_path, capsys) == []
     (found,) = faults(SOUND + table.format("b"), tmp_path, capsys)
@@ -151,11 +150,9 @@ def test_keys_that_peers_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixt
         assert found.startswith(f"[security] {line}")
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates")
 def test_a_revoked_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make = ("bash", ROOT / "nodes" / "examples" / "make-keys.sh", tmp_path)
-    for words in (("node", "other"), ("--revoke", "node")):
-        subprocess.run([*make, *words], check=True, capture_output=True)
+    make_keys(tmp_path, "node", "other")
+    key_folder.revoke(tmp_path, ["node"])
     table = '[security]\nca = "ca.pem"\ncrl = "crl.pem"\ncertificate = "{0}.pem"\nkey = "{0}.key"\n'
     assert faults(SOUND + table.format("other"), tmp_path, capsys) == []
     (found,) = faults(SOUND + table.format("node"), tmp_path, capsys)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,13 +19,12 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.join import authority
-
-KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
+from certificates import make_keys
 
 
 @pytest.fixture
 def security(tmp_path: Path) -> Security:
-    subprocess.run(["bash", str(KEYS), str(tmp_path), "box"], check=True, capture_output=True)
+    make_keys(tmp_path, "box")
     names = (tmp_path / name for name in ("ca.pem", "box.pem", "box.key"))
     return contexts(SecurityTable(*map(str, names)))
 
@@ -107,7 +105,7 @@ def test_a_peer_that_refuses_our_certificate(
 ) -> None:
     """It only closes the connection, whatever it does not like of it."""
     other = tmp_path / "other"
-    subprocess.run(["bash", str(KEYS), str(other), "box"], check=True, capture_output=True)
+    make_keys(other, "box")
     files = (other / "ca.pem", tmp_path / "box.pem", tmp_path / "box.key")
     stranger = contexts(SecurityTable(*map(str, files)))
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -35,6 +35,7 @@ from asyncspec_nodes.node.reports import LoadingReport, Report
 from asyncspec_protocol.messages import Submit
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
+from certificates import make_keys
 from commands import json_output, reset_hangup
 from effort import nightly
 from nodes.background import START, Background, no_process_left
@@ -48,7 +49,6 @@ PROMPTS = [
     "The cat sat",
 ]
 TOKENS = 24
-KEYS = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
 
 
 @pytest.fixture(scope="module")
@@ -548,7 +548,7 @@ def test_a_cluster_with_keys_serves_its_members_only(
 ) -> None:
     # A late node completes no handshake meanwhile.
     monkeypatch.setattr(client, "PROBE_SECONDS", START)
-    subprocess.run(["bash", str(KEYS), str(tmp_path), "box"], check=True, capture_output=True)
+    make_keys(tmp_path, "box")
     files = (str(tmp_path / name) for name in ("ca.pem", "box.pem", "box.key"))
     config = local_config(TargetTable(path=str(tiny)), DraftTable("none", "autoregressive"), 1, 1)
     background = Background(msgspec.structs.replace(config, security=SecurityTable(*files)))

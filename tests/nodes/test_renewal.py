@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,14 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import Keys
+from asyncspec_nodes.join import key_folder
 from asyncspec_nodes.node.renewal import renew
-
-SCRIPT = Path(__file__).parents[2] / "nodes" / "examples" / "make-keys.sh"
+from certificates import make_keys
 
 
 def test_changed_files_are_read_and_links_are_checked(tmp_path: Path) -> None:
     """Half of a new pair is logged once, and changes nothing."""
-    subprocess.run(["bash", SCRIPT, tmp_path, "box", "new"], check=True, capture_output=True)
+    make_keys(tmp_path, "box", "new")
     keys = Keys(SecurityTable(*(str(tmp_path / n) for n in ("ca.pem", "box.pem", "box.key"))))
     reported: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
@@ -60,11 +59,8 @@ def test_changed_files_are_read_and_links_are_checked(tmp_path: Path) -> None:
 
 
 def test_a_client_leaves_a_draft_node_whose_certificate_is_revoked(tmp_path: Path) -> None:
-    def make(*names: str) -> None:
-        subprocess.run(["bash", SCRIPT, tmp_path, *names], check=True, capture_output=True)
-
-    make("draft=node:0", "front=client", "other=client")
-    make("--revoke", "other")
+    make_keys(tmp_path, "draft=node:0", "front=client", "other=client")
+    key_folder.revoke(tmp_path, ["other"])
     table = SecurityTable(*(str(tmp_path / n) for n in ("ca.pem", "draft.pem", "draft.key")))
     named = {"certificate": "front.pem", "key": "front.key", "crl": "crl.pem"}
     mine = replace(table, **{field: str(tmp_path / name) for field, name in named.items()})
@@ -84,7 +80,7 @@ def test_a_client_leaves_a_draft_node_whose_certificate_is_revoked(tmp_path: Pat
             assert (await asyncio.wait_for(lost.get(), 60)).startswith("keys not renewed: ")
             assert not link.gone.done()
             (tmp_path / "crl.pem").unlink()
-            make("--revoke", "draft")
+            key_folder.revoke(tmp_path, ["draft"])
             said = await asyncio.wait_for(lost.get(), 60)
             assert said == "the draft node is gone: its certificate is revoked"
             with pytest.raises(ClusterError, match="its certificate is revoked"):

@@ -29,6 +29,7 @@ from asyncspec_nodes.node.command import build_parser
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Status
+from certificates import make_keys
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 KUBERNETES = "1.34.0"
@@ -171,8 +172,7 @@ def test_the_health_check_asks_where_the_node_serves(tls: bool, tmp_path: Path) 
     with HTTPServer(("127.0.0.1", 0), Healthy) as server:
         given = {"ASYNCSPEC_HTTP": str(server.server_port), "ASYNCSPEC_HTTP_HOST": "0.0.0.0"}
         if tls:
-            maker = DEPLOY.parent / "nodes" / "examples" / "make-keys.sh"
-            subprocess.run(["bash", maker, tmp_path, "one"], check=True, capture_output=True)
+            make_keys(tmp_path, "one")
             given["ASYNCSPEC_TLS_CERTIFICATE"] = str(tmp_path / "one.pem")
             context = server_context(tmp_path / "one.pem", tmp_path / "one.key")
             assert context is not None

@@ -15,7 +15,7 @@ ANSWERS = {
     "own model": ("--target", "safetensors"),
     "GGUF": (".gguf", "--target"),
     "several machines": ("[[node]]", "rank"),
-    "protected": ("make-keys.sh", "--api-key-file"),
+    "protected": ("asyncspec keys", "--api-key-file"),
     "memory": ("asyncspec memory",),
     "slow": ("tokens per second", "asyncspec trace"),
     "policy": ("flow", "--policy"),

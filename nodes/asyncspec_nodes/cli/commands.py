@@ -68,6 +68,10 @@ PLUGINS = Command(
 CHECK = Command(
     "check a cluster file, and what it names on this machine", "asyncspec_nodes.cli.check"
 )
+KEYS = Command(
+    "make the authority, certificates and keys of a cluster, or revoke some",
+    "asyncspec_nodes.cli.keys",
+)
 COMPLETION = Command(
     "print a shell's completion of these commands", "asyncspec_nodes.cli.completion"
 )

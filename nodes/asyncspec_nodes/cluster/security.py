@@ -28,7 +28,7 @@ URN = "urn:asyncspec:"
 NODE, STAGE, CLIENT, OPERATOR = "node", "stage", "client", "operator"
 
 
-NO_ROLE = "names no role: make a new one (make-keys.sh DIRECTORY NAME=ROLE)"
+NO_ROLE = "names no role: make a new one (asyncspec keys DIRECTORY NAME=ROLE)"
 """What is said of certificates such as earlier versions made."""
 
 CHECK_SECONDS = 5.0

@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
                 for part in text.split(",") if several else [text]:
                     value = self._get_value(action, part.strip())
                     self._check_value(action, value)
-                    action(self, to, value, name)
+                    action(self, to, [value] if action.nargs in ("*", "+") else value, name)
         except argparse.ArgumentError as error:
             self.error(f"{name}: {error.message}")
         action.required = False

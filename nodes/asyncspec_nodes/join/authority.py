@@ -1,21 +1,30 @@
-"""The cluster's own authority, and certificates that it issues. Private keys stay where they are
-made: a member sends a signing request."""
+"""The cluster's own authority, and certificates that it issues. Private keys of machines that join
+stay where they are made: a member sends a signing request."""
 
 from __future__ import annotations
 
 import datetime
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.types import (
+    CertificateIssuerPrivateKeyTypes,
+    CertificatePublicKeyTypes,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.security import URN
 
 DAYS = 3650
+CLOCKS_DIFFER = datetime.timedelta(days=1)
+"""Certificates are valid from so long before they are made."""
+
 CA, CERTIFICATE, KEY = "ca.pem", "node.pem", "node.key"
 """Names in a member's folder, as in ``[security]``."""
 
@@ -24,10 +33,15 @@ class Authority:
     """Signs members' certificates. ``key`` and ``pem``: its own key and certificate, PEM."""
 
     def __init__(self, key: str, pem: str) -> None:
+        """Raises ``ValueError``, and ``TypeError`` for an encrypted key."""
         self.key = key
         self.pem = pem
         self._key = _load(key)
-        self._subject = x509.load_pem_x509_certificate(pem.encode()).subject
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        if certificate.public_key() != self._key.public_key():
+            raise ValueError("they do not belong together")
+        self._subject = certificate.subject
+        self._identifier = _identifier(certificate)
 
     @classmethod
     def new(cls) -> Authority:
@@ -38,7 +52,7 @@ class Authority:
         builder = _builder(name, name, private.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         builder = builder.add_extension(_usage(signs=True), True)
-        return cls(key, _pem(builder.sign(private, None)))
+        return cls(key, _pem(builder.sign(private, _hash(private))))
 
     def issue(self, request: str, *roles: str) -> str:
         """A member's certificate for ``roles`` (``cluster.security``), PEM. Raises ``UserError``
@@ -55,7 +69,22 @@ class Authority:
         builder = builder.add_extension(x509.ExtendedKeyUsage(both), False)
         names = [x509.UniformResourceIdentifier(f"{URN}{role}") for role in roles]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), False)
-        return _pem(builder.sign(self._key, None))
+        builder = builder.add_extension(self._identifier, False)
+        return _pem(builder.sign(self._key, _hash(self._key)))
+
+    def revoke(self, serials: Mapping[int, datetime.datetime]) -> str:
+        """A revocation list, PEM, of the certificates with these serial numbers; the values are the
+        times of their revocation, UTC."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateRevocationListBuilder(
+            self._subject, now - CLOCKS_DIFFER, now + datetime.timedelta(days=DAYS)
+        )
+        for serial, at in serials.items():
+            revoked = x509.RevokedCertificateBuilder(serial, at).build()
+            builder = builder.add_revoked_certificate(revoked)
+        builder = builder.add_extension(self._identifier, False)
+        signed = builder.sign(self._key, _hash(self._key))
+        return signed.public_bytes(serialization.Encoding.PEM).decode()
 
 
 class Identity:
@@ -64,7 +93,7 @@ class Identity:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
         key = make_key()
-        write_key(folder, key)
+        write_private(folder / KEY, key)
         # The signing request, PEM.
         self.request = make_request(key, name)
 
@@ -96,11 +125,14 @@ def make_request(key: str, name: str) -> str:
     return builder.sign(_load(key), None).public_bytes(serialization.Encoding.PEM).decode()
 
 
-def write_key(folder: Path, key: str) -> None:
-    """A file that only its user can read."""
-    descriptor = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(key)
+def write_private(file: Path, text: str) -> None:
+    """Make or replace a file, as a whole, that only its user can read. Raises ``OSError``."""
+    written = file.with_name(f"{file.name}.new")
+    written.unlink(missing_ok=True)
+    descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(text)
+    written.replace(file)
 
 
 def digest(certificate: str) -> bytes:
@@ -108,10 +140,22 @@ def digest(certificate: str) -> bytes:
     return x509.load_pem_x509_certificate(certificate.encode()).fingerprint(hashes.SHA256())
 
 
-def _load(key: str) -> Ed25519PrivateKey:
-    private = serialization.load_pem_private_key(key.encode(), None)
-    assert isinstance(private, Ed25519PrivateKey)
-    return private
+def _load(key: str) -> CertificateIssuerPrivateKeyTypes:
+    return serialization.load_pem_private_key(key.encode(), None)  # type: ignore[return-value]
+
+
+def _hash(key: CertificateIssuerPrivateKeyTypes) -> hashes.SHA256 | None:
+    """What a key signs with: Edwards curves have their own."""
+    return None if isinstance(key, (Ed25519PrivateKey, Ed448PrivateKey)) else hashes.SHA256()
+
+
+def _identifier(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    """The key of an authority, as the certificates that it has issued name it."""
+    try:
+        stated = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        stated = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(stated)
 
 
 def _name(text: str) -> x509.Name:
@@ -120,17 +164,19 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, cut or "node")])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, public: object) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: CertificatePublicKeyTypes
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(public)  # type: ignore[arg-type]
+        .public_key(public)
         .serial_number(x509.random_serial_number())
-        # Clocks differ.
-        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_before(now - CLOCKS_DIFFER)
         .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
     )
 
 

@@ -24,7 +24,7 @@ from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.server import Connections
 from asyncspec_nodes.join import messages
-from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_key
+from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_private
 from asyncspec_nodes.join.connection import announced, listening_addresses, near, unmapped
 from asyncspec_nodes.join.members import Member
 from asyncspec_nodes.join.messages import (
@@ -92,7 +92,7 @@ class JoinServer:
         self._keys = stored.read() or new_cluster(name)
         self._authority = Authority(self._keys.authority_key, self._keys.authority)
         self._run = secrets.token_hex(8)
-        write_key(folder, self._keys.key)
+        write_private(folder / KEY, self._keys.key)
         (folder / CA).write_text(self._keys.authority)
         (folder / CERTIFICATE).write_text(self._keys.certificate)
 
