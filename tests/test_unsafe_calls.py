@@ -20,6 +20,7 @@ WALL_CLOCK = {
     "asyncspec/trace/file.py",
     "nodes/asyncspec_nodes/http/app.py",
     "nodes/asyncspec_nodes/http/foreign/ollama.py",
+    "nodes/asyncspec_nodes/join/agent.py",
     "nodes/asyncspec_nodes/join/authority.py",
     "nodes/asyncspec_nodes/join/key_folder.py",
     "nodes/asyncspec_nodes/node/loading.py",
