@@ -19,30 +19,31 @@ Depths = Annotated[tuple[int, ...], Meta(max_length=MAX_FEATURES)]
 
 
 def require(fact: bool, rule: str) -> None:
-    """Raises ``RemoteProtocolError`` unless a rule is kept."""
+    """Raise ``RemoteProtocolError`` with the text ``rule`` unless ``fact`` holds."""
     if not fact:
         raise RemoteProtocolError(rule)
 
 
 def check_depths(depths: Depths) -> None:
-    """Raises ``RemoteProtocolError`` unless they may be a token source's."""
+    """Raise ``RemoteProtocolError`` unless ``depths`` ascend without repetition, or are ``FINAL``
+    alone."""
     ascend = list(depths) == sorted(set(depths)) and min(depths, default=0) >= 0
     require(ascend or depths == (FINAL,), "features are ascending depths, or -1 alone")
 
 
 class TensorSpec(Struct, array_like=True, frozen=True):
-    """What the raw bytes behind a header mean: C order, little endian."""
+    """Dtype and shape of the raw bytes behind a header: C order, little endian."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
-        """Length of the raw bytes."""
+        """Length of the raw bytes; a ``KeyError`` where the dtype is unknown."""
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def check(self) -> None:
-        """Raises ``RemoteProtocolError`` for what is no tensor, or too large a one."""
+        """Raise ``RemoteProtocolError`` for an unknown dtype, a bad shape or too large a tensor."""
         require(self.dtype in ITEM_BYTES, f"unknown dtype {self.dtype!r}")
         require(0 < len(self.shape) <= MAX_DIMENSIONS, "a tensor has 1 to 4 dimensions")
         require(min(self.shape) > 0, "a tensor is not empty")

@@ -138,7 +138,7 @@ class Collect(WireMessage, array_like=True, frozen=True, tag="collect"):
     stop: bool = False
     # With token ids and texts of what all users ask and are told.
     tokens: bool = False
-    # Of a draft node: the key by which all nodes hide them, so that equal ones stay equal.
+    # The draft node's key by which all nodes hide tokens, so that equal ones stay equal.
     mask: Annotated[str, Meta(max_length=MAX_MASK_BYTES)] = ""
 
     def check(self) -> None:
@@ -149,7 +149,7 @@ class Events(WireMessage, array_like=True, frozen=True, tag="events"):
     """Part of a node's trace. Tensor: whole lines of JSON in UTF-8, uint8 [n]."""
 
     collection: Count
-    # Of this node; -1 with ``done``: of the whole collection.
+    # The node that recorded the events; -1 with ``done``: the whole collection.
     rank: Rank
     # Nothing more comes.
     done: bool = False

@@ -11,18 +11,20 @@ MAX_TEXT = 1000
 """Characters of a peer's text that are shown: more than any sentence of ours has."""
 
 
-def printable(text: str, most: int = MAX_TEXT) -> str:
-    """One line of ``text``, safe for a terminal or a log: control characters (line breaks and ANSI
-    escapes among them), marks that reverse the direction of text and halves of surrogate pairs are
-    escaped as in Python's literals; of more than ``most`` characters the end is left out."""
-    shown = text[: most + 1]
+def printable(text: str, limit: int = MAX_TEXT) -> str:
+    """Return ``text`` as one line that is safe for a terminal or a log.
+
+    Control characters (line breaks and ANSI escapes among them), marks that reverse the direction
+    of text and halves of surrogate pairs are escaped as in Python's literals; text of more than
+    ``limit`` characters is cut and ends in ``...``."""
+    shown = text[: limit + 1]
     if not shown.isprintable():
         shown = "".join([c if c.isprintable() else ascii(c)[1:-1] for c in shown])
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
 
 
 class ProtocolError(Exception):
-    """Base of both; raise a leaf."""
+    """Base of the protocol's errors; never raised itself."""
 
 
 class LocalProtocolError(ProtocolError):

@@ -28,7 +28,7 @@ one."""
 
 
 class Header(Struct, array_like=True, frozen=True):
-    """The first part of a frame."""
+    """Header of a frame: the message, and the dtype and shape of the tensor that follows it."""
 
     message: Message
     tensor: TensorSpec | None = None
@@ -39,12 +39,13 @@ _DECODER: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
 
 
 def encode(message: Message, tensor: TensorSpec | None = None) -> bytes:
-    """The header bytes of a frame."""
+    """Encode a frame's header: MessagePack, without the length prefix."""
     return _ENCODER.encode(Header(message, tensor))
 
 
 def decode(data: bytes | bytearray | memoryview) -> Header:
-    """A checked header. Raises ``RemoteProtocolError`` for anything else."""
+    """Decode and check a header. Raises ``RemoteProtocolError`` for bytes that are no header, and
+    for a message or tensor that breaks a rule."""
     try:
         header = _DECODER.decode(data)
     # msgspec's own, text that is no UTF-8, and lists in lists in lists.
@@ -70,8 +71,11 @@ class Frame(Struct, frozen=True):
 def write_frame(
     message: Message, tensor: TensorSpec | None = None, data: memoryview | None = None
 ) -> tuple[bytes] | tuple[bytes, memoryview]:
-    """A frame: prefix and header, and ``data``, the bytes of ``tensor``, where there is one. Raises
-    ``LocalProtocolError`` for sizes that do not fit."""
+    """Encode a frame as buffers to write in order: prefix and header, and ``data`` if it is there.
+
+    ``data`` holds the bytes of ``tensor``, C order, and is not copied. Raises
+    ``LocalProtocolError`` where its size differs from that of ``tensor`` or the frame is too
+    large."""
     header = encode(message, tensor)
     size = 0 if data is None else data.nbytes
     if size != (0 if tensor is None else tensor.nbytes):
@@ -83,12 +87,12 @@ def write_frame(
 
 
 def frame_bytes(message: Message, tensor: TensorSpec | None = None) -> int:
-    """Length of a frame on the wire, without its tensor being there."""
+    """Length of a frame on the wire in bytes, prefix and tensor included."""
     return _PREFIX.size + len(encode(message, tensor)) + (0 if tensor is None else tensor.nbytes)
 
 
 def zeroed(size: int) -> memoryview:
-    """Memory for so many bytes."""
+    """Allocate ``size`` zeroed bytes, writable."""
     return memoryview(bytearray(size))
 
 
@@ -114,7 +118,7 @@ class FrameReader:
         self._header: Header | None = None
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the memory to receive the next bytes into; never empty."""
         if self._part is not None:
             return self._part[self._filled :]
         return self._ahead[self._end :]
@@ -159,8 +163,8 @@ class FrameReader:
 
     def _read_prefix(self) -> tuple[int, int]:
         header, tensor = _PREFIX.unpack_from(self._ahead, self._start)
-        most = (MAX_HEADER_BYTES, MAX_TENSOR_BYTES) if self.trusted else (MAX_HELLO_BYTES, 0)
-        if not 0 < header <= most[0] or tensor > most[1]:
+        limits = (MAX_HEADER_BYTES, MAX_TENSOR_BYTES) if self.trusted else (MAX_HELLO_BYTES, 0)
+        if not 0 < header <= limits[0] or tensor > limits[1]:
             if header == _HTTP:
                 raise RemoteProtocolError(
                     "the peer answers in HTTP; give the address of a node itself"

@@ -50,7 +50,8 @@ _SESSION_BITS = 42
 
 
 def draft_rank(number: int) -> Rank:
-    """The rank of a draft node. Raises ``ValueError`` for a number out of range."""
+    """Rank of the draft node with this number, from 0 on. Raises ``ValueError`` for a number out of
+    range."""
     if not 0 <= number < MAX_DRAFTS:
         raise ValueError(f"there is no draft node {number}: they are 0 to {MAX_DRAFTS - 1}")
     return Rank(FURTHER + number) if number else DRAFT
@@ -62,17 +63,17 @@ def is_draft(rank: int) -> bool:
 
 
 def draft_number(rank: Rank) -> int:
-    """The number of the draft node that has this rank."""
+    """Number, from 0 on, of the draft node with this rank."""
     return rank - FURTHER if rank else 0
 
 
 def first_session(rank: Rank) -> SessionId:
-    """The smallest session id that the draft node of this rank may issue."""
+    """Smallest session id that the draft node of this rank may issue."""
     return SessionId(draft_number(rank) << _SESSION_BITS)
 
 
 def owner(session: SessionId) -> Rank:
-    """The draft node of a session; for an id that no draft node issues, a rank out of use."""
+    """Rank of the draft node that issued a session's id; a rank out of use where none did."""
     number = session >> _SESSION_BITS
     return Rank(FURTHER + number) if number else DRAFT
 

@@ -24,10 +24,10 @@ MAX_DRAFT_LENGTH = 20
 MAX_COBATCHED = 4096
 # EAGLE-3 reads three depths; a deep target has some hundred layers.
 MAX_FEATURES = 64
-# More likeliest tokens a node than any client or policy requests.
+# Upper bound on likeliest tokens per node: more than any client or policy requests.
 MAX_TOP_LOGPROBS = 256
-# Of anything that is counted or numbered. Every reader of JSON takes it, a float holds it exactly,
-# and sums of a thousand still fit in the 64 bits that an integer has on the wire.
+# Upper bound on anything counted or numbered. Every reader of JSON takes it, a float holds it
+# exactly, and sums of a thousand still fit in the 64 bits that an integer has on the wire.
 MAX_COUNT = 2**53 - 1
 # Longer than any context.
 MAX_CAPACITY = 2**31

@@ -44,15 +44,15 @@ class Facts(WireMessage, array_like=True, frozen=True):
     layers: tuple[Count, Count]
     # dtype of hidden states on the wire, e.g. "float32".
     dtype: str
-    # Of the target's configuration and weights index: two halves of two models do not make one.
+    # Hash of the target's configuration and weights index: all stages hold parts of one model.
     fingerprint: str
     # "exact" or "fast": bitwise equality needs the same kernels on every stage.
     mode: str
     # "none", "int8" or "int4": how stages keep the target's weights; half a model in int8 and
     # half in int4 are not the model that a reference decoder would run.
     quantize: str = "none"
-    # Of draft nodes: prompts are wrapped as a user's message by the target's chat template unless a
-    # user wants otherwise. A client has no tokenizer to look into.
+    # A draft node wraps prompts as a user's message by the target's chat template unless a user
+    # wants otherwise. A client has no tokenizer to look into.
     chat_template: bool = False
 
 
@@ -77,7 +77,7 @@ class Ready(WireMessage, array_like=True, frozen=True, tag="ready"):
     # Every session of that draft node below it is over here: the last ``Floor``, so that the draft
     # node knows what is free. -1: none has come.
     floor: SessionId = SessionId(-1)
-    # Of a token source's node: what it reads of the target, as in ``Open.features``.
+    # What a token source's node reads of the target, as in ``Open.features``.
     features: Depths = ()
     # Where the link is down: seconds since the next stage was heard last. A break that the draft
     # node has seen meanwhile and this one are the same.

@@ -70,7 +70,8 @@ RANGES: Mapping[str, Any] = {
 
 
 def range_problem(settings: Mapping[str, Any]) -> str | None:
-    """The first of these settings that is out of its range, as a sentence for the user."""
+    """Check sampling settings by their names in ``RANGES``: the first that is out of its range, as
+    a sentence for the user, or None. Raises ``KeyError`` for a name that is not in ``RANGES``."""
     for name, value in settings.items():
         try:
             msgspec.convert(value, RANGES[name])

@@ -47,7 +47,7 @@ class Rates(WireMessage, array_like=True, frozen=True, tag="rates"):
     rounds: Count = 0
     # A cautious chance of a drafted token to be accepted (a lower confidence bound).
     alpha: Share = 0.0
-    # Of a draft: each token, each call of the source, and the links.
+    # Seconds of a draft: per token, per call of the source, and on the links.
     token_seconds: Seconds = 0.0
     call_seconds: Seconds = 0.0
     link_seconds: Seconds = 0.0
@@ -117,7 +117,7 @@ class PlanStatus(WireMessage, array_like=True, frozen=True, tag="consulted"):
     version: Count = 0
     batches: tuple[Count, ...] = ()
     lengths: tuple[Annotated[int, Meta(ge=0, le=MAX_NODES)], ...] = ()
-    # Of the plan's cycle, and tokens a second by the forecasts of the last decision.
+    # Seconds of the plan's cycle, and tokens a second by the forecasts of the last decision.
     period: NonNegative = 0.0
     planned: NonNegative = 0.0
     greedy: NonNegative = 0.0

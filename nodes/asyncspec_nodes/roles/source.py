@@ -161,11 +161,11 @@ def _floor(state: SourceState, draft: Rank) -> SessionId:
 
 def _known(state: SourceState, peer: Rank, session: SessionId) -> SourceSession:
     """A session, which may be a new one. Raises ``RemoteProtocolError`` for one too many."""
-    most = state.config.sessions
-    if most and session not in state.sessions and len(_of(state, peer)) >= most:
+    limit = state.config.sessions
+    if limit and session not in state.sessions and len(_of(state, peer)) >= limit:
         # Every session takes a cache here.
         raise RemoteProtocolError(
-            f"more than {most} sessions at a time: give all nodes the same [limits] sessions",
+            f"more than {limit} sessions at a time: give all nodes the same [limits] sessions",
             peer=peer,
         )
     return state.sessions.get(session, SourceSession(0))
@@ -187,53 +187,53 @@ def _features(state: SourceState, peer: Rank, message: Features, handle: object)
     check_owner(session, peer)
     if session < _floor(state, peer):
         return state
-    known = _known(state, peer, session)
+    current = _known(state, peer, session)
     wanted = state.config.features and count and handle is not None
-    if not wanted or start != known.featured:
-        error = f"features of session {session} from position {start} on, not {known.featured}"
+    if not wanted or start != current.featured:
+        error = f"features of session {session} from position {start} on, not {current.featured}"
         raise RemoteProtocolError(error, peer=peer)
     _check_slots(state, peer, session, start + count)
-    fed = (*known.fed, TensorRows(handle, tuple(range(count))))
-    known = replace(known, featured=start + count, fed=fed)
-    return replace(state, sessions={**state.sessions, session: known})
+    fed = (*current.fed, TensorRows(handle, tuple(range(count))))
+    current = replace(current, featured=start + count, fed=fed)
+    return replace(state, sessions={**state.sessions, session: current})
 
 
 def _expand(state: SourceState, peer: Rank, job: Expand) -> tuple[SourceState, Effects]:
     if job.session < _floor(state, peer):
         return state, ()  # over, by the draft node's ``Floor``
-    known = _known(state, peer, job.session)
-    if known.request is not None or job.base != known.length:
+    current = _known(state, peer, job.session)
+    if current.request is not None or job.base != current.length:
         raise RemoteProtocolError(
-            f"session {job.session} goes on from token {job.base}, not {known.length}", peer=peer
+            f"session {job.session} goes on from token {job.base}, not {current.length}", peer=peer
         )
     length = job.base + len(job.committed)
-    if state.config.features and length > known.featured + 1:
-        error = f"session {job.session} has features of {known.featured} tokens, not {length - 1}"
+    if state.config.features and length > current.featured + 1:
+        error = f"session {job.session} has features of {current.featured} tokens, not {length - 1}"
         raise RemoteProtocolError(error, peer=peer)
     _check_slots(state, peer, job.session, length)
     if max((*job.committed, *job.tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("a token that is not in the vocabulary", peer=peer)
     effects: Effects = ()
-    if known.fed:
-        start = known.featured - sum(len(rows.rows) for rows in known.fed)
-        effects = (Compute(Feed(job.session, start, known.fed)),)
-    known = replace(known, length=length, request=job, fed=())
-    sessions = {**state.sessions, job.session: known}
+    if current.fed:
+        start = current.featured - sum(len(rows.rows) for rows in current.fed)
+        effects = (Compute(Feed(job.session, start, current.fed)),)
+    current = replace(current, length=length, request=job, fed=())
+    sessions = {**state.sessions, job.session: current}
     return replace(state, sessions=sessions, waiting=(*state.waiting, job)), effects
 
 
 def _withdraw(state: SourceState, session: SessionId) -> tuple[SourceState, Effects]:
     """What a session's request grows is of no use any more; it is answered all the same."""
-    known = state.sessions.get(session)
-    request = None if known is None else known.request
-    if known is None or request is None:
+    current = state.sessions.get(session)
+    request = None if current is None else current.request
+    if current is None or request is None:
         return state, ()
     if request in state.working:
         return state, (Abandon(request),)
     # The device only reads the tokens that the request brings.
     short = replace(request, depth=0, count=0)
     waiting = tuple(short if job is request else job for job in state.waiting)
-    sessions = {**state.sessions, session: replace(known, request=short)}
+    sessions = {**state.sessions, session: replace(current, request=short)}
     return replace(state, sessions=sessions, waiting=waiting), ()
 
 
@@ -253,9 +253,9 @@ def _computed(
     effects: list[Effect] = []
     sessions = dict(state.sessions)
     for job, answer in batch:
-        known = sessions.get(job.session)
-        if known is not None and known.request is job:  # else closed meanwhile
-            sessions[job.session] = replace(known, request=None)
+        current = sessions.get(job.session)
+        if current is not None and current.request is job:  # else closed meanwhile
+            sessions[job.session] = replace(current, request=None)
             effects.append(Send(owner(job.session), replace(answer, seconds=seconds / len(batch))))
     return replace(state, sessions=sessions, working=()), tuple(effects)
 

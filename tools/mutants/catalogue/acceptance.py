@@ -67,14 +67,14 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accept-answer-cut-one-late",
-        "if not 0 < kept <= len(given):",
-        "if not 0 <= kept <= len(given):",
+        "if not 0 < kept <= len(tokens):",
+        "if not 0 <= kept <= len(tokens):",
         "test_an_answer_that_is_cut_keeps_its_first_tokens",
     ),
     Mutant(
         "accept-answer-not-cut",
-        "return replace(self, before=before, committed=self.committed[: kept - len(before)])",
-        "return replace(self, before=before)",
+        "return replace(self, resumed=resumed, committed=self.committed[: kept - len(resumed)])",
+        "return replace(self, resumed=resumed)",
         "test_an_answer_that_is_cut_keeps_its_first_tokens",
     ),
     Mutant(

@@ -109,8 +109,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-last-token-of-prompt",
-        "length = common_prefix_length(one.prefix[:-1], prompt.prefix[:-1])",
-        "length = common_prefix_length(one.prefix, prompt.prefix)",
+        "length = common_prefix_length(cached.prefix[:-1], prompt.prefix[:-1])",
+        "length = common_prefix_length(cached.prefix, prompt.prefix)",
         "test_texts_are_exact_and_nothing_is_left",
     ),
     Mutant(
@@ -127,8 +127,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "tree-one-node-too-many",
-        "if tree > most:",
-        "if tree > most + 1:",
+        "if tree > max_tree_nodes:",
+        "if tree > max_tree_nodes + 1:",
         "test_a_tree_has_room_for_what_it_was_opened_for",
     ),
     Mutant(
@@ -157,14 +157,14 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "room-free-at-the-floor",
-        "lambda one: one.session < floor",
-        "lambda one: one.session <= floor",
+        "lambda release: release.session < floor",
+        "lambda release: release.session <= floor",
         "test_a_reconnected_stage_has_freed_sessions_below_the_floor",
     ),
     Mutant(
         "room-of-kept-prompt-free",
-        "lambda one: one.session == name and not (one.is_prompt and kept)",
-        "lambda one: one.session == name",
+        "lambda release: release.session == name and not (release.is_prompt and kept)",
+        "lambda release: release.session == name",
         "test_statistics_that_keep_the_prompt_free_the_rest_alone",
     ),
     Mutant(
@@ -187,8 +187,8 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "share-without-features",
-        "if (prompt.featured and one.features is None) or one.prefix",
-        "if one.prefix",
+        "if (prompt.featured and cached.features is None) or cached.prefix",
+        "if cached.prefix",
         "test_a_prompt_read_without_features_is_no_beginning_for_one_that_needs_them",
     ),
     Mutant(
@@ -223,13 +223,13 @@ CACHE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "covers-without-features",
-        "fed = one.features is not None or other.features is None",
+        "fed = long.features is not None or short.features is None",
         "fed = True",
         "test_a_prompt_read_without_features_is_no_beginning_for_one_that_needs_them",
     ),
     Mutant(
         "covers-other-tenants",
-        "return one.tenant == other.tenant and fed and",
+        "return long.tenant == short.tenant and fed and",
         "return fed and",
         "test_prompts_of_each_tenant_are_kept",
     ),

@@ -133,14 +133,14 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "order-child-before-parent",
-        "known = node not in here and (parent in here or parent in held)",
-        "known = node not in here",
+        "attached = node not in here and (parent in here or parent in held)",
+        "attached = node not in here",
         "test_a_later_stage_ends_an_orphan_session_and_keeps_the_link",
     ),
     Mutant(
         "order-waiting-node-twice",
-        "known = node not in here and (parent in here or parent in held)",
-        "known = parent in here or parent in held",
+        "attached = node not in here and (parent in here or parent in held)",
+        "attached = parent in here or parent in held",
         "test_a_node_that_waits_is_not_sent_again",
     ),
     Mutant(
@@ -187,7 +187,7 @@ FLOW: tuple[Mutant, ...] = (
     ),
     Mutant(
         "pass-waits-longer-than-it-takes",
-        "if worth > best and one.latest - since < alone:",
+        "if worth > best and absent.latest - since < alone:",
         "if worth > best:",
         "test_a_wait_ends_with_a_return_within_a_pass",
     ),

@@ -67,7 +67,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-forgets-what-was-given",
-        "prefix = request.prompt + given\n",
+        "prefix = request.prompt + resumed\n",
         "prefix = request.prompt\n",
         "test_a_restarted_job_goes_on_behind_the_last_token_that_was_given",
     ),
@@ -211,8 +211,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "owner-of-tenants-prompt-not-checked",
-        "if one.tenant != prompt.tenant:",
-        "if one.tenant and not prompt.tenant:",
+        "if cached.tenant != prompt.tenant:",
+        "if cached.tenant and not prompt.tenant:",
         "test_a_tenant_reuses_its_own_prompts_only",
     ),
     Mutant(
@@ -271,7 +271,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "break-counted-twice",
-        "echoes[before] = state.next_session",
+        "echoes[upstream] = state.next_session",
         "pass",
         "test_an_answer_to_a_floor_from_before_a_break_says_nothing_of_that",
     ),

@@ -43,14 +43,14 @@ SOURCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "source-two-requests",
-        "if known.request is not None or job.base != known.length:",
-        "if job.base != known.length:",
+        "if current.request is not None or job.base != current.length:",
+        "if job.base != current.length:",
         "test_draft_requests_must_continue_one_another",
     ),
     Mutant(
         "source-other-base",
-        "if known.request is not None or job.base != known.length:",
-        "if known.request is not None:",
+        "if current.request is not None or job.base != current.length:",
+        "if current.request is not None:",
         "test_draft_requests_must_continue_one_another",
     ),
     Mutant(
@@ -67,20 +67,20 @@ SOURCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "source-ahead-of-features",
-        "length > known.featured + 1:",
-        "length > known.featured + 2:",
+        "length > current.featured + 1:",
+        "length > current.featured + 2:",
         "test_features_that_cannot_be",
     ),
     Mutant(
         "source-fed-twice",
-        "known = replace(known, length=length, request=job, fed=())",
-        "known = replace(known, length=length, request=job)",
+        "current = replace(current, length=length, request=job, fed=())",
+        "current = replace(current, length=length, request=job)",
         "test_features_are_fed_with_the_request_that_they_come_for",
     ),
     Mutant(
         "source-sessions-of-all",
-        "len(_of(state, peer)) >= most:",
-        "len(state.sessions) >= most:",
+        "len(_of(state, peer)) >= limit:",
+        "len(state.sessions) >= limit:",
         "test_a_draft_node_has_no_more_sessions_here_than_it_may_have_at_a_time",
     ),
     Mutant(

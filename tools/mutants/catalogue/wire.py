@@ -7,14 +7,14 @@ from tools.mutants.mutant import Mutant
 WIRE: tuple[Mutant, ...] = (
     Mutant(
         "wire-header-too-large",
-        "if not 0 < header <= most[0] or tensor > most[1]:",
-        "if not 0 < header <= most[0] + 1 or tensor > most[1]:",
+        "if not 0 < header <= limits[0] or tensor > limits[1]:",
+        "if not 0 < header <= limits[0] + 1 or tensor > limits[1]:",
         "test_sizes_are_refused_before_anything_is_allocated",
     ),
     Mutant(
         "wire-tensor-too-large",
-        "if not 0 < header <= most[0] or tensor > most[1]:",
-        "if not 0 < header <= most[0] or tensor > most[1] + 1:",
+        "if not 0 < header <= limits[0] or tensor > limits[1]:",
+        "if not 0 < header <= limits[0] or tensor > limits[1] + 1:",
         "test_sizes_are_refused_before_anything_is_allocated",
     ),
     Mutant(

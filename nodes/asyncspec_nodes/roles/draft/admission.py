@@ -32,8 +32,8 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     """Open sessions for queued requests, in their order, as far as there is room. A request that
     waits for a prompt that another session is reading lets others pass."""
     effects: Effects = ()
-    most = state.config.max_sessions
-    while state.up and len(state.sessions) < most and not lifecycle.runs_suspect(state):
+    max_sessions = state.config.max_sessions
+    while state.up and len(state.sessions) < max_sessions and not lifecycle.runs_suspect(state):
         state, queued = _next(state)
         if queued is None:
             break
@@ -69,11 +69,11 @@ def _next(state: DraftState) -> tuple[DraftState, QueuedRequest | None]:
 
 
 def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftState, Effects]:
-    config, request, given = state.config, queued.request, queued.given
+    config, request, resumed = state.config, queued.request, queued.given
     policy = config.policies[request.policy]
     features = state.features if policy.uses_draft else ()
     match = prefix_cache.longest_match(state, prefix_cache.prompt_key(state, queued))
-    prefix = request.prompt + given
+    prefix = request.prompt + resumed
     last = NodeId(len(prefix) - 1)
     # What later sessions find is mostly what the earlier ones have read.
     shared = 0 if queued.counters.sessions else match.common_prefix
@@ -86,7 +86,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         policy=policy,
         stages=config.stages,
         prefix=prefix,
-        before=given,
+        resumed=resumed,
         tree=trees.new_tree(last, prefix[-1], len(prefix) - 1),
         unsent=(last,),
         parent_session=match.parent_session,
@@ -101,7 +101,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         prompt_length=len(prefix),
         capacity=len(request.prompt) + request.max_new_tokens,
         max_tree_nodes=max_tree_nodes(policy, config.stages),
-        resumed_tokens=len(given),
+        resumed_tokens=len(resumed),
         features=features,
         top_logprobs=session.top_logprobs,
         log_probs=request.log_probs,

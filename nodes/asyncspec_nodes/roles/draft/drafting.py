@@ -96,11 +96,11 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
         return job
     # A user may name a policy with any parameters: they are cut to what a message can say and other
     # sessions' drafts can wait for.
-    shape, most = growth.shape, MAX_NODES
+    shape, max_nodes = growth.shape, MAX_NODES
     start = trees.paths_to(session.tree, growth.frontier)
     parents, tokens, scores = start.known
-    expanded = max(1, min(shape.beam or shape.width, most), len(start.frontier))
-    children = max(1, min(most, MAX_CANDIDATES // expanded))
+    expanded = max(1, min(shape.beam or shape.width, max_nodes), len(start.frontier))
+    children = max(1, min(max_nodes, MAX_CANDIDATES // expanded))
     widest = min(max(1, shape.width, *shape.widths), children)
     levels = min(MAX_TREE_NODES // expanded, MAX_CANDIDATES // (expanded * widest))
     levels = min(PARAMETERS.max_draft_levels, levels)
@@ -108,8 +108,8 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
         job,
         depth=min(shape.depth, levels),
         width=min(shape.width, children),
-        count=min(shape.count, most),
-        beam=min(shape.beam, most),
+        count=min(shape.count, max_nodes),
+        beam=min(shape.beam, max_nodes),
         fixed_width=shape.fixed_width,
         widths=tuple([min(width, children) for width in shape.widths[:levels]]),
         parents=parents,
@@ -202,7 +202,7 @@ def _merged(
 
 
 def _mean_rows(job: Expand) -> float:
-    """Of a level of a draft that is not reading: the nodes it expands, or what was committed."""
+    """Mean rows per level of a draft: the nodes that it expands, or the tokens committed."""
     first, more = len(job.frontier) or max(1, len(job.committed)), max(0, job.depth - 1)
     return (first + more * (job.beam or job.width)) / (1 + more)
 
@@ -246,7 +246,7 @@ def merge_draft(
 
 
 def _unasked(
-    before: frozenset[NodeId],
+    unasked: frozenset[NodeId],
     tree: TokenTree,
     new: tuple[NodeId, ...],
     request: DraftRequest,
@@ -260,4 +260,4 @@ def _unasked(
     for node, data in tree.nodes.items():
         top[node] = data.position if node in asked else top.get(data.parent, tip)
     deep = {node for node in new if tree.nodes[node].position - top[node] >= depth}
-    return frozenset((before - asked | deep) & tree.nodes.keys())
+    return frozenset((unasked - asked | deep) & tree.nodes.keys())

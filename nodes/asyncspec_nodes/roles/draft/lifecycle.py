@@ -101,7 +101,9 @@ def record_stage_stats(
     """A node reports what a session cost it, and that its cache is free of it."""
     name, kept = message.session, message.kept
     state = _released(
-        state, message.rank, lambda one: one.session == name and not (one.is_prompt and kept)
+        state,
+        message.rank,
+        lambda release: release.session == name and not (release.is_prompt and kept),
     )
     finishing = state.finishing.get(name)
     if finishing is None:
@@ -132,10 +134,10 @@ def _record_late_stats(state: DraftState, message: Closed) -> DraftState:
     first to know. Where its request has ended it is too late."""
     name = message.session
 
-    def booked(one: C, *sessions: SessionId) -> C:
-        if name not in (*sessions, *one.counters.earlier):
-            return one
-        return replace(one, counters=one.counters.with_stage_stats(message))
+    def booked(entry: C, *sessions: SessionId) -> C:
+        if name not in (*sessions, *entry.counters.earlier):
+            return entry
+        return replace(entry, counters=entry.counters.with_stage_stats(message))
 
     finishing = state.finishing.items()
     return replace(
@@ -270,7 +272,7 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
     state = replace(state, slots={**state.slots, rank: message.slots}, break_echoes=echoes)
     if floor >= 0 and rank <= state.config.stages:
         state = replace(state, floor_aware=state.floor_aware | {rank})
-        state = _released(state, rank, lambda one: one.session < floor)
+        state = _released(state, rank, lambda release: release.session < floor)
     if rank == state.config.source:
         if bool(message.features) != state.config.awaits_features:
             error = "its token source is another one: give all nodes the same [draft] source"
@@ -309,8 +311,8 @@ def link_down(
         return state, ()
     was_up = state.up
     echoes = {rank: since for rank, since in state.break_echoes.items() if rank != peer}
-    if (before := Rank(peer - 1)) in state.ready:
-        echoes[before] = state.next_session
+    if (upstream := Rank(peer - 1)) in state.ready:
+        echoes[upstream] = state.next_session
     state = replace(
         state,
         peers=state.peers - {peer},

@@ -183,21 +183,23 @@ def _stopped(
 ) -> tuple[DraftState, Effects]:
     """An answer ends with its ``kept``-th token. Meanwhile it may have more of them, may have
     reached another end, or may wait for the pipeline to come back."""
-    found = _find(state, request_id)
-    if found is None:
+    holder = _find(state, request_id)
+    if holder is None:
         return state, ()
-    given = found.session.given if isinstance(found, FinishingRequest) else found.given
-    if not 0 < kept <= len(given):
-        raise LocalProtocolError(f"an answer of {len(given)} tokens cannot end with token {kept}")
-    match found:
+    tokens = holder.session.given if isinstance(holder, FinishingRequest) else holder.given
+    if not 0 < kept <= len(tokens):
+        raise LocalProtocolError(f"an answer of {len(tokens)} tokens cannot end with token {kept}")
+    match holder:
         case QueuedRequest():
-            finish = lifecycle.unserved(state, replace(found, given=given[:kept]), "stop", "", now)
-            return _dequeued(state, found), (finish,)
+            finish = lifecycle.unserved(
+                state, replace(holder, given=tokens[:kept]), "stop", "", now
+            )
+            return _dequeued(state, holder), (finish,)
         case DraftSession():
-            return lifecycle.finish_request(state, found.truncated(kept), "stop", now)
+            return lifecycle.finish_request(state, holder.truncated(kept), "stop", now)
         case FinishingRequest(session):
-            found = replace(found, session=session.truncated(kept), reason="stop")
-            return replace(state, finishing={**state.finishing, session.session: found}), ()
+            holder = replace(holder, session=session.truncated(kept), reason="stop")
+            return replace(state, finishing={**state.finishing, session.session: holder}), ()
 
 
 def _find(

@@ -55,15 +55,15 @@ class AcceptanceCounts(Struct, frozen=True):
 
     def with_round(self, drafted: int, accepted: int) -> AcceptanceCounts:
         """One draft more, of so many tokens, of which the first ``accepted`` were accepted."""
-        one = AcceptanceCounts(1.0, min(drafted, accepted + 1), min(drafted, accepted))
-        return self.scaled(1 - PARAMETERS.error_weight).plus(one)
+        counts = AcceptanceCounts(1.0, min(drafted, accepted + 1), min(drafted, accepted))
+        return self.scaled(1 - PARAMETERS.error_weight).plus(counts)
 
-    def plus(self, other: AcceptanceCounts) -> AcceptanceCounts:
+    def plus(self, counts: AcceptanceCounts) -> AcceptanceCounts:
         """Both together."""
         return AcceptanceCounts(
-            max(0.0, self.rounds + other.rounds),
-            max(0.0, self.tried + other.tried),
-            max(0.0, self.accepted + other.accepted),
+            max(0.0, self.rounds + counts.rounds),
+            max(0.0, self.tried + counts.tried),
+            max(0.0, self.accepted + counts.accepted),
         )
 
     def scaled(self, share: float) -> AcceptanceCounts:
@@ -72,17 +72,17 @@ class AcceptanceCounts(Struct, frozen=True):
 
     def chance(self, others: AcceptanceCounts | None = None) -> AcceptanceEstimate:
         """The chance at any position; ``others``: the prior."""
-        known = self
+        counts = self
         if others is not None and others.rounds > _TINY:
-            known = known.plus(others.scaled(min(1.0, PRIOR_ROUNDS / others.rounds)))
-        count = known.tried
+            counts = counts.plus(others.scaled(min(1.0, PRIOR_ROUNDS / others.rounds)))
+        count = counts.tried
         if count <= _TINY:
             return AcceptanceEstimate(0.0, 0.0, 1.0, 0.0)
-        share, z2 = min(1.0, known.accepted / count), INTERVAL_DEVIATIONS**2
+        share, z2 = min(1.0, counts.accepted / count), INTERVAL_DEVIATIONS**2
         spread = math.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2)))
         middle, scale = share + z2 / (2 * count), 1 + z2 / count
         low, high = max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
-        return AcceptanceEstimate(min(low, share), share, max(high, share), known.rounds)
+        return AcceptanceEstimate(min(low, share), share, max(high, share), counts.rounds)
 
 
 class DraftMeasurements(Struct, frozen=True):
@@ -94,14 +94,14 @@ class DraftMeasurements(Struct, frozen=True):
     # Seconds of a draft by its tokens, and of a round on links by rounds.
     drafting: AffineFit = AffineFit()
     links: AffineFit = AffineFit()
-    # Of drafts from that line, and of links from their mean.
+    # Deviations of drafts from that line, and of links from their mean.
     draft_deviation: Deviation = Deviation()
     link_deviation: Deviation = Deviation()
 
     def with_round(self, user: SessionId, drafted: int, accepted: int) -> DraftMeasurements:
         """A round's draft was verified."""
-        own = self.users.get(user, AcceptanceCounts()).with_round(drafted, accepted)
-        return replace(self, users={**self.users, user: own})
+        counts = self.users.get(user, AcceptanceCounts()).with_round(drafted, accepted)
+        return replace(self, users={**self.users, user: counts})
 
     def without(self, gone: Collection[SessionId]) -> DraftMeasurements:
         """Some users have left; their acceptance is the prior of those to come."""
@@ -130,8 +130,8 @@ class DraftMeasurements(Struct, frozen=True):
 
     def chance(self, user: SessionId, total: AcceptanceCounts) -> AcceptanceEstimate:
         """A user's acceptance, with the others' (of ``total``) as its prior."""
-        own = self.users.get(user, AcceptanceCounts())
-        return own.chance(total.plus(own.scaled(-1.0)))
+        counts = self.users.get(user, AcceptanceCounts())
+        return counts.chance(total.plus(counts.scaled(-1.0)))
 
     @property
     def timed(self) -> bool:

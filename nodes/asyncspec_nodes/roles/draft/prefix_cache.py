@@ -58,12 +58,16 @@ def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
 def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
     """The longest prefix of a prompt that the stages hold."""
     best = PrefixMatch()
-    read = (as_cached(one) for one in state.sessions.values() if one.decoding)
-    for one in (*_used(state.cached_prompts), *read):
-        length = _match_length(state, one, prompt)
+    read = (as_cached(candidate) for candidate in state.sessions.values() if candidate.decoding)
+    for candidate in (*_used(state.cached_prompts), *read):
+        length = _match_length(state, candidate, prompt)
         if length > best.common_prefix:
-            rows = _first_rows(one.features, length) if prompt.featured and one.features else ()
-            best = PrefixMatch(one.session, length, rows)
+            rows = (
+                _first_rows(candidate.features, length)
+                if prompt.featured and candidate.features
+                else ()
+            )
+            best = PrefixMatch(candidate.session, length, rows)
     return best
 
 
@@ -90,16 +94,18 @@ def prefix_in_progress(state: DraftState, prompt: PromptKey) -> SessionId | None
     return max(worth, key=lengths.__getitem__, default=None)
 
 
-def _match_length(state: DraftState, one: CachedPrompt, prompt: PromptKey) -> int:
+def _match_length(state: DraftState, cached: CachedPrompt, prompt: PromptKey) -> int:
     """Tokens of a prompt to take over from a cached one; 0 where it is not worth it. The last token
     of either is not shared: one is to be verified, the other's feature came with its verdict."""
-    if one.tenant != prompt.tenant:
+    if cached.tenant != prompt.tenant:
         return 0
     least = state.config.min_common_prefix
     # Most prompts differ in their first tokens, and are long.
-    if (prompt.featured and one.features is None) or one.prefix[:least] != prompt.prefix[:least]:
+    if (prompt.featured and cached.features is None) or cached.prefix[:least] != prompt.prefix[
+        :least
+    ]:
         return 0
-    length = common_prefix_length(one.prefix[:-1], prompt.prefix[:-1])
+    length = common_prefix_length(cached.prefix[:-1], prompt.prefix[:-1])
     length = min(length, prompt.shareable)
     return length if length >= least else 0
 
@@ -113,17 +119,17 @@ def as_cached(session: DraftSession) -> CachedPrompt:
 def cache_prompt(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
     """Whether the prompt of a session that is over stays cached. A prompt that another one begins
     with is of no further use, and of too many the oldest are dropped."""
-    one, most = as_cached(session), state.config.max_cached_prompts
-    long = len(one.prefix) - 1 >= state.config.min_common_prefix
-    covered = any(_covers(other, one) for other in _used(state.cached_prompts))
-    if not (most and session.decoding and long) or covered:
-        if one.session not in _needed(state):
+    candidate, max_cached = as_cached(session), state.config.max_cached_prompts
+    long = len(candidate.prefix) - 1 >= state.config.min_common_prefix
+    covered = any(_covers(other, candidate) for other in _used(state.cached_prompts))
+    if not (max_cached and session.decoding and long) or covered:
+        if candidate.session not in _needed(state):
             return state, False
-        cached = (*state.cached_prompts, replace(one, unused=True))
+        cached = (*state.cached_prompts, replace(candidate, unused=True))
         return replace(state, cached_prompts=cached), True
-    others = [replace(o, unused=o.unused or _covers(one, o)) for o in state.cached_prompts]
-    used = {o.session for o in [*_used(others), one][-most:]}
-    cached = tuple(replace(o, unused=o.session not in used) for o in (*others, one))
+    others = [replace(o, unused=o.unused or _covers(candidate, o)) for o in state.cached_prompts]
+    used = {o.session for o in [*_used(others), candidate][-max_cached:]}
+    cached = tuple(replace(o, unused=o.session not in used) for o in (*others, candidate))
     return replace(state, cached_prompts=cached), True
 
 
@@ -152,18 +158,18 @@ def unused(state: DraftState) -> tuple[CachedPrompt, ...]:
     return tuple(one for one in evictable(state) if one.unused)
 
 
-def _covers(one: CachedPrompt, other: CachedPrompt) -> bool:
-    """Whether whatever could begin with ``other`` could as well begin with ``one``."""
-    fed = one.features is not None or other.features is None
-    return one.tenant == other.tenant and fed and one.prefix[: len(other.prefix)] == other.prefix
+def _covers(long: CachedPrompt, short: CachedPrompt) -> bool:
+    """Whether whatever could begin with ``short`` could as well begin with ``long``."""
+    fed = long.features is not None or short.features is None
+    return long.tenant == short.tenant and fed and long.prefix[: len(short.prefix)] == short.prefix
 
 
-def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix, by bisection: slices are compared in C."""
-    low, high = 0, min(len(one), len(other))
+    low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == second[low:middle]:
             low = middle
         else:
             high = middle - 1
@@ -172,9 +178,9 @@ def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _first_rows(features: Sequence[TensorRows], count: int) -> tuple[TensorRows, ...]:
     """The features of the first ``count`` positions."""
-    found: list[TensorRows] = []
+    parts: list[TensorRows] = []
     for some in features:
         if count > 0:
-            found.append(TensorRows(some.handle, some.rows[:count]))
+            parts.append(TensorRows(some.handle, some.rows[:count]))
         count -= len(some.rows)
-    return tuple(found)
+    return tuple(parts)

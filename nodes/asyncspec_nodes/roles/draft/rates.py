@@ -106,18 +106,18 @@ def _rates(measured: DraftMeasurements, session: DraftSession, total: Acceptance
     )
 
 
-def _changed(before: Rates, now: Rates) -> bool:
+def _changed(previous: Rates, current: Rates) -> bool:
     """Whether rates have changed noticeably."""
-    if bool(before.rounds) != bool(now.rounds):
+    if bool(previous.rounds) != bool(current.rounds):
         return True
     change = PARAMETERS.report_change
-    room = max(0.02, change * 2 * min(before.alpha, 1 - before.alpha))
-    if max(abs(now.alpha - before.alpha), abs(now.mean - before.mean)) > room:
+    room = max(0.02, change * 2 * min(previous.alpha, 1 - previous.alpha))
+    if max(abs(current.alpha - previous.alpha), abs(current.mean - previous.mean)) > room:
         return True
-    jitters = (now.jitter - before.jitter, now.link_jitter - before.link_jitter)
+    jitters = (current.jitter - previous.jitter, current.link_jitter - previous.link_jitter)
     if max(map(abs, jitters)) > change / 2:
         return True
-    old = (before.token_seconds, before.call_seconds, before.link_seconds)
-    new = (now.token_seconds, now.call_seconds, now.link_seconds)
+    old = (previous.token_seconds, previous.call_seconds, previous.link_seconds)
+    new = (current.token_seconds, current.call_seconds, current.link_seconds)
     # Each is compared with a whole round.
     return max(abs(a - b) for a, b in zip(old, new, strict=True)) > change * max(sum(old), 1e-9)

@@ -104,13 +104,13 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         else:
             idle = 0
             session, message = cut
-            most = state.costs.max_rows
+            max_rows = state.costs.max_rows
             if len(decoding) <= 1 and session.policy.limits_rows:
-                most = min(most, state.costs.max_lone_rows)
+                max_rows = min(max_rows, state.costs.max_lone_rows)
             session = _with_probe(session, message, now)
             if session.policy.plannable:
                 session = replace(session, sent_at=now)
-            session = _with_tree_budget(session, message.ids, len(decoding), seconds, most)
+            session = _with_tree_budget(session, message.ids, len(decoding), seconds, max_rows)
             state = replace(state, sent=state.sent + 1)
             segments.append(replace(message, waited=True) if state.out_of_credit else message)
         state = state.without_session(session.session).with_session(session)
@@ -131,13 +131,17 @@ def _with_probe(session: DraftSession, message: Segment, now: float) -> DraftSes
 
 def _with_chunk_rows(state: DraftState, busy: int) -> DraftState:
     """Set the chunk rows of new prompts once and for all; ``busy``: rows of other sessions."""
-    new = [one for one in state.sessions.values() if not (one.chunk_rows or one.decoding)]
+    new = [
+        session
+        for session in state.sessions.values()
+        if not (session.chunk_rows or session.decoding)
+    ]
     if not new:
         return state
-    left = sum(len(one.prefix) - one.prefilled for one in state.sessions.values())
+    left = sum(len(session.prefix) - session.prefilled for session in state.sessions.values())
     rows = state.costs.prefill_chunk_rows(left, state.config.prefill_rows, busy)
-    for one in new:
-        state = state.with_session(replace(one, chunk_rows=rows))
+    for session in new:
+        state = state.with_session(replace(session, chunk_rows=rows))
     return state
 
 
@@ -164,14 +168,14 @@ def _with_tree_budget(
 
 def with_batch_remaining(segments: Sequence[Segment]) -> Sequence[Segment]:
     """Segments with the number of those behind that share a pass: one a session at most."""
-    found: list[Segment] = []
+    numbered: list[Segment] = []
     after: set[SessionId] = set()
     for segment in reversed(segments):
         if segment.session in after:
             after.clear()
-        found.append(replace(segment, batch_remaining=len(after)) if after else segment)
+        numbered.append(replace(segment, batch_remaining=len(after)) if after else segment)
         after.add(segment.session)
-    return found[::-1]
+    return numbered[::-1]
 
 
 def next_segment(

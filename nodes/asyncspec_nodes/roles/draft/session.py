@@ -119,9 +119,9 @@ class DraftSession(Struct, frozen=True):
     request: Request
     policy: Policy
     stages: int
-    # Its prompt: the user's, and tokens of earlier sessions of this request (also ``before``).
+    # Its prompt: the user's, and tokens of earlier sessions of this request (also ``resumed``).
     prefix: tuple[int, ...]
-    before: tuple[int, ...]
+    resumed: tuple[int, ...]
     tree: TokenTree
     # Live nodes not sent yet, oldest first.
     unsent: tuple[NodeId, ...]
@@ -160,7 +160,7 @@ class DraftSession(Struct, frozen=True):
     features: FeatureLog | None = None
     # Rounds begun after the one whose root is the prompt's last token.
     round: int = 0
-    # Of this round: segments sent, trees received.
+    # Segments sent and trees received in this round.
     segments: int = 0
     drafts: int = 0
     # The first of these segments, while its verdict has not come.
@@ -183,12 +183,12 @@ class DraftSession(Struct, frozen=True):
     @property
     def given(self) -> tuple[int, ...]:
         """All new tokens the user has."""
-        return self.before + self.committed
+        return self.resumed + self.committed
 
     @property
     def new_tokens(self) -> int:
         """Number of tokens given."""
-        return len(self.before) + len(self.committed)
+        return len(self.resumed) + len(self.committed)
 
     @property
     def decoding(self) -> bool:
@@ -229,8 +229,8 @@ class DraftSession(Struct, frozen=True):
 
     def truncated(self, kept: int) -> DraftSession:
         """The session, over now, as if it had given only the first ``kept`` tokens."""
-        before = self.before[:kept]
-        return replace(self, before=before, committed=self.committed[: kept - len(before)])
+        resumed = self.resumed[:kept]
+        return replace(self, resumed=resumed, committed=self.committed[: kept - len(resumed)])
 
 
 class FinishingRequest(Struct, frozen=True):
@@ -249,7 +249,7 @@ class CachedPrompt(Struct, frozen=True):
     prefix: tuple[int, ...]
     # Only requests of this tenant may begin with it.
     tenant: str
-    # Of all of its positions but the last, in order; None where the session read none.
+    # Features of all positions but the last, in order; None where the session read none.
     features: tuple[TensorRows, ...] | None = None
     # It is dropped as soon as no session that begins with it is being opened.
     unused: bool = False
@@ -318,8 +318,8 @@ class DraftState(Struct, frozen=True):
         """True while every stage is reachable and linked to the next, and the source is there."""
         stages = frozenset(Rank(r) for r in range(1, self.config.stages + 1))
         source = self.config.source
-        known = bool(self.source_features) or not self.config.awaits_features
-        there = source is None or (source in self.peers and known)
+        awaited = bool(self.source_features) or not self.config.awaits_features
+        there = source is None or (source in self.peers and awaited)
         return stages <= self.peers & self.ready and there
 
     @property
@@ -372,7 +372,7 @@ class DraftState(Struct, frozen=True):
     def memory(self, session: DraftSession) -> object:
         """What a session's policy has learned."""
         name = _memory_name(session)
-        latest = next((one for one in [*self.memories][::-1] if one[0] == name[0]), name)
+        latest = next((key for key in [*self.memories][::-1] if key[0] == name[0]), name)
         memory = self.memories.get(name)
         if latest == name:
             return memory
@@ -380,9 +380,9 @@ class DraftState(Struct, frozen=True):
 
     def learn(self, session: DraftSession, event: Drafted | Committed) -> DraftState:
         """Let a session's policy learn, for all sessions that have it."""
-        name, before = _memory_name(session), self.memory(session)
-        memory = session.policy.learn(before, event)
-        if memory is before:
+        name, previous = _memory_name(session), self.memory(session)
+        memory = session.policy.learn(previous, event)
+        if memory is previous:
             return self
         # A user may name a policy with any parameters: those used last are kept.
         others = [pair for pair in self.memories.items() if pair[0] != name][1 - MAX_MEMORIES :]

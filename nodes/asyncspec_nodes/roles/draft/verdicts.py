@@ -189,7 +189,7 @@ def _move_tip(
         features = features.advance(path if bonus is not None else path[:-1], tree.nodes)
     # What every stage has applied need not be announced again: the nodes announced so far have
     # all passed every stage, for their verdicts led here, and are in its cache as committed.
-    known = tuple((n, v) for n, v in session.announced if v > session.acknowledged)
+    unacknowledged = tuple((n, v) for n, v in session.announced if v > session.acknowledged)
     return replace(
         fresh,
         tree=tree,
@@ -200,7 +200,7 @@ def _move_tip(
         sent={n: segment for n, segment in session.sent.items() if n in tree},
         verified={n: t for n, t in session.verified.items() if n in tree},
         features=features,
-        announced=(*known, *((n, version) for n in news)),
+        announced=(*unacknowledged, *((n, version) for n in news)),
     )
 
 

@@ -57,7 +57,7 @@ class BatchSchedule(Struct, frozen=True):
 
     # Sessions that take part, and what their draft nodes measure.
     members: Mapping[SessionId, Rates] = {}
-    # Of the later stages, by the draft node that passes them on.
+    # Pass times of the later stages, by the draft node that passes them on.
     pass_times: Mapping[Rank, Mapping[Rank, PassTimes]] = {}
     suspensions: Mapping[SessionId, Suspension] = {}
     # The planner's input has changed since a plan was last requested.
@@ -169,13 +169,13 @@ def suspend(schedule: BatchSchedule, late: Collection[SessionId], now: float) ->
 
 def count_segment(schedule: BatchSchedule, session: SessionId, now: float) -> BatchSchedule:
     """A segment has come: of a suspended session, one in time or the first of a new row."""
-    one = schedule.suspensions.get(session)
-    if one is None or not one.active:
+    suspension = schedule.suspensions.get(session)
+    if suspension is None or not suspension.active:
         return schedule
-    in_time = one.in_time + 1 if now - one.last <= one.seconds else 0
-    active = in_time < one.required
-    one = replace(one, last=now, in_time=in_time, active=active)
-    suspensions = {**schedule.suspensions, session: one}
+    in_time = suspension.in_time + 1 if now - suspension.last <= suspension.seconds else 0
+    active = in_time < suspension.required
+    suspension = replace(suspension, last=now, in_time=in_time, active=active)
+    suspensions = {**schedule.suspensions, session: suspension}
     return replace(schedule, suspensions=suspensions, stale=schedule.stale or not active)
 
 

@@ -155,17 +155,17 @@ def fair_share(state: VerifyState) -> FairShare | None:
     config, exempt = state.config, state.schedule.members
     if config.rank != 1:
         return None
-    sessions = {name: one for name, one in state.sessions.items() if name not in exempt}
+    sessions = {name: session for name, session in state.sessions.items() if name not in exempt}
     rows, first = 0, dict[SessionId, int]()
     for segment in state.queue:
         name = segment.session
         if name in sessions and not is_prefill(segment, sessions[name]):
             rows += len(segment.ids)
             first.setdefault(name, len(segment.ids))
-    for name, one in sessions.items():
-        speculative = len(one.slots.speculative)
-        # Of plain decoding one row is under way that is no node of the tree any more.
-        decoding = one.slots.committed >= one.liveness.prompt_length
+    for name, session in sessions.items():
+        speculative = len(session.slots.speculative)
+        # Plain decoding has one row under way that is no node of the tree any more.
+        decoding = session.slots.committed >= session.liveness.prompt_length
         rows += speculative if name in first else speculative or int(decoding)
     even = -(-rows // config.stages)
     return FairShare(max(even, -(-sum(first.values()) // 2)), exempt.keys())
@@ -317,14 +317,14 @@ def _look_ahead(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     basis = _basis(state)
     if state.planned_from and all(map(is_, basis, state.planned_from)):
         return state, ()
-    before, next_pass = state.next_pass, None if _is_large(state) else plan_next(state)
+    previous, next_pass = state.next_pass, None if _is_large(state) else plan_next(state)
     if next_pass is not None:
         end = running.started + interpolate(*state.cost.averages())(running.job.row_count)
         if share_deadline(state, next_pass, max(now, end)) is not None:
             next_pass = None
     state = replace(state, next_pass=next_pass, planned_from=basis)
     if next_pass is None:
-        return state, () if before is None else (RunNext(running.job, None),)
+        return state, () if previous is None else (RunNext(running.job, None),)
     return state, (RunNext(running.job, next_pass.planned.job),)
 
 

@@ -128,10 +128,10 @@ def report_costs(state: VerifyState) -> tuple[VerifyState, Effects]:
     """Report to the draft nodes what passes and the inbound link take, where it has changed."""
     if not state.drafts or not state.cost.sizes:
         return state, ()
-    changed, before = state.cost.report(), state.reported_row_seconds
-    change = abs(state.row_seconds - before)
+    changed, reported = state.cost.report(), state.reported_row_seconds
+    change = abs(state.row_seconds - reported)
     least = PARAMETERS.min_link_share * min(state.cost.averages()[1])
-    if changed is None and (change <= PARAMETERS.report_change * before or change <= least):
+    if changed is None and (change <= PARAMETERS.report_change * reported or change <= least):
         return state, ()
     cost = changed or state.cost
     state = replace(state, cost=cost, reported_row_seconds=state.row_seconds)

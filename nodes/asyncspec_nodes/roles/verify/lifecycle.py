@@ -133,12 +133,12 @@ def _admission_error(state: VerifyState, message: Open, cached: int, now: float)
             f"session {message.session} shares {message.common_prefix} tokens with session "
             f"{message.parent_session}, which has {cached}"
         )
-    draft, most = owner(message.session), state.config.sessions
+    draft, limit = owner(message.session), state.config.sessions
     sessions = [one.max_slots for name, one in state.sessions.items() if owner(name) == draft]
     prompts = [length for name, length in state.cached_prompts.items() if owner(name) == draft]
     held = [*sessions, *prompts]
-    if most and len(held) >= most:
-        return f"more than {most} sessions at a time: give all nodes the same [limits] sessions"
+    if limit and len(held) >= limit:
+        return f"more than {limit} sessions at a time: give all nodes the same [limits] sessions"
     share = state.shares.get(draft, SlotShare())
     if not share.slots:
         return ""
@@ -232,14 +232,14 @@ def link_up(state: VerifyState, peer: Rank, now: float) -> tuple[VerifyState, Ef
 
 def _with_shares(state: VerifyState, now: float) -> VerifyState:
     """The state with the shares that the draft nodes are about to be sent."""
-    slots, before = state.slot_share, state.shares
+    slots, previous = state.slot_share, state.shares
     if not slots:
         return state
     shares = {
-        draft: before.get(draft, SlotShare()).then(slots, now, EARLIER_SHARE_SECONDS)
+        draft: previous.get(draft, SlotShare()).then(slots, now, EARLIER_SHARE_SECONDS)
         for draft in state.drafts
     }
-    return replace(state, shares={**before, **shares})
+    return replace(state, shares={**previous, **shares})
 
 
 def ready(state: VerifyState, draft: Rank, silent: float = 0.0) -> Send:
@@ -280,8 +280,8 @@ def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState,
     """End sessions with all that waits of them, and report what they have cost."""
     held = (*state.sessions, *state.cached_prompts)
     releases = tuple(Compute(Release(name)) for name in held if name in over)
-    known = {**state.closing, **state.sessions}.items()
-    reports = tuple(report(session) for name, session in known if name in over)
+    sessions = {**state.closing, **state.sessions}.items()
+    reports = tuple(report(session) for name, session in sessions if name in over)
     state = replace(
         state,
         sessions={k: v for k, v in state.sessions.items() if k not in over},

@@ -61,10 +61,10 @@ def share_deadline(state: VerifyState, next_pass: NextPass, start: float) -> flo
     return best_deadline(sum(ready.values()), away, seconds, state.config.stages, since)
 
 
-def _rows(one: Pass | None) -> Mapping[SessionId, int]:
+def _rows(current: Pass | None) -> Mapping[SessionId, int]:
     """Rows of each session in a pass."""
     rows: dict[SessionId, int] = {}
-    for part in () if one is None else one.parts:
+    for part in () if current is None else current.parts:
         name = part.segment.session
         rows[name] = rows.get(name, 0) + len(part.segment.ids)
     return rows
@@ -76,27 +76,27 @@ def best_deadline(
     """Until when a pass of so many rows, which could begin ``since``, waits for some of the
     sessions that are ``away``, at least one; None where that brings nothing."""
     groups: dict[float | None, int] = {}
-    for one in away:
-        groups[one.left] = groups.get(one.left, 0) + one.rows
-    alone, longest = seconds(rows), max([one.seconds for one in away])
+    for absent in away:
+        groups[absent.left] = groups.get(absent.left, 0) + absent.rows
+    alone, longest = seconds(rows), max([absent.seconds for absent in away])
     each = {left: seconds(count) for left, count in groups.items()}
     passes = [alone, *each.values()]
     apart = max(longest + max(passes), sum(passes))
     best, until, joined = 0.0, None, 0
-    for one in sorted(away, key=lambda one: one.latest):
-        joined += one.rows
-        groups[one.left] -= one.rows
-        if others := groups[one.left]:
-            each[one.left] = seconds(others)
+    for absent in sorted(away, key=lambda absent: absent.latest):
+        joined += absent.rows
+        groups[absent.left] -= absent.rows
+        if others := groups[absent.left]:
+            each[absent.left] = seconds(others)
         else:
-            each.pop(one.left, None)
+            each.pop(absent.left, None)
         joint = seconds(rows + joined)
         passes = [joint, *each.values()]
         later = (stages - 1) * (joint - max(alone, seconds(joined)))
         gain = apart - max(longest + later + max(passes), sum(passes))
-        worth = PARAMETERS.sharing_rounds * gain - (one.latest - since)
-        if worth > best and one.latest - since < alone:
-            best, until = worth, one.latest
+        worth = PARAMETERS.sharing_rounds * gain - (absent.latest - since)
+        if worth > best and absent.latest - since < alone:
+            best, until = worth, absent.latest
     return until
 
 

@@ -64,7 +64,7 @@ class Throughput(Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Of the forecast; 1 before any round."""
+        """Observed over forecast tokens; 1 before any round."""
         return self.tokens / self.forecast if self.forecast > 0 else 1.0
 
     @property

@@ -75,16 +75,16 @@ def _planner(state: VerifyState) -> Planner[Any]:
 
 def _stage_costs(state: VerifyState, users: int) -> StageCosts | None:
     """The affine cost of each stage's passes with so many users; None where one is unknown."""
-    most = max(1, users) * (MAX_DRAFT_LENGTH + 1)
-    own = state.cost.averages()
-    later = [_reported_cost(state.schedule, n, most) for n in range(2, state.config.stages + 1)]
-    if not own[0] or None in later:
+    max_rows = max(1, users) * (MAX_DRAFT_LENGTH + 1)
+    averages = state.cost.averages()
+    later = [_reported_cost(state.schedule, n, max_rows) for n in range(2, state.config.stages + 1)]
+    if not averages[0] or None in later:
         return None
-    return ((*fit_affine(*own, most), state.cost.deviation.relative), *filter(None, later))
+    return ((*fit_affine(*averages, max_rows), state.cost.deviation.relative), *filter(None, later))
 
 
 def _reported_cost(
-    schedule: BatchSchedule, rank: int, most: int
+    schedule: BatchSchedule, rank: int, max_rows: int
 ) -> tuple[float, float, float] | None:
     """The cost of a later stage's passes. It reports the same to all draft nodes, so the median of
     what they pass on is taken: one alone cannot change it."""
@@ -93,9 +93,9 @@ def _reported_cost(
         if (table := reported.get(Rank(rank))) is not None:
             seconds = [min(MAX_SECONDS, value) for value in table.seconds]
             rows = [min(MAX_PASS_ROWS, value) for value in table.rows]
-            fixed, row = (min(MAX_SECONDS, s) for s in fit_affine(rows, seconds, most))
+            fixed, row = (min(MAX_SECONDS, s) for s in fit_affine(rows, seconds, max_rows))
             costs.append((fixed, row, min(MAX_JITTER, table.jitter)))
-    costs.sort(key=lambda cost: cost[0] + most / 2 * cost[1])
+    costs.sort(key=lambda cost: cost[0] + max_rows / 2 * cost[1])
     return costs[(len(costs) - 1) // 2] if costs else None
 
 
@@ -105,13 +105,16 @@ def segment_arrived(state: VerifyState, session: SessionId, now: float) -> Verif
     if schedule.suspensions:
         schedule = count_segment(schedule, session, now)
     if session in schedule.members:
-        before, committed = schedule.progress.get(session), state.sessions[session].slots.committed
+        previous, committed = (
+            schedule.progress.get(session),
+            state.sessions[session].slots.committed,
+        )
         progress = {**schedule.progress, session: CommitProgress(now, committed)}
         schedule = replace(schedule, progress=progress)
         rate, suspension = schedule.forecast.get(session), schedule.suspensions.get(session)
         suspended = suspension is not None and suspension.active
-        if before is not None and rate is not None and not suspended:
-            seconds, tokens = now - before.at, committed - before.committed
+        if previous is not None and rate is not None and not suspended:
+            seconds, tokens = now - previous.at, committed - previous.committed
             if tokens > 0 and seconds <= MAX_ROUND_PERIODS * schedule.period:
                 users = len(schedule.forecast)
                 comparison = schedule.comparison.with_round(tokens, seconds, rate, users)
@@ -153,15 +156,15 @@ def update_plan(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
 
 
 def _drop_closed(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
-    before = state.schedule
-    gone = [session for session in before.members if session not in state.sessions]
+    previous = state.schedule
+    gone = [session for session in previous.members if session not in state.sessions]
     if not gone:
         return state, ()
-    schedule = drop(before, gone)
+    schedule = drop(previous, gone)
     if not schedule.batches:
         # Time without eligible sessions is no time in which a plan is tried.
         schedule = replace(schedule, comparison=schedule.comparison.greedy_used())
-    changed = before.current and not set(before.current) & set(schedule.current)
+    changed = previous.current and not set(previous.current) & set(schedule.current)
     return replace(state, schedule=schedule), (schedule.deadline(now),) if changed else ()
 
 
@@ -187,8 +190,10 @@ def _request(state: VerifyState, now: float) -> tuple[VerifyState, Effects]:
     retry = schedule.retry_due(now)
     if not (schedule.stale or retry) or schedule.requested is not None or schedule.fixed(now):
         return state, ()
-    request, before = plan_request(state), schedule.planned_for
-    if request is None or not (retry or before is None or _planner(state).drifted(before, request)):
+    request, previous = plan_request(state), schedule.planned_for
+    if request is None or not (
+        retry or previous is None or _planner(state).drifted(previous, request)
+    ):
         return replace(state, schedule=replace(schedule, stale=False)), ()
     schedule = replace(schedule, stale=False, requested=request)
     return replace(state, schedule=schedule), (RunTask(state.config.planner, request),)
@@ -227,7 +232,7 @@ def _apply(
     batches = tuple(filter(None, (tuple(s for s in batch if s in here) for batch in members)))
     lengths = decision.lengths if use_plan else decision.greedy_lengths
     used = {s: n for s, n in zip(request.sessions, lengths, strict=True) if s in here}
-    before = schedule.batches
+    previous = schedule.batches
     schedule = replace(
         schedule,
         version=schedule.version + 1,
@@ -238,7 +243,7 @@ def _apply(
         lengths={**schedule.lengths, **used},
     )
     armed: Effects = ()
-    if batches != before:
+    if batches != previous:
         started = (now,) * len(batches)
         schedule = replace(schedule, batches=batches, started=started, index=0, served=frozenset())
         armed = (schedule.deadline(now),)

@@ -80,18 +80,18 @@ def receive_segment(
     live = drop_dead_rows(session, segment)
     if live is None:
         return grant(state, (peer,))
-    before = [waiting for waiting in state.queue if waiting.session == message.session]
-    if error := orphan_error(session, before, (live,)):
+    waiting_segments = [waiting for waiting in state.queue if waiting.session == message.session]
+    if error := orphan_error(session, waiting_segments, (live,)):
         # Every link delivers a parent before its children. A stage that passed the node on had the
         # parent: the draft node has sent the stages different prunes.
         rejected = fault(peer, message.session, error)
         state, closed = close_session(state, Close(message.session))
         state, granted = grant(state, (peer,))
         return state, (*closed, *granted, rejected)
-    if first and (error := size_error(session, (*before, live))):
+    if first and (error := size_error(session, (*waiting_segments, live))):
         # Checked here alone: no prune overtakes what was sent to the first stage after it.
         raise RemoteProtocolError(error, peer=peer)
-    if first and not before:
+    if first and not waiting_segments:
         session = replace(session, returns=session.returns.returned(now))
         state = replace(state, sessions={**state.sessions, message.session: session})
     state = extend_credit(segment_arrived(state, message.session, now), peer, message)
@@ -136,22 +136,22 @@ def size_error(session: StageSession, queue: Sequence[QueuedSegment]) -> str:
         return f"session {name} has {slots} live nodes, and was opened for {session.max_slots}"
     # Nothing of a tree comes before all of the prompt.
     tree = len(cached.speculative) + queued - max(0, prompt - cached.committed)
-    most, accepted = session.max_tree_nodes, liveness.accepted
-    if tree > most and accepted:
+    max_tree_nodes, accepted = session.max_tree_nodes, liveness.accepted
+    if tree > max_tree_nodes and accepted:
         # New roots are committed before they come.
         ids = [node for waiting in queue for node in waiting.ids]
         tree -= sum([node in accepted and node >= prompt for node in ids])
-    if tree > most:
-        return f"session {name} has a tree of {tree} nodes, and was opened for {most}"
+    if tree > max_tree_nodes:
+        return f"session {name} has a tree of {tree} nodes, and was opened for {max_tree_nodes}"
     return ""
 
 
 def orphan_error(
-    session: StageSession, before: Iterable[QueuedSegment], segments: Iterable[QueuedSegment]
+    session: StageSession, queue: Iterable[QueuedSegment], segments: Iterable[QueuedSegment]
 ) -> str:
     """The error of the first node of ``segments`` that has no parent here, is here already, or is a
     sibling of a committed node, which would lose its parent when the tip moves; empty where there
-    is none. ``before``: the session's queue."""
+    is none. ``queue``: the session's queue."""
     held, here = session.slots.speculative, {session.slots.tip}
     accepted, last = session.liveness.accepted, session.liveness.prompt_length - 1
     # Parents of committed nodes that wait, with the only child they may have.
@@ -162,17 +162,17 @@ def orphan_error(
             pairs = zip(segment.parents, segment.ids, strict=True)
             committed.update((parent, node) for parent, node in pairs if node in accepted)
 
-    for segment in before:
+    for segment in queue:
         here.update(segment.ids)
         note_committed(segment)
     for segment in segments:
         note_committed(segment)
         unseen = held.keys().isdisjoint(segment.ids)
         for node, parent in zip(segment.ids, segment.parents, strict=True):
-            known = node not in here and (parent in here or parent in held)
+            attached = node not in here and (parent in here or parent in held)
             # The prompt is one path, and everything else is below its end.
             on_path = parent == node - 1 if node <= last else parent >= last
-            if not (unseen and known and on_path) or committed.get(parent, node) != node:
+            if not (unseen and attached and on_path) or committed.get(parent, node) != node:
                 name = session.opening.session
                 return f"node {node} of session {name} does not follow its parent {parent}"
             here.add(node)
@@ -251,14 +251,14 @@ def _names(job: Forward | Batch) -> tuple[tuple[SessionId, SegmentId], ...]:
 
 def _with_batch_remaining(verdicts: Sequence[Send]) -> Sequence[Send]:
     """Verdicts of one pass, each with the number of those behind it on its link."""
-    found: list[Send] = []
+    numbered: list[Send] = []
     behind: Counter[Rank] = Counter()
     for send in reversed(verdicts):
         remaining = behind[send.to]
         message = replace(send.message, batch_remaining=remaining) if remaining else send.message
-        found.append(replace(send, message=message))
+        numbered.append(replace(send, message=message))
         behind[send.to] += 1
-    return found[::-1]
+    return numbered[::-1]
 
 
 def _verdict(

@@ -28,10 +28,10 @@ from asyncspec_protocol.limits import (
 from asyncspec_protocol.messages import Fault, Open, PruneIndices
 
 _NODE_BYTES, _LIKELIEST_BYTES = 40, 14
-"""Of a verdict's header: at most for a node, and for each of its likeliest tokens."""
+"""Upper bounds on a verdict header's bytes: per node, and per likeliest token of a node."""
 
 _HEADER_BYTES = 256
-"""The rest of a verdict's header at most."""
+"""Upper bound on a verdict header's remaining bytes."""
 
 
 def max_sessions(limit: int) -> int:
@@ -66,9 +66,9 @@ class VerifyConfig(Struct, frozen=True):
     tried_microseconds: tuple[int, ...] = ()
     # Whether a session may begin with slots of another's prompt: recurrent states are of one tip.
     shares_prefixes: bool = True
-    # Of a row of hidden states on a link; 0: not known.
+    # Bytes of a row of hidden states on a link; 0: not known.
     row_bytes: int = 0
-    # Sessions and cached prompts of a draft node at most; 0: no bound.
+    # Upper bound on sessions and cached prompts per draft node; 0: no bound.
     sessions: int = 0
     # The planner that is asked for sessions whose policy is plannable.
     planner: str = DEFAULT_PLANNER
@@ -235,7 +235,7 @@ class StageSession(Struct, frozen=True):
     slots: SlotTable = SlotTable()
     # Tokens travel with its segments, because the last stage's draws depend on them.
     tokens_travel: bool = False
-    # Of a segment.
+    # Upper bound on rows per segment.
     max_rows: int = MAX_NODES
     # Passes, and of these those that were not abandoned.
     passes: int = 0
