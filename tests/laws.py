@@ -75,7 +75,7 @@ SMALL: dict[str, Policy] = {
 def add_child(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
     """A tree with one node more, whose token is new below ``parent``."""
     start = trees.paths_to(tree, [parent])
-    parents, tokens, scores = start.known
+    parents, tokens, scores = start.part
     grown = (*parents, *start.frontier), (*tokens, token), (*scores, score)
     return trees.merge(tree, grown, node)[0]
 
@@ -344,10 +344,10 @@ def check_features(session: Any) -> None:
     if features is None:
         return
     assert features.held.keys() == session.verified.keys()
-    assert features.fed == features.known
+    assert features.fed == features.recorded
     assert not features.unfed
     if session.decoding:
-        assert features.known == session.length - 1
+        assert features.recorded == session.length - 1
         assert session.source_limit == session.length
 
 

@@ -70,9 +70,9 @@ class ControlJobs:
         more = len(job.keep) // JOB_SLOTS if isinstance(job, Compact) else 0
         self._pending[draft] += sign * (1 + more)
         pending = self._pending[draft]
-        most = BASE_JOBS + SESSION_JOBS * len(self._sessions[draft])
-        if pending > most or pending <= most // 2:
-            self._hold(draft, pending > most)
+        limit = BASE_JOBS + SESSION_JOBS * len(self._sessions[draft])
+        if pending > limit or pending <= limit // 2:
+            self._hold(draft, pending > limit)
 
 
 class DeviceThread:

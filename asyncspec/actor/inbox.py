@@ -21,10 +21,10 @@ MAX_UNREAD = 4096
 class Inbox:
     """Events of one request. ``cancel`` is called once, unless the request has ended before."""
 
-    def __init__(self, cancel: Callable[[], object], *, most: int = MAX_UNREAD) -> None:
+    def __init__(self, cancel: Callable[[], object], *, limit: int = MAX_UNREAD) -> None:
         self._cancel = cancel
         self._queue: asyncio.Queue[Event | ClusterError] = asyncio.Queue()
-        self._most = most
+        self._most = limit
         # An end is queued, or the reader has left.
         self._over = False
 

@@ -62,7 +62,7 @@ class LinkOptions(Struct, frozen=True):
     redial_seconds: tuple[float, float] = (0.05, 2.0)
     # Bytes a peer may leave unread before it is given up.
     most_unsent: int = 512 * 1024 * 1024
-    # Of a client, to which no tensors go but traces.
+    # The same for a client, to which no tensors go but traces.
     most_unsent_client: int = 16 * 1024 * 1024
     # Connections whose handshake is not done: a further one is closed. And clients: a further one
     # is refused.
@@ -161,12 +161,15 @@ class Link(asyncio.BufferedProtocol):
         elif missing:
             self._bandwidth.on_frame_end()
         self.bytes_received += nbytes
-        before = self._received_at
+        previous = self._received_at
         now = self._received_at = self._loop.time()
         if self._silence is not None:
             self._silence.received(self._interval, now)
-        if self.hook is not None and now - before > SILENT_BEATS * self._options.heartbeat_seconds:
-            self.hook.silent(self.rank, before, now)
+        if (
+            self.hook is not None
+            and now - previous > SILENT_BEATS * self._options.heartbeat_seconds
+        ):
+            self.hook.silent(self.rank, previous, now)
         self._reader.buffer_updated(nbytes)
         if not self._take_frames(self._options.taking_seconds):
             assert self._transport is not None
@@ -241,8 +244,8 @@ class Link(asyncio.BufferedProtocol):
         self._written_at = self._loop.time()
         options = self._options
         client = self.peer is not None and self.peer.role == "client"
-        most = options.most_unsent_client if client else options.most_unsent
-        if transport.get_write_buffer_size() > most:
+        max_unsent = options.most_unsent_client if client else options.most_unsent
+        if transport.get_write_buffer_size() > max_unsent:
             self.abort("the peer does not read")
 
     @property
@@ -322,9 +325,9 @@ class Link(asyncio.BufferedProtocol):
     @property
     def _beat_seconds(self) -> float:
         """Between two heartbeats. Clients are many: their beats are answered at once instead."""
-        most = self._options.heartbeat_seconds
+        longest = self._options.heartbeat_seconds
         closely = self._closely and self.rank >= 0
-        return silence.beat_seconds(self.rtt, most) if closely else most
+        return silence.beat_seconds(self.rtt, longest) if closely else longest
 
     def _tick(self) -> None:
         assert self._silence is not None
@@ -337,8 +340,8 @@ class Link(asyncio.BufferedProtocol):
         if reason := self._silence.check(path, interval, now):
             self.abort(reason)
             return
-        self._interval, most = interval, self._options.heartbeat_seconds
-        if silence.beat_due(interval, most, now - self._written_at, now - self._beat_at):
+        self._interval, longest = interval, self._options.heartbeat_seconds
+        if silence.beat_due(interval, longest, now - self._written_at, now - self._beat_at):
             self._send_beat()
         at = silence.next_check(now, self._silence.pause(path, interval), interval)
         self._beat = self._loop.call_at(at, self._tick)

@@ -20,13 +20,13 @@ import math
 from msgspec import Struct
 
 LEAST_BEAT_SECONDS = 0.2
-"""Between two heartbeats on a LAN: a link's cost 0.1 % of a core."""
+"""Seconds between two heartbeats on a LAN: a link's cost 0.1 % of a core."""
 
 BEAT_TRIPS = 2.0
 """Round trips between two heartbeats, where that is more."""
 
 QUIET_SHARE = 0.5
-"""Of an interval, without bytes to a peer: then a heartbeat is due."""
+"""Share of an interval without bytes to a peer after which a heartbeat is due."""
 
 LEAST_RTO_SECONDS = 0.2
 """Linux's least allowance for delay before it retransmits, on top of the round trip."""
@@ -40,7 +40,7 @@ FAR_SECONDS = 20e-3
 """Round trip from which a peer is on a WAN."""
 
 LEAST_SILENCE_SECONDS = 0.7
-"""Of a process that has been punctual: a garbage collection takes .3 s."""
+"""Least silence after which a punctual process is lost: a garbage collection takes .3 s."""
 
 SILENT_BEATS = 3.0
 LATE_FACTOR = 10.0
@@ -76,15 +76,15 @@ class PathState(Struct, frozen=True):
     least_rtt: float
 
 
-def beat_seconds(rtt: float | None, most: float) -> float:
-    """Between two heartbeats on a link with this round trip; at most ``most``."""
-    return min(most, max(LEAST_BEAT_SECONDS, BEAT_TRIPS * (rtt or 0.0)))
+def beat_seconds(rtt: float | None, longest: float) -> float:
+    """Seconds between two heartbeats on a link with round trip ``rtt``; at most ``longest``."""
+    return min(longest, max(LEAST_BEAT_SECONDS, BEAT_TRIPS * (rtt or 0.0)))
 
 
-def beat_due(interval: float, most: float, since_written: float, since_beat: float) -> bool:
+def beat_due(interval: float, longest: float, since_written: float, since_beat: float) -> bool:
     """Whether a heartbeat is to be sent, ``since_written`` seconds after the last bytes; also
-    beside other bytes after ``most``, as heartbeats alone report round trip and bandwidth."""
-    return since_written >= QUIET_SHARE * interval or since_beat >= most - QUIET_SHARE * interval
+    beside other bytes after ``longest``, as heartbeats alone report round trip and bandwidth."""
+    return since_written >= QUIET_SHARE * interval or since_beat >= longest - QUIET_SHARE * interval
 
 
 def next_check(now: float, pause: float, interval: float) -> float:
@@ -104,12 +104,13 @@ def path_limit(path: PathState) -> float:
 
 
 class SilenceWatch:
-    """Of one link, from its handshake on. ``most``: the limit of any silence, in seconds."""
+    """Silence of one link's peer, from the handshake on. ``longest``: the limit of any silence, in
+    seconds."""
 
-    def __init__(self, most: float, now: float) -> None:
+    def __init__(self, longest: float, now: float) -> None:
         # Runnable threads a processor of this machine.
         self.load = 0.0
-        self._most = most
+        self._most = longest
         # By how much the peer has lately been late at most, and is assumed to be.
         self._lateness = 0.0
         self._assumed = FIRST_LATENESS

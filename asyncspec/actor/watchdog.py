@@ -95,8 +95,8 @@ class DeviceWatchdog:
         between checks only two checks' worth counts: a stopped process, or a machine asleep, does
         not hang."""
         passed = min(now - self._checked, 2 * self.check_seconds)
-        before, self._running, self._checked = self._running, running, now
-        same = running and before and running[0] is before[0] and running[1] == before[1]
+        previous, self._running, self._checked = self._running, running, now
+        same = running and previous and running[0] is previous[0] and running[1] == previous[1]
         if running is None or not same:
             self._waited = 0.0
             return ""

@@ -27,7 +27,8 @@ class Walk(Struct, frozen=True):
 
 
 class TargetOutput(Struct, frozen=True):
-    """The target's distribution after one node."""
+    """The token that the target draws after one node, and its likeliest tokens, best first, with
+    log-probabilities in nats."""
 
     # Sampled by the request's settings.
     token: int
@@ -39,11 +40,11 @@ class TargetOutput(Struct, frozen=True):
     log_prob: float | None = None
 
     def log_prob_of(self, token: int) -> float | None:
-        """The log-probability of the token that was chosen; None where it is not known."""
+        """Log-probability in nats of ``token``; None where the target did not report it."""
         if token == self.token:
             return self.log_prob
-        known = dict(zip(self.top_tokens, self.top_log_probs, strict=True))
-        return known.get(token)
+        likeliest = dict(zip(self.top_tokens, self.top_log_probs, strict=True))
+        return likeliest.get(token)
 
 
 Choose = Callable[[TokenTree, NodeId, TargetOutput], int]

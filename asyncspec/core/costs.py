@@ -21,7 +21,7 @@ class StageCost(Struct, frozen=True):
     row_seconds: float = 0.0
 
     def seconds(self, rows: int) -> float:
-        """One pass over ``rows`` rows, without the dead ones, which a stage drops."""
+        """Seconds of one pass over ``rows`` live rows; a stage drops the dead ones."""
         return self.pass_seconds + self.row_seconds * max(0, rows - self.plateau)
 
 
@@ -43,7 +43,7 @@ class DraftCost(Struct, frozen=True):
     row_seconds: float = 0.0
 
     def seconds(self, *trees: Expand) -> float:
-        """One call."""
+        """Seconds of one call."""
         passes = [*zip_longest(*map(pass_rows, trees), fillvalue=0)]
         beyond = sum(max(0, sum(rows) - self.plateau) for rows in passes)
         seconds = self.call_seconds + self.level_seconds * len(passes)

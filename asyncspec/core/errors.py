@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # commands are interruptible, and --help is there, before msg
 
 
 class AsyncSpecError(Exception):
-    """Base of all of them; the text is a sentence for a person."""
+    """Base of the package's errors; the text is a sentence for a person."""
 
 
 class UserError(AsyncSpecError):
@@ -66,12 +66,12 @@ class InputProblem(NamedTuple):
     kind: Literal["unknown", "missing", "invalid"]
     # Path of the field, as in ``node[0].port``; empty: the whole input.
     where: str
-    # Of an invalid one: the reason, as in ``expected int <= 65535``.
+    # Why a value is invalid, as in ``expected int <= 65535``.
     reason: str = ""
 
     @staticmethod
     def of(error: msgspec.ValidationError) -> InputProblem:
-        """From msgspec's message, as in "Expected `int` <= 65535 - at `$.node[0].port`"."""
+        """Parse msgspec's message, as in "Expected `int` <= 65535 - at `$.node[0].port`"."""
         text, _, place = str(error).partition(" - at `$")
         where = place.removeprefix(".").removesuffix("`")
         if field := re.fullmatch(r"Object (contains unknown|missing required) field `(.*)`", text):
@@ -86,7 +86,7 @@ class InputProblem(NamedTuple):
         return f"{self.kind} {noun}: {self.where}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """``; did you mean NAME?`` for the closest known name; empty where none is close."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    close = get_close_matches(name, list(names), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""

@@ -19,29 +19,29 @@ from asyncspec_protocol.messages import Verdict
 
 
 class FeatureLog(Struct, frozen=True):
-    """What has come of one session's features, and how many the token source has."""
+    """Features of one session that have been received, and how many the token source was fed."""
 
     # Prompt nodes before the last are committed from the start and are in no tree.
     prompt_length: int
     # One row for each live node with a verdict, the tip included.
     held: Mapping[NodeId, TensorRows] = {}
-    # Committed positions before the tip, from 0 on, whose features are known, and those fed.
-    known: int = 0
+    # Committed positions before the tip, from 0 on, whose features are recorded, and those fed.
+    recorded: int = 0
     fed: int = 0
-    # The known ones that are not fed yet, oldest first.
+    # Recorded rows that are not fed yet, oldest first.
     unfed: tuple[TensorRows, ...] = ()
     # Those of the prompt but for its last token: for sessions with a common prefix.
     prompt: tuple[TensorRows, ...] = ()
 
     @staticmethod
     def start(prompt_length: int, prefix: tuple[TensorRows, ...]) -> FeatureLog:
-        """Of a session that takes over a common prefix with these features."""
-        return FeatureLog(prompt_length, prompt=prefix)._with_known(prefix)
+        """The log of a session that takes over a common prefix with the features ``prefix``."""
+        return FeatureLog(prompt_length, prompt=prefix)._with_recorded(prefix)
 
     @property
     def source_limit(self) -> int:
         """Tokens of the committed path that the source can commit."""
-        return self.known + 1 if self.known else 0
+        return self.recorded + 1 if self.recorded else 0
 
     def receive(
         self, verdict: Verdict, handle: object | None, alive: Container[NodeId]
@@ -53,8 +53,8 @@ class FeatureLog(Struct, frozen=True):
         if handle is None or verdict.feature_ids != prompt + verdict.ids:
             raise RemoteProtocolError(f"verdict without its features in session {verdict.session}")
         # Links keep order: what comes after the prompt comes when all of it has.
-        end = self.known + len(prompt)
-        if prompt != tuple(range(self.known, end)) or (verdict.ids and end < last):
+        end = self.recorded + len(prompt)
+        if prompt != tuple(range(self.recorded, end)) or (verdict.ids and end < last):
             raise RemoteProtocolError(f"features of the prompt out of order: {prompt}")
         verified = enumerate(verdict.ids, len(prompt))
         held = {node: TensorRows(handle, (row,)) for row, node in verified if node in alive}
@@ -62,22 +62,24 @@ class FeatureLog(Struct, frozen=True):
         if not prompt:
             return log
         rows = TensorRows(handle, tuple(range(len(prompt))))
-        return replace(log, prompt=(*log.prompt, rows))._with_known([rows])
+        return replace(log, prompt=(*log.prompt, rows))._with_recorded([rows])
 
     def advance(self, passed: Sequence[NodeId], tree: Container[NodeId]) -> FeatureLog:
-        """The tip has moved past ``passed``, oldest first; ``tree`` has the nodes that live."""
+        """Move the tip past the nodes ``passed``, oldest first; ``tree`` has the nodes that live.
+        Raises ``LocalProtocolError`` where one of them has no features."""
         if not self.held.keys() >= set(passed):
             raise LocalProtocolError("the path has passed a node whose features are not known")
         held = {node: row for node, row in self.held.items() if node in tree}
-        return replace(self, held=held)._with_known([self.held[node] for node in passed])
+        return replace(self, held=held)._with_recorded([self.held[node] for node in passed])
 
     def feed(self, session: SessionId) -> tuple[FeatureLog, Feed] | None:
-        """The job that gives the source what is known; None where there is nothing new."""
+        """The job that feeds the source the rows recorded since the last; None where there are
+        none."""
         if not self.unfed:
             return None
-        return replace(self, fed=self.known, unfed=()), Feed(session, self.fed, self.unfed)
+        return replace(self, fed=self.recorded, unfed=()), Feed(session, self.fed, self.unfed)
 
-    def _with_known(self, rows: Sequence[TensorRows]) -> FeatureLog:
+    def _with_recorded(self, rows: Sequence[TensorRows]) -> FeatureLog:
         """Further positions of the committed path; neighbouring rows of one tensor are joined."""
         unfed = list(self.unfed)
         for some in rows:
@@ -86,4 +88,4 @@ class FeatureLog(Struct, frozen=True):
             else:
                 unfed.append(some)
         count = sum(len(some.rows) for some in rows)
-        return replace(self, known=self.known + count, unfed=tuple(unfed))
+        return replace(self, recorded=self.recorded + count, unfed=tuple(unfed))

@@ -26,7 +26,7 @@ class Admit(Struct, frozen=True):
     session: SessionId
     capacity: int
     sampling: Sampling
-    # Of the user's prompt: penalties treat its tokens and those of the answer differently.
+    # Length of the user's prompt: penalties treat its tokens and the answer's differently.
     prompt_length: int = 0
     # What the token source reads of the target, as in ``Open.features``.
     features: tuple[int, ...] = ()
@@ -141,7 +141,7 @@ class DraftBatch(Struct, frozen=True):
 StageJob = Admit | Forward | Batch | Compact | Trim | Release
 SourceJob = Expand | DraftBatch | Release
 FeatureJob = SourceJob | Feed
-"""Of a source that reads the target's features beside its tokens."""
+"""Jobs of a token source that reads the target's features beside its tokens."""
 Job = Admit | Forward | Batch | Compact | Trim | Release | Expand | DraftBatch | Feed
 
 

@@ -51,7 +51,7 @@ class Liveness(Struct, frozen=True):
         return self.alive
 
     def apply(self, prune: PruneIndices) -> Liveness:
-        """What is known after ``prune``. An older one than the last changes nothing."""
+        """Liveness after ``prune``. A prune that is older than the last changes nothing."""
         if prune.version <= self.version:
             return self
         return Liveness(

@@ -15,7 +15,7 @@ MIN_TEMPERATURE = 1e-5
 """What is below is greedy, as in vLLM: next to 0 the scaled logits are beyond all numbers."""
 
 MAX_QUARTERS = 8
-"""Of temperature that are told apart (``Sampling.kind``): from 2 on all are alike."""
+"""Quarters of temperature that ``Sampling.kind`` tells apart: from 2 on all are alike."""
 
 
 class Sampling(Struct, frozen=True):

@@ -60,10 +60,10 @@ class SlotClock(Struct, frozen=True):
         """The first slot for a segment so many passes after the one verified last. The j-th pass
         between them is of the j-th segment between or a later one."""
         free, between = self.slot, max(0, passes - 1)
-        before = [at for other, at in self.earliest.items() if other < segment][:between]
-        for at in before:
+        earlier = [at for other, at in self.earliest.items() if other < segment][:between]
+        for at in earlier:
             free = max(free + 1, at)
-        return free + between - len(before) + min(passes, 1)
+        return free + between - len(earlier) + min(passes, 1)
 
     def on_miss(self) -> SlotClock:
         """What waits or is being drafted no longer counts."""
@@ -126,7 +126,7 @@ class Counters(Struct, frozen=True):
         return self.breaks >= SUSPECT_BREAKS
 
     def plus(self, **amounts: Any) -> Counters:
-        """With these amounts, or places, added."""
+        """Counters with these amounts, or places, added."""
         return replace(self, **{name: getattr(self, name) + n for name, n in amounts.items()})
 
     def with_stage_stats(self, stage: Closed) -> Counters:

@@ -25,7 +25,7 @@ Grown = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 
 
 class Shape(Struct, frozen=True):
-    """What is to grow below each node it starts from."""
+    """Size and shape of the tree to grow below each node of a frontier."""
 
     # Levels.
     depth: int
@@ -46,12 +46,12 @@ class Shape(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Where a tree grows from: a known part of it, and the nodes in it to expand."""
+    """Where a tree grows from: the part of it that is there, and the nodes in it to expand."""
 
-    known: Grown = ((), (), ())
-    # Indices into ``known``, or ``TIP``.
+    part: Grown = ((), (), ())
+    # Indices into ``part``, or ``TIP``.
     frontier: tuple[int, ...] = (TIP,)
-    # Known nodes compete with the new ones for their places.
+    # Nodes of ``part`` compete with the new ones for their places.
     compete: bool = False
 
 
@@ -186,12 +186,12 @@ def paths_to(tree: TokenTree, nodes: Iterable[NodeId]) -> Start:
     order = [n for n in tree.nodes if n in wanted and n != tree.root]
     index = {tree.root: TIP} | {node: i for i, node in enumerate(order)}
     data = [tree.nodes[node] for node in order]
-    known = (
+    part = (
         tuple(index[d.parent] for d in data),
         tuple(d.token for d in data),
         tuple(d.score for d in data),
     )
-    return Start(known, tuple(index[node] for node in frontier))
+    return Start(part, tuple(index[node] for node in frontier))
 
 
 def by_score(tree: TokenTree, nodes: Iterable[NodeId]) -> tuple[NodeId, ...]:

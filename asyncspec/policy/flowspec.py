@@ -77,10 +77,10 @@ class FlowSpec(Policy, frozen=True):
         depth = view.last_depth + self.d_deep
         if view.unsent or not view.first_stage_idle or depth > min(self.d_most, view.levels_left):
             return None
-        known = len(view.tree) - 1
-        if known >= self.max_tree_nodes(view.stages):
+        count = len(view.tree) - 1
+        if count >= self.max_tree_nodes(view.stages):
             return None
-        return self._growth(view, depth, known + self.l_deep, self.l_deep)
+        return self._growth(view, depth, count + self.l_deep, self.l_deep)
 
     def _growth(self, view: View, depth: int, count: int, adopt: int) -> Growth:
         return Growth(Shape(min(depth, view.levels_left), self.k, count), adopt=adopt)

@@ -60,13 +60,13 @@ def lossless() -> tuple[str, ...]:
 def split(names: str) -> list[str]:
     """The names in a list with commas. Commas also separate parameters: a piece ``key=value``
     belongs to the name before it."""
-    found: list[str] = []
+    parts: list[str] = []
     for piece in names.split(","):
-        if found and "=" in piece and ":" not in piece:
-            found[-1] += f",{piece}"
+        if parts and "=" in piece and ":" not in piece:
+            parts[-1] += f",{piece}"
         else:
-            found.append(piece)
-    return found
+            parts.append(piece)
+    return parts
 
 
 def parameters(policy: Policy) -> dict[str, str]:
@@ -80,8 +80,8 @@ def _changed(name: str, policy: Policy, changes: str) -> Policy:
     for change in changes.split(","):
         key, equals, value = change.partition("=")
         if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise UserError(f"policy {name} has no parameter {key!r}; there are: {known}")
+            parameters = ", ".join(fields) or "none"
+            raise UserError(f"policy {name} has no parameter {key!r}; there are: {parameters}")
         if not equals:
             raise UserError(f"policy {name}: parameter {key} needs a value, as in {key}=4")
         fields[key] = _read(value, fields[key])
@@ -92,11 +92,11 @@ def _changed(name: str, policy: Policy, changes: str) -> Policy:
         raise UserError(f"policy {name}: {sentence}") from None
 
 
-def _read(text: str, before: object) -> object:
+def _read(text: str, default: object) -> object:
     """A parameter's new value, read by the type of the old one."""
-    if isinstance(before, list | tuple):
+    if isinstance(default, list | tuple):
         return text.split("x")
-    if isinstance(before, float):
+    if isinstance(default, float):
         with suppress(ValueError):
             return float(text)  # .9 and +1 are numbers, too
     return text

@@ -119,8 +119,8 @@ class CostModel:
         cost = self._cost
         if isinstance(job, Forward | Batch):
             seconds = cost.pass_seconds(rank, job.row_count)
-            one = job.passes[0] if isinstance(job, Batch) else job
-            return seconds * cost.jitter.factor(2, rank, one.session, one.segment)
+            forward = job.passes[0] if isinstance(job, Batch) else job
+            return seconds * cost.jitter.factor(2, rank, forward.session, forward.segment)
         if is_draft(rank) and (trees := draft_jobs(self._levels.uncached(job))):
             first = trees[0]
             factor = cost.jitter.factor(3, first.session, first.version, first.base)

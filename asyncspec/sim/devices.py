@@ -51,16 +51,16 @@ class PathStage:
         return None
 
     def _forward(self, job: Forward) -> object:
-        cache, most = self._sessions[job.session]
+        cache, top_logprobs = self._sessions[job.session]
         cache.extend([EMPTY] * (max([row.slot for row in job.rows]) + 1 - len(cache)))
         hidden = self._read(job, cache) if job.hidden is None else _check(job, job.hidden, cache)
         if not self._last:
             return hidden
         tokens = tuple([self._language.truth(hidden[i][1]) for i in job.sampled_rows])
-        if not most:
+        if not top_logprobs:
             return tokens
         sampled = [(hidden[i][1], job.rows[i].position + 1) for i in job.sampled_rows]
-        best = [likely(self._language, path, length, most) for path, length in sampled]
+        best = [likely(self._language, path, length, top_logprobs) for path, length in sampled]
         return SamplerOutput(tokens, top_tokens=tuple((tuple(t), tuple(p)) for t, p in best))
 
     def _read(self, job: Forward, cache: list[int]) -> Sequence[Hidden]:
@@ -68,8 +68,8 @@ class PathStage:
         hidden: list[Hidden] = []
         for row, token in zip(job.rows, job.tokens, strict=True):
             seen = _seen(row, job.committed, cache)
-            own = cache[row.slot] = follow(seen, token)
-            hidden.append((seen, own))
+            path = cache[row.slot] = follow(seen, token)
+            hidden.append((seen, path))
         return tuple(hidden)
 
 
@@ -78,9 +78,9 @@ def _check(job: Forward, received: TensorRows, cache: list[int]) -> Sequence[Hid
     handle = cast("Sequence[Hidden]", received.handle)
     hidden: list[Hidden] = []
     for row, number in zip(job.rows, received.rows, strict=True):
-        parent, own = handle[number]
+        parent, path = handle[number]
         seen = _seen(row, job.committed, cache)
-        cache[row.slot] = own if seen == parent else mix((own + seen) & MASK)
+        cache[row.slot] = path if seen == parent else mix((path + seen) & MASK)
         hidden.append((parent, cache[row.slot]))
     return hidden
 

@@ -29,8 +29,8 @@ class Coverage(Struct, frozen=True):
     top: float
     # The smallest chance of a first candidate at a node: below it the second would be likelier.
     floor: float
-    # Of what the first candidate leaves: shares of the others by rank, summed up and in logs. They
-    # descend; what they lack to 1 is the chance that no candidate is right.
+    # Shares of the candidates after the first in what it leaves, by rank, summed up and in logs.
+    # They descend; what they lack to 1 is the chance that no candidate is right.
     cumulative: tuple[float, ...]
     logs: tuple[float, ...]
 
@@ -132,13 +132,13 @@ def likely(language: Language, path: int, position: int, count: int) -> Proposal
 
 def sequential(language: Language) -> NextToken:
     """The target for the sequential reference decoder: reads every token of a growing text once."""
-    known, path = 0, EMPTY
+    length, path = 0, EMPTY
 
     def next_token(tokens: Sequence[int]) -> int:
-        nonlocal known, path
-        for i in range(known, len(tokens)):
+        nonlocal length, path
+        for i in range(length, len(tokens)):
             path = follow(path, tokens[i])
-        known = len(tokens)
+        length = len(tokens)
         return language.truth(path)
 
     return next_token
@@ -183,10 +183,10 @@ class Synthetic(Struct, frozen=True):
         if self.repetition and uniform(self.seed ^ _COPY, position // SPAN) < self.repetition:
             coverage, top = COPIED, COPIED.top
         first = coverage.confidence((bits & 0xFFFFFFFF) * 2.0**-32, top)
-        known = 1 if first >= 1.0 else 1 + len(coverage.logs)
-        rank, count = coverage.rank(first, (bits >> 32) * 2.0**-32), min(width, known)
+        ranked = 1 if first >= 1.0 else 1 + len(coverage.logs)
+        rank, count = coverage.rank(first, (bits >> 32) * 2.0**-32), min(width, ranked)
         truth = self.truth(path)
-        start = (truth + 1 + bits % (self.vocab - known)) % self.vocab
+        start = (truth + 1 + bits % (self.vocab - ranked)) % self.vocab
         order = [token % self.vocab for token in range(start, start + count)]
         if rank < count:
             order[rank] = truth

@@ -96,28 +96,28 @@ class Network:
         """Nodes linked to a node."""
         return [one for one, other in self._channels if other == rank]
 
-    def connect(self, one: Rank, other: Rank) -> bool:
+    def connect(self, first: Rank, second: Rank) -> bool:
         """Bring up a link; False where it is up already."""
-        if (one, other) in self._channels:
+        if (first, second) in self._channels:
             return False
         now = self._clock.now
-        for source, target in ((one, other), (other, one)):
+        for source, target in ((first, second), (second, first)):
             self._channels[source, target] = Channel(source, target, free=now, arrival=now)
         return True
 
-    def cut(self, one: Rank, other: Rank) -> bool:
+    def cut(self, first: Rank, second: Rank) -> bool:
         """Take down a link; False where it is down already. What is on the way is lost."""
-        severed = self.sever(one, other)
+        severed = self.sever(first, second)
         for channel in severed:
             channel.up = False
         return bool(severed)
 
-    def sever(self, one: Rank, other: Rank) -> tuple[Channel, ...]:
+    def sever(self, first: Rank, second: Rank) -> tuple[Channel, ...]:
         """Let no more messages onto a link; what is on the way arrives while its channel is up.
-        Returns the two channels, from ``one`` first, or none where the link is down already."""
-        if (one, other) not in self._channels:
+        Returns the two channels, from ``first`` first, or none where the link is down already."""
+        if (first, second) not in self._channels:
             return ()
-        return self._channels.pop((one, other)), self._channels.pop((other, one))
+        return self._channels.pop((first, second)), self._channels.pop((second, first))
 
     def send(self, channel: Channel, message: Message, handle: object | None) -> int:
         """Send a message, with the receiver's handle to its rows. Returns its bytes if measured."""

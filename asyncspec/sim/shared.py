@@ -23,7 +23,7 @@ class SharedWorld(World):
         # Seconds, alone on a processor, that each running job still takes, as of a time.
         self._left: dict[Rank, float] = {}
         self._as_of = 0.0
-        # Of the clock's event at the next end.
+        # Number of the clock's event at the next end.
         self._next = NONE
 
     def restart(self, rank: Rank, actor: Actor) -> None:

@@ -37,7 +37,7 @@ class QueuedJob(Struct):
     job: Job
     start: float
     end: float
-    # Of the clock's event at its end.
+    # Number of the clock's event at its end.
     number: int
     # What of it is abandoned: all of it, or some trees of a batch.
     abandoned: tuple[Job, ...] = ()
@@ -102,7 +102,7 @@ class World:
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, machine.Finish] = {}
         self.steps = 0
-        # Of a ``RunTask``, in virtual time.
+        # Duration of a ``RunTask`` in virtual time.
         self.task_seconds = 0.0
         self.watch: Callable[[Rank, Input, tuple[Effect, ...]], None] | None = None
         self._tasks = tasks
@@ -135,17 +135,17 @@ class World:
         if rank in self._trace_hooks:
             self._trace_hooks[rank].stepped(event, effects, sizes, now, now)
 
-    def connect(self, one: Rank, other: Rank) -> None:
+    def connect(self, first: Rank, second: Rank) -> None:
         """Bring up the link between two nodes."""
-        if self.network.connect(one, other):
-            self.feed(one, machine.LinkUp(other))
-            self.feed(other, machine.LinkUp(one))
+        if self.network.connect(first, second):
+            self.feed(first, machine.LinkUp(second))
+            self.feed(second, machine.LinkUp(first))
 
-    def cut(self, one: Rank, other: Rank) -> None:
+    def cut(self, first: Rank, second: Rank) -> None:
         """Take down a link; what is on the way is lost."""
-        if self.network.cut(one, other):
-            self.feed(one, machine.LinkDown(other))
-            self.feed(other, machine.LinkDown(one))
+        if self.network.cut(first, second):
+            self.feed(first, machine.LinkDown(second))
+            self.feed(second, machine.LinkDown(first))
 
     def restart(self, rank: Rank, actor: Actor) -> None:
         """Replace a node by a fresh one without sessions. Its links stay down."""

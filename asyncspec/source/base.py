@@ -46,16 +46,16 @@ class TokenSource(ABC):
 
     @abstractmethod
     def commit(self, job: Expand) -> Coroutine[Any, int]:
-        """Bring the session up to date; the length of its path. Raises ``ValueError`` where
-        ``job.base`` is not what the source knows."""
+        """Commit the job's tokens and return the length of the session's path. Raises
+        ``ValueError`` where ``job.base`` is not the length that the source holds."""
 
     @abstractmethod
     def grower(self, job: Expand) -> Grower:
-        """Of the job's tree, after ``commit``, with chances as the source states them."""
+        """Grower of the job's tree, after ``commit``, with chances as the source states them."""
 
     def tree_grower(self, job: Expand) -> Grower:
-        """The same, with calibrated chances where the job asks for them and the source learns
-        them."""
+        """Grower of the job's tree, with calibrated chances where the job asks for them and the
+        source learns them."""
         return self.grower(job)
 
     @abstractmethod

@@ -62,11 +62,11 @@ class CalibratedGrower(WrappedGrower):
         self._session = session
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        found, known = self._grower.propose(nodes, width), self._session.first_choices
+        proposals, choices = self._grower.propose(nodes, width), self._session.first_choices
         news = {
             self._paths[node]: (tokens[0], math.exp(log_probs[0]))
-            for node, (tokens, log_probs) in zip(nodes, found, strict=True)
+            for node, (tokens, log_probs) in zip(nodes, proposals, strict=True)
             if len(tokens)
         }
-        self._session.first_choices = FirstChoices(known.counts, {**known.pending, **news})
-        return [known.corrected(one) for one in found]
+        self._session.first_choices = FirstChoices(choices.counts, {**choices.pending, **news})
+        return [choices.corrected(one) for one in proposals]

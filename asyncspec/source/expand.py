@@ -130,7 +130,7 @@ def growing(grower: Grower, shape: Shape, start: Start) -> Coroutine[Any, Grown]
     """
     if shape.count <= 0:
         return (), (), ()
-    parents, tokens, scores = list(start.known[0]), list(start.known[1]), list(start.known[2])
+    parents, tokens, scores = list(start.part[0]), list(start.part[1]), list(start.part[2])
     for parent, token in zip(parents, tokens, strict=True):
         grower.add_child(parent, token)
     candidates = list(range(len(tokens))) if start.compete else []
@@ -154,7 +154,7 @@ def growing(grower: Grower, shape: Shape, start: Start) -> Coroutine[Any, Grown]
         if not frontier:
             break
     chosen = _best(candidates, scores, shape.count)
-    order = [*_leading_to(chosen, parents, len(start.known[0])), *chosen]
+    order = [*_leading_to(chosen, parents, len(start.part[0])), *chosen]
     index = {TIP: TIP} | {old: new for new, old in enumerate(order)}
     return (
         tuple(index[parents[i]] for i in order),
@@ -168,7 +168,7 @@ def _best(candidates: Sequence[int], scores: Sequence[float], count: int) -> lis
     return sorted(candidates, key=scores.__getitem__, reverse=True)[:count]
 
 
-def _leading_to(chosen: Sequence[int], parents: Sequence[int], known: int) -> list[int]:
+def _leading_to(chosen: Sequence[int], parents: Sequence[int], count: int) -> list[int]:
     """The known nodes above chosen ones that are not chosen themselves, oldest first."""
     above: set[int] = set()
     for node in chosen:
@@ -176,4 +176,4 @@ def _leading_to(chosen: Sequence[int], parents: Sequence[int], known: int) -> li
         while parent != TIP and parent not in above:
             above.add(parent)
             parent = parents[parent]
-    return sorted(node for node in above.difference(chosen) if node < known)
+    return sorted(node for node in above.difference(chosen) if node < count)

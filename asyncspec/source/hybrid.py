@@ -67,8 +67,8 @@ class HybridSource(TokenSource):
         self._weights[job.session] = self.weights(job.session).advance(job.committed)
         length = yield from self._base.commit(job)
         for source in self._auxiliary:
-            (known,) = run_cobatched([source.commit(job)], source.compute)
-            assert known == length, "two sources of a mixture know different texts"
+            (committed,) = run_cobatched([source.commit(job)], source.compute)
+            assert committed == length, "two sources of a mixture know different texts"
         return length
 
     def grower(self, job: Expand) -> Grower:
@@ -129,8 +129,8 @@ class _Mixer:
 
     def prepare(self, nodes: Sequence[int]) -> Iterable[Any]:
         for source, grower in self._auxiliary:
-            for one in grower.prepare(nodes):
-                source.compute([one])
+            for inputs in grower.prepare(nodes):
+                source.compute([inputs])
         return () if self._base is None else self._base.prepare(nodes)
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:

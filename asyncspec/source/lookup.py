@@ -20,13 +20,13 @@ from asyncspec.source.expand import NO_PROPOSAL, Grower, Proposal, path_grower
 from asyncspec_protocol.messages import Expand
 
 PRIOR_CHANCES = {1: 0.2, 2: 0.35, 3: 0.55, 4: 0.7}
-"""Of a continuation after a match of so many tokens, before any is counted; longer as the last."""
+"""Prior acceptance probability by the length of the match in tokens; longer ones as the last."""
 
 PRIOR_MATCHES = 4.0
 """Weight of ``PRIOR_CHANCES``, in matches."""
 
 DECAY = 0.97
-"""Of the counts with every match: an answer may copy where its prompt did not."""
+"""Factor of the counts with every match: an answer may copy where its prompt did not."""
 
 OWN_RATES = 6
 """Matches up to this length have a rate each; of longer ones, those of 7 to 15 tokens, 16 to 31 and

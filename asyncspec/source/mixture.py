@@ -24,8 +24,8 @@ PRIOR = 4.0
 """Weight, in proposals, of the belief that as many come true as are expected to."""
 
 INITIAL_WEIGHT = 1 / 3
-"""Of an auxiliary source: it proposes few tokens, the base all. With a half, mixtures were right as
-often in greedy text, and at temperature 1 less often (docs/results/papers.md)."""
+"""Weight of an auxiliary source: it proposes few tokens, the base all. With a half, mixtures were
+right as often in greedy text, and at temperature 1 less often (docs/results/papers.md)."""
 
 MAX_CHANCE = 0.999
 """Odds stay finite, and some of the base's probability is left."""
@@ -64,11 +64,11 @@ class Calibration(Struct, frozen=True):
 class MixtureWeight(Struct, frozen=True):
     """The counts of one auxiliary source."""
 
-    # Of its tokens that are the base's first choice too.
+    # Tokens that are the base's first choice too.
     agreeing: Calibration = Calibration()
-    # Of all others.
+    # All other tokens of the auxiliary.
     differing: Calibration = Calibration()
-    # Of the base's first choices where the auxiliary was silent.
+    # The base's first choices where the auxiliary was silent.
     base_alone: Calibration = Calibration()
 
     def learn(self, base: Proposal, auxiliary: Proposal, token: int) -> MixtureWeight:
@@ -99,7 +99,7 @@ def mix(base: Proposal, auxiliary: Proposal, weight: MixtureWeight, width: int) 
     else:  # the auxiliary has never proposed anything
         return base[0][:width], base[1][:width]
     chances = _renormalized(probabilities(base), corrected)
-    # Of equal ones, in the order given.
+    # The sort is stable: equal tokens keep the order of ``chances``.
     best = sorted((t for t in chances if chances[t]), key=chances.__getitem__, reverse=True)
     best = best[:width]
     return (best, [min(0.0, math.log(chances[t])) for t in best]) if best else NO_PROPOSAL
@@ -109,8 +109,8 @@ def _renormalized(base: dict[int, float], corrected: dict[int, float]) -> dict[i
     """``base`` with the chances ``corrected`` of some tokens; the others share what is left."""
     total = sum(corrected.values())
     scale = min(1.0, MAX_CHANCE / total) if total else 1.0
-    known = sum(base.get(token, 0.0) for token in corrected)
-    left = (1 - total * scale) / max(1 - known, 1 - MAX_CHANCE)
+    covered = sum(base.get(token, 0.0) for token in corrected)
+    left = (1 - total * scale) / max(1 - covered, 1 - MAX_CHANCE)
     others = {token: chance * left for token, chance in base.items()}
     return others | {token: chance * scale for token, chance in corrected.items()}
 
@@ -127,10 +127,10 @@ def probabilities(proposal: Proposal) -> dict[int, float]:
 def _chances(base: Proposal, auxiliary: Proposal) -> Iterator[tuple[int, float, bool]]:
     """The auxiliary's tokens, each with its chance before it is corrected, and whether it is the
     base's first choice. What the auxiliary leaves open it leaves to the base."""
-    own, proposed = probabilities(base), probabilities(auxiliary)
+    stated, proposed = probabilities(base), probabilities(auxiliary)
     unsure = max(0.0, 1 - sum(proposed.values()))
     for token, chance in proposed.items():
-        by_base = own.get(token, 0.0)
+        by_base = stated.get(token, 0.0)
         mixed = (1 - INITIAL_WEIGHT) * by_base + INITIAL_WEIGHT * (chance + unsure * by_base)
         yield token, mixed, token == base[0][0]
 

@@ -31,27 +31,27 @@ class _Text(LookupText):
         tokens, at = self.tokens, len(self.tokens)
         for length in range(self._shortest, min(self._longest, at) + 1):
             run = tuple(tokens[at - length :])
-            known = self._next.get(run)
-            if known is None:
+            entry = self._next.get(run)
+            if entry is None:
                 self._next[run] = at
                 return
-            if isinstance(known, int):
-                if tokens[known] == token and self._context(known) == self._context(at):
-                    self._repeats[known] += 1
+            if isinstance(entry, int):
+                if tokens[entry] == token and self._context(entry) == self._context(at):
+                    self._repeats[entry] += 1
                     return
-                known = self._split(run, known)
-            known[token] += 1
+                entry = self._split(run, entry)
+            entry[token] += 1
 
     def match(self, path: tuple[int, ...]) -> tuple[int, Counter[int]]:
         end = (*self.tokens[-self._longest :], *path)[-self._longest :]
         best: tuple[int, Counter[int]] = 0, Counter()
         for length in range(self._shortest, len(end) + 1):
-            known = self._next.get(end[-length:])
-            if known is None:
+            entry = self._next.get(end[-length:])
+            if entry is None:
                 break
-            if isinstance(known, int):
-                return self._matched(end, length, known), self._counts(known)
-            best = length, known
+            if isinstance(entry, int):
+                return self._matched(end, length, entry), self._counts(entry)
+            best = length, entry
         return best
 
     def _context(self, at: int) -> list[int]:

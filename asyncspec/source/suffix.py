@@ -24,10 +24,10 @@ LATEST = 32
 """Occurrences of a run that are known: the latest ones."""
 
 LONGEST = 64
-"""Most tokens that are compared."""
+"""Upper bound on the tokens that are compared."""
 
 MAX_TOKENS = 1 << 17
-"""Of earlier answers."""
+"""Upper bound on the tokens of earlier answers that are kept."""
 
 TOKEN_BYTES = 512
 """Memory of a token, of an earlier answer or a session, whose runs occur nowhere else."""
@@ -56,13 +56,13 @@ class Occurrences:
 
     def note(self, number: int, end: int) -> None:
         """The token at ``end`` of a text follows the runs before it."""
-        text, one = self._texts[number], (number, end)
+        text, occurrence = self._texts[number], (number, end)
         for length in INDEXED:
             if length <= end:
-                found = self._found.setdefault(tuple(text[end - length : end]), [])
-                found.append(one)
-                if len(found) > LATEST:
-                    del found[0]
+                latest = self._found.setdefault(tuple(text[end - length : end]), [])
+                latest.append(occurrence)
+                if len(latest) > LATEST:
+                    del latest[0]
 
     def remove(self, number: int) -> None:
         """Forget the oldest text."""
@@ -80,7 +80,8 @@ class Occurrences:
 
 
 class EarlierAnswers:
-    """Of all tenants."""
+    """Earlier answers of all tenants, ``max_tokens`` tokens at most; a tenant finds only its
+    own."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -108,8 +109,8 @@ class EarlierAnswers:
 
     def find(self, tenant: str, run: tuple[int, ...]) -> list[Occurrence]:
         """The latest occurrences of a run in a tenant's answers."""
-        known = self._occurrences.get(tenant)
-        return [] if known is None else known.find(run)
+        occurrences = self._occurrences.get(tenant)
+        return [] if occurrences is None else occurrences.find(run)
 
     def _forget(self, number: int) -> None:
         tenant, answer = self._answers.pop(number)
@@ -136,23 +137,27 @@ class _Text(LookupText):
         end = (*self.tokens[-LONGEST:], *path)[-LONGEST:]
         for length in (length for length in INDEXED if length <= len(end)):
             run = end[-length:]
-            if found := self._own.find(run) + self._earlier.find(self.tenant, run):
-                return _longest(found, end, length)
+            if occurrences := self._own.find(run) + self._earlier.find(self.tenant, run):
+                return _longest(occurrences, end, length)
         return 0, Counter()
 
 
 def _longest(
-    found: list[Occurrence], end: tuple[int, ...], length: int
+    occurrences: list[Occurrence], end: tuple[int, ...], length: int
 ) -> tuple[int, Counter[int]]:
-    """Of occurrences that match the last ``length`` tokens of ``end``, those that match most: how
-    many tokens they match, and what follows them."""
+    """The longest match among occurrences of the last ``length`` tokens of ``end``: its tokens, and
+    counts of the tokens that follow."""
     while length < len(end):
-        before = end[-length - 1]
-        longer = [one for one in found if one[1] > length and one[0][one[1] - length - 1] == before]
+        preceding = end[-length - 1]
+        longer = [
+            one
+            for one in occurrences
+            if one[1] > length and one[0][one[1] - length - 1] == preceding
+        ]
         if not longer:
             break
-        found, length = longer, length + 1
-    return length, Counter([text[at] for text, at in found])
+        occurrences, length = longer, length + 1
+    return length, Counter([text[at] for text, at in occurrences])
 
 
 class SuffixSource(LookupSource[_Text]):

@@ -189,7 +189,7 @@ NOTE = FeatureLog.receive
 
 def asked_ahead_of_features(self: Any) -> int:
     """The source is told of tokens whose features are still to come."""
-    return self.known + 2 if self.known else 0
+    return self.recorded + 2 if self.recorded else 0
 
 
 def first_features_sent(handle: object, rows: Any) -> TensorRows:

@@ -21,7 +21,7 @@ class BandwidthEstimator:
 
     def __init__(self) -> None:
         self.byte_seconds = 0.0
-        # Of the frame that is being read: (time, bytes missing after the read).
+        # First and last read of the frame that is coming: (time, bytes missing after the read).
         self._first: tuple[float, int] | None = None
         self._last = (0.0, 0)
         self._samples: deque[float] = deque(maxlen=PARAMETERS.bandwidth_frames)

@@ -26,7 +26,7 @@ class Deviation(Struct, frozen=True):
     squares: float = 0.0
 
     def observe(self, seconds: float, expected: float) -> Deviation:
-        """With one measurement more, unless nothing was expected yet."""
+        """Add one measurement, unless nothing was expected yet."""
         if expected <= 0:
             return self
         error = min(PARAMETERS.max_error, abs(seconds / expected - 1))
@@ -35,7 +35,7 @@ class Deviation(Struct, frozen=True):
 
     @property
     def relative(self) -> float:
-        """Root mean square of the relative errors; 0 where nothing is known."""
+        """Root mean square of the relative errors; 0 before any measurement."""
         return math.sqrt(self.squares / self.weight) if self.weight else 0.0
 
 
@@ -47,7 +47,7 @@ class PassAverage(Struct, frozen=True):
     seconds: float = 0.0
 
     def observe(self, rows: int, seconds: float) -> PassAverage:
-        """With one pass more."""
+        """Add one pass."""
         passes = self.passes + 1
         weight = max(PARAMETERS.pass_weight, 1 / passes)
         return PassAverage(
@@ -58,7 +58,7 @@ class PassAverage(Struct, frozen=True):
 
 
 class PassCost(Struct, frozen=True):
-    """What a stage's passes take, by size class: rows 1, 2, 3 to 4, 5 to 8, and so on."""
+    """Measured seconds of a stage's passes, by size class: rows 1, 2, 3 to 4, 5 to 8, and so on."""
 
     # As they would be without other work on the processors.
     sizes: Mapping[int, PassAverage] = {}
@@ -75,8 +75,8 @@ class PassCost(Struct, frozen=True):
 
     @staticmethod
     def from_trial(rows: Sequence[int], seconds: Sequence[float]) -> PassCost:
-        """From passes tried at load: worth as much as ``min_passes`` each, and no sample of how
-        steady real ones are."""
+        """Costs from passes timed at load: worth as much as ``min_passes`` each, and no sample of
+        how steady real ones are."""
         passes = PARAMETERS.min_passes
         sizes = {
             _size_class(count): PassAverage(passes, float(count), taken)
@@ -85,7 +85,7 @@ class PassCost(Struct, frozen=True):
         return PassCost(sizes, settled=2 * passes) if sizes else PassCost()
 
     def observe(self, rows: int, seconds: float, waited: float = 0.0) -> PassCost:
-        """With one pass more, in which other work had the processor for ``waited`` seconds."""
+        """Add one pass, in which other work had the processor for ``waited`` seconds."""
         size = _size_class(rows)
         average, deviation = self.sizes.get(size, PassAverage()), self.deviation
         if average.passes >= self.settled:
@@ -100,24 +100,26 @@ class PassCost(Struct, frozen=True):
         )
 
     def report(self) -> PassCost | None:
-        """The same as reported now; None where nothing has changed noticeably."""
+        """The same costs, marked as reported; None where nothing has changed noticeably."""
         change, enough = PARAMETERS.report_change, PARAMETERS.min_passes
-        known = {n: a.seconds for n, a in self.sizes.items() if a.passes >= enough}
-        moved = (abs(s - self.reported.get(n, -1.0)) > change * s for n, s in known.items())
+        measured = {n: a.seconds for n, a in self.sizes.items() if a.passes >= enough}
+        moved = (abs(s - self.reported.get(n, -1.0)) > change * s for n, s in measured.items())
         jitter, contention = self.deviation.relative, self.contention
         steady = abs(contention - self.reported_contention) <= change * contention
         if steady and abs(jitter - self.reported_jitter) <= change / 2 and not any(moved):
             return None
-        return replace(self, reported=known, reported_jitter=jitter, reported_contention=contention)
+        return replace(
+            self, reported=measured, reported_jitter=jitter, reported_contention=contention
+        )
 
     def unreported(self) -> PassCost:
-        """The same where the draft nodes have heard of nothing."""
+        """The same costs, none of them reported to a draft node."""
         return replace(self, reported={}, reported_jitter=0.0)
 
     def averages(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they are now."""
-        known = [self.sizes[n] for n in sorted(self.sizes)]
-        return tuple([a.rows for a in known]), tuple([self.contention * a.seconds for a in known])
+        sizes = [self.sizes[n] for n in sorted(self.sizes)]
+        return tuple([a.rows for a in sizes]), tuple([self.contention * a.seconds for a in sizes])
 
     def table(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Rows, ascending, and the seconds of such a pass, as they were reported."""
@@ -141,8 +143,8 @@ def interpolate(rows: Sequence[float], seconds: Sequence[float]) -> PassSeconds:
             return heights[0]
         i = min(max(1, bisect_left(rows, count)), len(rows) - 1)
         slope = (heights[i] - heights[i - 1]) / max(TINY, rows[i] - rows[i - 1])
-        found = heights[i - 1] + slope * (count - rows[i - 1])
-        return max(found, heights[0] * min(1.0, count / rows[0]))
+        seconds = heights[i - 1] + slope * (count - rows[i - 1])
+        return max(seconds, heights[0] * min(1.0, count / rows[0]))
 
     return at
 
@@ -157,7 +159,7 @@ class AffineFit(Struct, frozen=True):
     xy: float = 0.0
 
     def with_point(self, x: float, y: float) -> AffineFit:
-        """One more, and the others count a little less."""
+        """Add a point; earlier ones count a little less."""
         keep = 1 - PARAMETERS.error_weight
         old, new = (self.weight, self.x, self.y, self.xx, self.xy), (1, x, y, x * x, x * y)
         return AffineFit(*[keep * a + b for a, b in zip(old, new, strict=True)])

@@ -53,32 +53,32 @@ class PipelineCosts(Struct, frozen=True):
     batch_rows: int = PARAMETERS.max_rows
 
     def with_times(self, times: PassTimes) -> PipelineCosts:
-        """A stage has reported."""
+        """Take the pass times that a stage has reported."""
         return replace(self, times={**self.times, times.rank: times})._bounded()
 
     def with_feature_rows(self, row_seconds: float) -> PipelineCosts:
-        """Features have come, each row in so many seconds; 0: not known."""
-        known = self.feature_row_seconds
-        if abs(row_seconds - known) <= PARAMETERS.report_change * known or not row_seconds:
+        """Take the seconds that each row of features took on its link; 0: not known."""
+        current = self.feature_row_seconds
+        if abs(row_seconds - current) <= PARAMETERS.report_change * current or not row_seconds:
             return self
         return replace(self, feature_row_seconds=row_seconds)._bounded()
 
     def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
         """A probe of so many ``rows`` has come back after so many ``seconds``."""
-        found = self._without_transfers(self.round_trip or None, rows, seconds)
-        return replace(self, round_trip=found)._bounded()
+        round_trip = self._without_transfers(self.round_trip or None, rows, seconds)
+        return replace(self, round_trip=round_trip)._bounded()
 
     def with_overhead(self, rows: int, seconds: float) -> PipelineCosts:
         """A segment of so many ``rows`` has come back after so many ``seconds`` beside those at
         stages."""
         return replace(self, overhead=self._without_transfers(self.overhead, rows, seconds))
 
-    def _without_transfers(self, known: float | None, rows: int, seconds: float) -> float:
+    def _without_transfers(self, previous: float | None, rows: int, seconds: float) -> float:
         """The estimate after so many ``seconds`` with the transfers of ``rows`` in them."""
-        found = max(0.0, seconds - rows * sum(self.link_row_seconds))
-        if known is None:
-            return found
-        return shorter_at_once(known, found, PARAMETERS.round_trip_weight)
+        measured = max(0.0, seconds - rows * sum(self.link_row_seconds))
+        if previous is None:
+            return measured
+        return shorter_at_once(previous, measured, PARAMETERS.round_trip_weight)
 
     def _bounded(self) -> PipelineCosts:
         return replace(self, max_rows=self._segment_rows(), max_lone_rows=self._lone_rows())
@@ -151,12 +151,12 @@ class PipelineCosts(Struct, frozen=True):
     def _segment_rows(self) -> int:
         links = self.link_row_seconds
         slowest, total = max(links), sum(links)
-        most = float(PARAMETERS.max_rows)
+        max_rows = float(PARAMETERS.max_rows)
         if slowest and self.times:
-            most = min(most, PARAMETERS.link_utilization * self.pass_seconds / slowest)
+            max_rows = min(max_rows, PARAMETERS.link_utilization * self.pass_seconds / slowest)
         if total and self.round_trip:
-            most = min(most, PARAMETERS.transfer_share * self.round_trip / total)
-        return max(1, int(most))
+            max_rows = min(max_rows, PARAMETERS.transfer_share * self.round_trip / total)
+        return max(1, int(max_rows))
 
     def _lone_rows(self) -> int:
         seconds = self.slowest
@@ -167,7 +167,7 @@ class PipelineCosts(Struct, frozen=True):
         return rows_within(seconds, shortest + delay, PARAMETERS.max_rows)
 
 
-def shorter_at_once(known: float, found: float, weight: float) -> float:
+def shorter_at_once(previous: float, measured: float, weight: float) -> float:
     """An estimate that follows shorter times at once and longer ones, of that ``weight``, little by
     little."""
-    return known + weight * (found - known) if found > known else found
+    return previous + weight * (measured - previous) if measured > previous else measured

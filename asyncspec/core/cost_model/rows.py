@@ -23,11 +23,11 @@ def best_tree_budget(chances: Sequence[float], sessions: int, seconds: PassSecon
     ``chances``: probabilities of its candidates to be accepted, falling. The answer, at least 1,
     maximises accepted tokens a second: sum(chances[:k]) / seconds(sessions * k).
     """
-    best, most = 1, 0.0
+    best, best_rate = 1, 0.0
     for k, gain in enumerate(accumulate(chances), 1):
         rate = gain / max(TINY, seconds(sessions * k))
-        if rate > most:
-            best, most = k, rate
+        if rate > best_rate:
+            best, best_rate = k, rate
     return best
 
 

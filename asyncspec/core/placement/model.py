@@ -15,21 +15,21 @@ from msgspec import Struct
 Span = tuple[int, int]
 
 HANDLING_SECONDS = 0.001
-"""Of a message by the processes at both ends of a link, beside its latency. Measured: .8 to 2.2 ms
-where all processes share two busy cores (docs/results/placement.md)."""
+"""Time that the processes at both ends of a link take for a message, beside its latency. Measured:
+.8 to 2.2 ms where all processes share two busy cores (docs/results/placement.md)."""
 
 
 class LayerCost(Struct, frozen=True):
-    """A layer; the first one with the embedding, the last one with norm and head. In bytes."""
+    """Bytes of a layer; the first one with the embedding, the last one with norm and head."""
 
-    # That the device holds, and that a pass reads of them.
+    # Weights that the device holds, and those that a pass reads.
     weights: int
     work: int
-    # Of the cache, for each token or tree node.
+    # Cache per token or tree node.
     slot: int = 0
-    # Of results of passes.
+    # Results of passes.
     results: int = 0
-    # Of the cache, for each session, whatever its length: the state of recurrent layers.
+    # Cache per session, whatever its length: the state of recurrent layers.
     session: int = 0
 
 
@@ -39,14 +39,14 @@ class TargetCost(Struct, frozen=True):
     layers: tuple[LayerCost, ...]
     # Weights of a single stage that holds all: a tied matrix is there once. 0: their sum.
     whole: int = 0
-    # Of a stage's process besides, and of a pass for each slot that it sees.
+    # A stage's process without weights and cache, and a pass per slot that it sees.
     runtime: int = 0
     scores: int = 0
     # A row of hidden states on a link.
     row_bytes: int = 0
     # Slots of all caches: tokens of the sessions at a time, and their trees.
     slots: int = 0
-    # At a time.
+    # Upper bound on sessions at a time.
     sessions: int = 1
     # Seconds of a layer, and of a pass, that no reading of weights explains: starting products.
     layer_seconds: float = 0.0
@@ -66,42 +66,45 @@ class TargetCost(Struct, frozen=True):
         return False
 
     def weights(self, span: Span) -> int:
-        """Of layers [first, end), with embedding and head where they are part of these."""
+        """Bytes of the weights of layers [first, end), with embedding and head where they are among
+        them."""
         if self.whole and span == (0, len(self.layers)):
             return self.whole
         return sum(layer.weights for layer in self.layers[slice(*span)])
 
     def cache(self, span: Span) -> int:
-        """Keys and values of all slots, and what each session takes besides."""
+        """Bytes of the cache: keys and values of all slots, and recurrent states of all
+        sessions."""
         return sum(map(self.layer_cache, self.layers[slice(*span)]))
 
     def layer_cache(self, layer: LayerCost) -> int:
-        """Of one layer."""
+        """Bytes of one layer's cache."""
         return self.slots * layer.slot + self.sessions * layer.session
 
     def other(self, span: Span) -> int:
-        """What a process takes besides weights and cache."""
+        """Bytes that a stage's process takes besides weights and cache."""
         results = sum(layer.results for layer in self.layers[slice(*span)])
         return self.runtime + self.slots * self.scores + results
 
     def memory(self, span: Span) -> int:
-        """Everything."""
+        """Bytes that a stage with layers [first, end) takes in all."""
         return self.weights(span) + self.cache(span) + self.other(span)
 
     def work(self, span: Span) -> int:
-        """Bytes that a pass reads."""
+        """Bytes of weights that a pass reads."""
         return sum(layer.work for layer in self.layers[slice(*span)])
 
     def overhead(self, span: Span) -> float:
-        """Seconds of a pass besides reading."""
+        """Seconds of a pass that no reading of weights explains."""
         return self.pass_seconds + self.layer_seconds * (span[1] - span[0])
 
     def seconds(self, span: Span, speed: float) -> float:
-        """Of a pass on a device that reads so many bytes a second."""
+        """Seconds of a pass on a device that reads ``speed`` bytes a second."""
         return self.work(span) / speed + self.overhead(span)
 
     def speed(self, span: Span, seconds: float) -> float:
-        """Of a device on which a pass takes so long; at least a tenth of that is reading."""
+        """Bytes a second that a device reads on which a pass takes ``seconds``, of which at least a
+        tenth is reading."""
         return self.work(span) / max(seconds - self.overhead(span), seconds / 10)
 
 
@@ -113,7 +116,7 @@ class Device(Struct, frozen=True):
     memory: int
     # Bytes of weights that a pass reads in a second.
     speed: float
-    # Of its connection: seconds one way, and bytes a second, 0: no limit.
+    # One-way latency of its connection in seconds, and bytes a second; 0: no limit.
     latency: float = 0.0
     bandwidth: float = 0.0
 
@@ -138,15 +141,16 @@ class Network(Struct, frozen=True):
     # The draft node; its name is that of the device that it shares, if it does.
     draft: Device = Device("draft", 0, 1.0)
 
-    def between(self, one: Device, other: Device) -> Connection:
-        """Of two nodes, with the handling of a message; a device has no link to itself."""
-        if one.name == other.name:
+    def between(self, first: Device, second: Device) -> Connection:
+        """Connection of two nodes, with the handling of a message in its latency; a device has no
+        link to itself."""
+        if first.name == second.name:
             return Connection(HANDLING_SECONDS)
-        for pair in ((one.name, other.name), (other.name, one.name)):
-            if (known := self.pairs.get(pair)) is not None:
-                return Connection(known.latency + HANDLING_SECONDS, known.bandwidth)
-        limits = [device.bandwidth for device in (one, other) if device.bandwidth]
-        latency = max(one.latency, other.latency) + HANDLING_SECONDS
+        for pair in ((first.name, second.name), (second.name, first.name)):
+            if (connection := self.pairs.get(pair)) is not None:
+                return Connection(connection.latency + HANDLING_SECONDS, connection.bandwidth)
+        limits = [device.bandwidth for device in (first, second) if device.bandwidth]
+        latency = max(first.latency, second.latency) + HANDLING_SECONDS
         return Connection(latency, min(limits, default=0.0))
 
 
@@ -155,7 +159,7 @@ class PlacedStage(Struct, frozen=True):
 
     device: Device
     layers: Span
-    # Of a pass.
+    # Seconds of a pass, and bytes of memory.
     seconds: float
     memory: int
 
@@ -178,7 +182,7 @@ class Placement(Struct, frozen=True):
 
 
 class Constraints(Struct, frozen=True):
-    """What is asked of a placement."""
+    """Requirements of a placement."""
 
     # Number of stages; None: as many as are best.
     stages: int | None = None
@@ -192,7 +196,8 @@ FREE = Constraints()
 def evaluate(
     target: TargetCost, network: Network, chosen: Sequence[tuple[Device, Span]]
 ) -> Placement:
-    """What layers on devices, in the order of the pipeline, are worth."""
+    """Placement of layers [first, end) on devices, in the order of the pipeline, with its times in
+    seconds."""
     stages = tuple(
         PlacedStage(device, span, target.seconds(span, device.speed), target.memory(span))
         for device, span in chosen
@@ -204,8 +209,8 @@ def evaluate(
     whole += network.between(network.draft, devices[0]).latency
     whole += network.between(devices[-1], network.draft).latency
     sent = 0.0
-    for one, other in pairwise(devices):
-        link = network.between(one, other)
+    for source, receiver in pairwise(devices):
+        link = network.between(source, receiver)
         busy = link.row_seconds(target.row_bytes)
         slowest, whole, sent = max(slowest, busy), whole + link.latency + busy, sent + busy
     return Placement(stages, slowest, whole, sent)

@@ -18,11 +18,11 @@ class PassShape(Struct, frozen=True):
 
     # Rows that cost no more than one.
     plateau: int = 16
-    # Of a pass of one row, for each row past the plateau.
+    # Share of a one-row pass that each row past the plateau adds.
     row_share: float = 0.013
 
     def factor(self, rows: int) -> float:
-        """Of the seconds of one row."""
+        """Seconds of a pass over ``rows`` rows, as a multiple of a one-row pass."""
         return 1.0 + self.row_share * max(0, rows - self.plateau)
 
 

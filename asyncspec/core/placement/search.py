@@ -40,7 +40,8 @@ Origins = dict[State, list[tuple[State, int]]]
 """By state and end of its last stage: the state before, and where that stage begins."""
 
 MAX_WORK = 80_000_000
-"""Of which all orders are searched, within seconds; beyond, devices keep their given order."""
+"""Upper bound on ``order_work`` up to which all orders are searched, within seconds; beyond,
+devices keep the order they come in."""
 
 
 def order_work(layers: int, kinds: Sequence[int]) -> int:
@@ -71,23 +72,23 @@ def place(
     # No placement's slowest stage is faster than if all devices shared the work evenly.
     total = target.work((0, len(target.layers)))
     floor = total / sum(device.speed for device in devices)
-    best, most = None, -math.inf
+    best, best_rate = None, -math.inf
     # Where a better one may be: seconds of its slowest stage, from and below; at least of its way.
     waiting = [(floor, math.inf, 0.0)]
     while waiting:
         low, high, least = waiting.pop()
-        if best is not None and rate(low, least) <= most:
+        if best is not None and rate(low, least) <= best_rate:
             continue
-        if (found := search.shortest(high)) is None:
+        if (placement := search.shortest(high)) is None:
             continue
-        if (value := rate(found.slowest, found.whole)) > most:
-            best, most = found, value
-        high = min(found.slowest, math.nextafter(high, 0.0))
+        if (value := rate(placement.slowest, placement.whole)) > best_rate:
+            best, best_rate = placement, value
+        high = min(placement.slowest, math.nextafter(high, 0.0))
         middle = (low + high) / 2
         if low < middle < high:
-            waiting += [(middle, high, found.whole), (low, middle, found.whole)]
+            waiting += [(middle, high, placement.whole), (low, middle, placement.whole)]
         elif low <= high:
-            waiting.append((low, high, found.whole))
+            waiting.append((low, high, placement.whole))
     return best
 
 
@@ -127,8 +128,8 @@ class _Search:
                 if (whole := float(sums[layers]) + back) < least:
                     best, least = state, whole
             for kind, after in self._next(state):
-                found = self._extend(state, kind, sums, allowed[kind], bound)
-                if found is not None and self._merge(state, after, *found, reached, came):
+                extension = self._extend(state, kind, sums, allowed[kind], bound)
+                if extension is not None and self._merge(state, after, *extension, reached, came):
                     place_in_order = after[1] if self._ordered else 0
                     heappush(waiting, (sum(after[0]), place_in_order, len(came), after))
         return None if best is None else self._trace((best, layers), came)
@@ -158,27 +159,27 @@ class _Search:
             return None
         ways = sums + allowed
         firsts = ways.argmin(axis=1)
-        found: Vector = ways[np.arange(len(sums)), firsts] + link.latency + busy
-        return (found, firsts) if np.isfinite(found).any() else None
+        seconds: Vector = ways[np.arange(len(sums)), firsts] + link.latency + busy
+        return (seconds, firsts) if np.isfinite(seconds).any() else None
 
     @staticmethod
     def _merge(
         state: State,
         after: State,
-        found: Vector,
+        sums: Vector,
         firsts: NDArray[np.intp],
         reached: dict[State, Vector],
         came: Origins,
     ) -> bool:
         """Keep what is shorter than other ways to the state ``after``; whether it is new."""
         origins = [(state, first) for first in firsts.tolist()]
-        known = reached.get(after)
-        if known is None:
-            reached[after], came[after] = found, origins
+        current = reached.get(after)
+        if current is None:
+            reached[after], came[after] = sums, origins
             return True
-        for end in np.flatnonzero(found < known).tolist():
+        for end in np.flatnonzero(sums < current).tolist():
             came[after][end] = origins[end]
-        np.minimum(known, found, out=known)
+        np.minimum(current, sums, out=current)
         return False
 
     def _link(self, last: int, kind: int) -> Connection:
@@ -186,15 +187,15 @@ class _Search:
         if last < 0:
             return network.between(network.draft, device)
         # Two of a kind are two devices.
-        other = self._kinds[last][-1] if last == kind else self._kinds[last][0]
-        return network.between(other, device)
+        previous = self._kinds[last][-1] if last == kind else self._kinds[last][0]
+        return network.between(previous, device)
 
     def _trace(self, at: tuple[State, int], came: Origins) -> Placement:
         chosen: list[tuple[int, Span]] = []
         while (state := at[0]) in came:
-            before = came[state][at[1]]
-            chosen.append((state[1], (before[1], at[1])))
-            at = before
+            origin = came[state][at[1]]
+            chosen.append((state[1], (origin[1], at[1])))
+            at = origin
         pools = [list(kind) for kind in self._kinds]
         placed = [(pools[kind].pop(0), span) for kind, span in reversed(chosen)]
         return evaluate(self._target, self._network, placed)
@@ -205,8 +206,8 @@ def _kinds(devices: Sequence[Device], network: Network) -> list[list[Device]]:
     named = {name for pair in network.pairs for name in pair} | {network.draft.name}
 
     def key(device: Device) -> tuple[str, ...]:
-        own = device.name if device.name in named else ""
-        return (own, *map(repr, (device.memory, device.speed, device.latency, device.bandwidth)))
+        name = device.name if device.name in named else ""
+        return (name, *map(repr, (device.memory, device.speed, device.latency, device.bandwidth)))
 
     # The given order decides among equals.
     first = {key(device): number for number, device in reversed([*enumerate(devices)])}

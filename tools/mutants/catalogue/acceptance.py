@@ -85,8 +85,8 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "accept-features-out-of-order",
-        "if prompt != tuple(range(self.known, end)) or (verdict.ids and end < last):",
-        "if len(prompt) != end - self.known or (verdict.ids and end < last):",
+        "if prompt != tuple(range(self.recorded, end)) or (verdict.ids and end < last):",
+        "if len(prompt) != end - self.recorded or (verdict.ids and end < last):",
         "test_features_that_are_not_those_that_must_come",
     ),
     Mutant(

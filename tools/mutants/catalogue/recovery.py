@@ -379,7 +379,7 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "heartbeats-left-out-report-nothing",
-        "or since_beat >= most - QUIET_SHARE * interval",
+        "or since_beat >= longest - QUIET_SHARE * interval",
         "or False",
         "test_heartbeats_report_at_least_once_a_second",
     ),

@@ -31,14 +31,14 @@ SOURCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "features-fed-from-before",
-        "replace(self, fed=self.known, unfed=())",
+        "replace(self, fed=self.recorded, unfed=())",
         "replace(self, unfed=())",
         "test_every_law_holds_whatever_fails[0]",
     ),
     Mutant(
         "features-unfed-again",
-        "replace(self, fed=self.known, unfed=())",
-        "replace(self, fed=self.known)",
+        "replace(self, fed=self.recorded, unfed=())",
+        "replace(self, fed=self.recorded)",
         "test_every_law_holds_whatever_fails[0]",
     ),
     Mutant(

@@ -98,7 +98,7 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     # sessions' drafts can wait for.
     shape, max_nodes = growth.shape, MAX_NODES
     start = trees.paths_to(session.tree, growth.frontier)
-    parents, tokens, scores = start.known
+    parents, tokens, scores = start.part
     expanded = max(1, min(shape.beam or shape.width, max_nodes), len(start.frontier))
     children = max(1, min(max_nodes, MAX_CANDIDATES // expanded))
     widest = min(max(1, shape.width, *shape.widths), children)
