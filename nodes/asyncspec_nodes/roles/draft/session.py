@@ -318,8 +318,8 @@ class DraftState(Struct, frozen=True):
         """True while every stage is reachable and linked to the next, and the source is there."""
         stages = frozenset(Rank(r) for r in range(1, self.config.stages + 1))
         source = self.config.source
-        awaited = bool(self.source_features) or not self.config.awaits_features
-        there = source is None or (source in self.peers and awaited)
+        has_features = bool(self.source_features) or not self.config.awaits_features
+        there = source is None or (source in self.peers and has_features)
         return stages <= self.peers & self.ready and there
 
     @property
