@@ -12,6 +12,20 @@ from typing import Any
 import aiohttp
 import psutil
 
+from asyncspec_nodes.local import fork_server
+
+TOY = (
+    "--target",
+    "toy:layers=4,vocab=64,context=8192",
+    "--draft",
+    "none",
+    "--stage-seconds",
+    "0.02",
+)
+"""For what concerns processes alone: it needs no torch."""
+
+TOY_ASK = {"model": TOY[1], "prompt": "1 2", "max_tokens": 24}
+
 
 @asynccontextmanager
 async def process(
@@ -60,3 +74,25 @@ async def post(web: aiohttp.ClientSession, path: str, **fields: Any) -> dict[str
         assert reply.status == 200, await reply.text()
         answer: dict[str, Any] = await reply.json()
         return answer
+
+
+async def first_answer(web: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
+    """Status and JSON, once something listens there. A test's time-out is the bound."""
+    while True:
+        with suppress(aiohttp.ClientConnectorError):
+            return await answer(web, path)
+
+
+async def answer(web: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
+    async with web.get(path) as reply:
+        return reply.status, await reply.json()
+
+
+def started_by(pid: int) -> list[psutil.Process]:
+    """What nodes are forked from, and nodes; each has begun with its own program."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ends meanwhile
+            name, *rest = child.cmdline() or [""]
+            found += [child] if fork_server.__name__ in rest or "asyncspec-node" in name else []
+    return found

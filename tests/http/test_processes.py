@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import json
 import os
@@ -27,10 +26,19 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.cluster.file import to_toml
-from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.cluster import local_config
 from commands import reset_hangup
-from http_process import alive, post, process, served_port
+from http_process import (
+    TOY,
+    TOY_ASK,
+    alive,
+    answer,
+    first_answer,
+    post,
+    process,
+    served_port,
+    started_by,
+)
 from nodes.background import START
 from shared_fork_server import start_node
 from tools.testbed.ports import free_port
@@ -141,18 +149,8 @@ def cluster_folders(temporary: Path) -> list[Path]:
     return list(temporary.glob("asyncspec-*"))
 
 
-TOY = (
-    "--target",
-    "toy:layers=4,vocab=64,context=8192",
-    "--draft",
-    "none",
-    "--stage-seconds",
-    "0.02",
-)
 SERVE = ("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "1", *WAITS, *TOY)
 """For what concerns processes alone: it needs no torch."""
-
-TOY_ASK = {"model": TOY[1], "prompt": "1 2", "max_tokens": 24}
 
 
 async def test_a_terminal_that_closes(tmp_path: Path) -> None:
@@ -198,28 +196,6 @@ async def test_nohup() -> None:
         assert (await post(web, "/v1/completions", **TOY_ASK))["choices"]
         child.send_signal(signal.SIGTERM)
     assert child.returncode == 0
-
-
-async def first_answer(web: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
-    """Status and JSON, once something listens there. A test's time-out is the bound."""
-    while True:
-        with contextlib.suppress(aiohttp.ClientConnectorError):
-            return await answer(web, path)
-
-
-async def answer(web: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, Any]]:
-    async with web.get(path) as reply:
-        return reply.status, await reply.json()
-
-
-def started_by(pid: int) -> list[psutil.Process]:
-    """What nodes are forked from, and nodes; each has begun with its own program."""
-    found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ends meanwhile
-            name, *rest = child.cmdline() or [""]
-            found += [child] if fork_server.__name__ in rest or "asyncspec-node" in name else []
-    return found
 
 
 async def test_serve_is_alive_while_it_loads() -> None:
