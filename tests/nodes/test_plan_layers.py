@@ -44,6 +44,11 @@ def spans(found: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {stage["device"]: tuple(stage["layers"]) for stage in found["stages"]}
 
 
+def written(found: dict[str, Any]) -> str:
+    """The devices with their layers, as the two lines for readers have them."""
+    return ", ".join(f"{name} {first}-{end - 1}" for name, (first, end) in spans(found).items())
+
+
 def test_layers_go_by_speed_and_the_rest_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     two = (*machine("slow", "layer_ms=30"), *machine("fast"))
     found = answer(capsys, *TARGET, *two)
@@ -62,6 +67,16 @@ def test_layers_go_by_speed_and_the_rest_is_printed(capsys: pytest.CaptureFixtur
     assert alone.startswith("best where one asks (--best-for answer): ")
     rates = [float(line.rpartition(" gets ")[2].split()[0]) for line in (several, alone)]
     assert rates[0] <= rates[1]
+    # The object has both, too.
+    found = answer(capsys, *TARGET, *two, "--policy", "flow")
+    one_user = found["one_user"]
+    assert found["sessions"] == 16
+    assert (found["left_out"], one_user["left_out"]) == ([], ["slow"])
+    assert f": {written(one_user)}; it gets " in alone
+    assert f": {written(found)}; one alone gets " in several
+    assert [round(part["tokens_per_second"]["flow"], 1) for part in (found, one_user)] == rates
+    for asked in (("--best-for", "answer"), ("--sessions", "1")):
+        assert answer(capsys, *TARGET, *two, "--policy", "flow", *asked)["one_user"] is None
     found = answer(capsys, *TARGET, *two, "--best-for", "plain")
     assert spans(found) == {"fast": (0, 8)}
     assert found["left_out"] == ["slow"]

@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
     context = target.slots - placement.tree_slots(planned, arguments.policy, stages)
     alone = None
     several = sessions > 1 and arguments.best_for == "throughput"
-    if speed is not None and several and not arguments.json:
+    if speed is not None and several:
         with exit_on_interrupt():
             single = placement.best_placement(
                 *where, speculative_rate(level, shape), Constraints(arguments.stages)
@@ -225,8 +225,22 @@ def _devices(arguments: argparse.Namespace, target: TargetCost) -> Devices:
 
 def as_dict(plan: LayersPlan) -> dict[str, Any]:
     """The JSON object."""
-    target, speed = plan.target, plan.prediction
-    timed = speed is not None
+    return {
+        **_placed(plan, plan.placement, plan.prediction),
+        "ordered": plan.ordered,
+        "draft": {
+            "top": plan.draft.top,
+            "level_ms": 1000 * plan.draft.level_seconds if plan.prediction else None,
+        },
+        "context": plan.context,
+        "sessions": plan.sessions,
+        "one_user": plan.alone and _placed(plan, *plan.alone),
+    }
+
+
+def _placed(plan: LayersPlan, placement: Placement, speed: Prediction | None) -> dict[str, Any]:
+    """What one of the plan's placements takes, and how fast it is."""
+    target = plan.target
     return {
         "stages": [
             {
@@ -238,22 +252,16 @@ def as_dict(plan: LayersPlan) -> dict[str, Any]:
                 "runtime_bytes": target.other(stage.layers),
                 "memory_bytes": stage.memory,
                 "device_bytes": None if _boundless(stage) else stage.device.memory,
-                "pass_ms": 1000 * stage.seconds if timed else None,
+                "pass_ms": 1000 * stage.seconds if speed else None,
             }
-            for rank, stage in enumerate(plan.placement.stages, start=1)
+            for rank, stage in enumerate(placement.stages, start=1)
         ],
-        "left_out": _left_out(plan),
-        "ordered": plan.ordered,
-        "link_ms": 1000 * plan.placement.link_seconds,
+        "left_out": _left_out(plan, placement),
+        "link_ms": 1000 * placement.link_seconds,
         "tokens_per_second": {
             "plain": speed and speed.plain,
             plan.policy: speed and speed.policy,
         },
-        "draft": {
-            "top": plan.draft.top,
-            "level_ms": 1000 * plan.draft.level_seconds if timed else None,
-        },
-        "context": plan.context,
     }
 
 
@@ -276,7 +284,7 @@ def table(plan: LayersPlan) -> str:
     text = StringIO()
     Console(file=text, width=120).print(found)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    if left := _left_out(plan):
+    if left := _left_out(plan, plan.placement):
         lines.append(f"left out: {', '.join(left)}")
     if plan.ordered:
         lines.append("devices are in the given order: they have too many others to try")
@@ -317,6 +325,6 @@ def _boundless(stage: PlacedStage) -> bool:
     return stage.device.memory >= placement.ENOUGH
 
 
-def _left_out(plan: LayersPlan) -> list[str]:
-    used = {stage.device.name for stage in plan.placement.stages}
+def _left_out(plan: LayersPlan, placement: Placement) -> list[str]:
+    used = {stage.device.name for stage in placement.stages}
     return [device.name for device in plan.devices.devices if device.name not in used]
