@@ -236,7 +236,7 @@ def test_sizes_of_merged_sources_add_up(
     assert drafts(f"{path}+ngram")["total_bytes"] == sum(
         drafts(name)["total_bytes"] for name in (path, "ngram")
     )
-    assert drafts("auto") == drafts("twin")
+    assert drafts("auto") == drafts("twin+ngram")
     suffix = drafts("suffix+ngram")
     assert suffix["weights_bytes"] == MAX_TOKENS * TOKEN_BYTES
     assert suffix["bytes_per_token"] == TOKEN_BYTES + ngram.TOKEN_BYTES
