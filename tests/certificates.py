@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncspec_nodes.join import key_folder
+from asyncspec_nodes.plugins.join import key_folder
 
 
 def make_keys(folder: Path, *holders: str) -> None:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
+
+from http_process import post, process
 
 EXAMPLE = Path(__file__).parent / "plugin_example"
 TARGET = "example:layers=4,vocab=64"
@@ -74,6 +77,27 @@ def test_its_token_source(environment: dict[str, str], draft: str) -> None:
         *("--check", "--max-new-tokens", "16", "--prompt", "abc"),
     )
     assert text.strip()
+
+
+@pytest.mark.asyncio
+async def test_its_dialect(environment: dict[str, str]) -> None:
+    options = ("--target", "toy:layers=4", "--draft", "twin", "--stages", "2", "--port", "0")
+    serving = process("asyncspec_nodes.cli.main", "serve", *options, env=environment)
+    async with serving as (child, url), aiohttp.ClientSession(url) as web:
+        await loaded(web)
+        async with web.get("/example/model") as reply:
+            assert (await reply.json()).keys() == {"example"}
+        answer = await post(web, "/example/complete", prompt="abc", max_tokens=4)
+        assert answer["usage"]["completion_tokens"] == 4
+        child.terminate()
+
+
+async def loaded(web: aiohttp.ClientSession) -> None:
+    """Return once the service answers."""
+    while True:
+        async with web.get("/ready") as reply:
+            if reply.status == 200:
+                return
 
 
 def test_its_mistakes_are_the_users(environment: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from asyncspec.trace.collector import OPERATORS_ONLY
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import OTHER_AUTHORITY, Keys, role_problem
-from asyncspec_nodes.join import key_folder
+from asyncspec_nodes.plugins.join import key_folder
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.links import client_hello

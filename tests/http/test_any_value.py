@@ -18,15 +18,21 @@ from asyncspec_nodes.http.api.chat import ChatRequest
 from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.app import ENDPOINTS
-from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
-from asyncspec_nodes.http.foreign.prompts import CountRequest, DetokenizeRequest, TokenizeRequest
-from asyncspec_nodes.http.foreign.responses import ResponsesRequest
+from asyncspec_nodes.http.dialects import endpoints
+from asyncspec_nodes.plugins.dialects.anthropic import MessagesRequest
+from asyncspec_nodes.plugins.dialects.prompts import (
+    CountRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from asyncspec_nodes.plugins.dialects.responses import ResponsesRequest
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Finished, Output
 from effort import examples
 
-CHAT, TEXT, RESPONSES, MESSAGES, OLLAMA, GENERATE = ENDPOINTS
+ENDPOINTS = endpoints()
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, OLLAMA, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string"}},

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.app import ENDPOINTS
+from asyncspec_nodes.http.dialects import endpoints
 from asyncspec_nodes.serving.templates import ChatFacts
 
-CHAT, TEXT, RESPONSES, MESSAGES, OLLAMA, GENERATE = ENDPOINTS
+ENDPOINTS = endpoints()
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES, OLLAMA, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
 USER = {"role": "user", "content": "x"}
 LEAST: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "x"},

@@ -20,7 +20,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN, read_temp
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.chat import ChatRequest
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
+from asyncspec_nodes.plugins.dialects.anthropic import MessagesRequest
 from asyncspec_nodes.serving.templates import facts_of
 from asyncspec_nodes.serving.text import Detokenizer
 from nodes.toy_tokenizers import CODECS

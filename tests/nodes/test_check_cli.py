@@ -10,7 +10,7 @@ import pytest
 
 from asyncspec_nodes.cli.main import main
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.join import key_folder
+from asyncspec_nodes.plugins.join import key_folder
 from certificates import make_keys
 
 ROOT = Path(__file__).resolve().parents[2]

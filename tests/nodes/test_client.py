@@ -18,7 +18,7 @@ from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
-from asyncspec_nodes.join import authority
+from asyncspec_nodes.plugins.join import authority
 from certificates import make_keys
 
 

@@ -29,23 +29,36 @@ from msgspec.structs import replace
 from asyncspec.backend.base import StageOptions
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec.core.placement.model import Device, LayerCost, TargetCost
-from asyncspec_nodes.cli.join import read_advertise
 from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, SecurityTable, TargetTable
 from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.placement import target_cost
 from asyncspec_nodes.cluster.security import contexts
-from asyncspec_nodes.join import messages, token
-from asyncspec_nodes.join.agent import Agent, AgentOptions
-from asyncspec_nodes.join.assignment import Assigned, after_loss, first_assignment, fits, relieved
-from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, Identity, make_request
-from asyncspec_nodes.join.connection import Connector, NobodyThereError, announced
-from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
-from asyncspec_nodes.join.members import Member, Members, report_missing_links
-from asyncspec_nodes.join.messages import Offer
-from asyncspec_nodes.join.token import Token, TokenFile, new_cluster
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.plugins.join import messages, token
+from asyncspec_nodes.plugins.join.agent import Agent, AgentOptions
+from asyncspec_nodes.plugins.join.assignment import (
+    Assigned,
+    after_loss,
+    first_assignment,
+    fits,
+    relieved,
+)
+from asyncspec_nodes.plugins.join.authority import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    Authority,
+    Identity,
+    make_request,
+)
+from asyncspec_nodes.plugins.join.connection import Connector, NobodyThereError, announced
+from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.plugins.join.join_command import read_advertise
+from asyncspec_nodes.plugins.join.members import Member, Members, report_missing_links
+from asyncspec_nodes.plugins.join.messages import Offer
+from asyncspec_nodes.plugins.join.token import Token, TokenFile, new_cluster
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 
@@ -375,12 +388,12 @@ async def test_a_machine_measures_itself_beside_the_event_loop_and_before_it_con
         order.append("connects")
         raise NobodyThereError("no cluster answers")
 
-    monkeypatch.setattr("asyncspec_nodes.join.agent.read_speed", measure)
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.agent.read_speed", measure)
     monkeypatch.setattr(Connector, "connect", connect)
     made = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
     options = AgentOptions("one", wait_seconds=0.0)
     agent = Agent(made, options, [], tmp_path, lambda line: None)
-    monkeypatch.setattr("asyncspec_nodes.join.agent.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.agent.PAUSE_SECONDS", 0.01)
     with pytest.raises(ClusterError):
         await agent.run()
     assert order[:2] == [False, "connects"]
@@ -408,7 +421,7 @@ async def test_a_machine_whose_connection_is_lost_before_it_is_admitted_tries_ag
             raise error
         return Lost()
 
-    monkeypatch.setattr("asyncspec_nodes.join.agent.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.agent.PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(Connector, "connect", connect)
     said: list[str] = []
     made = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
@@ -606,7 +619,7 @@ async def test_who_may_not_join_is_told_why(
         assert "another certificate" in await ends(replace(made, digest=bytes(32)), "old")
         at = {"address": ("127.0.0.1", 1), "wait_seconds": 0.5}
         assert "no cluster answers at 127.0.0.1:1" in await ends(made, "lost", **at)
-        monkeypatch.setattr("asyncspec_nodes.join.agent.version", lambda name: "0.0.1")
+        monkeypatch.setattr("asyncspec_nodes.plugins.join.agent.version", lambda name: "0.0.1")
         assert "install the same version on both" in await ends(made, "older")
     # Whether each is a user's mistake.
     assert kinds == [True, True, False, True]

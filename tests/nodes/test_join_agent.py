@@ -15,14 +15,21 @@ import aiohttp
 import pytest
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec_nodes.cli.join import read_token
-from asyncspec_nodes.join import messages
-from asyncspec_nodes.join.agent import Agent, AgentOptions
-from asyncspec_nodes.join.authority import make_key, make_request
-from asyncspec_nodes.join.connection import Connector
-from asyncspec_nodes.join.folder import machine_folder
-from asyncspec_nodes.join.messages import Admitted, Failed, FromMember, Orders, Refused, ToMember
-from asyncspec_nodes.join.token import Token, TokenFile, new_cluster
+from asyncspec_nodes.plugins.join import join_command, messages
+from asyncspec_nodes.plugins.join.agent import Agent, AgentOptions
+from asyncspec_nodes.plugins.join.authority import make_key, make_request
+from asyncspec_nodes.plugins.join.connection import Connector
+from asyncspec_nodes.plugins.join.folder import machine_folder
+from asyncspec_nodes.plugins.join.join_command import read_token
+from asyncspec_nodes.plugins.join.messages import (
+    Admitted,
+    Failed,
+    FromMember,
+    Orders,
+    Refused,
+    ToMember,
+)
+from asyncspec_nodes.plugins.join.token import Token, TokenFile, new_cluster
 
 TOKEN = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
 
@@ -105,7 +112,7 @@ async def test_a_failure_without_a_connection_is_reported_with_the_next(tmp_path
 
 HOLDS = """
 import sys
-from asyncspec_nodes.join.folder import machine_folder
+from asyncspec_nodes.plugins.join.folder import machine_folder
 
 with machine_folder() as folder:
     (folder / "model").mkdir()
@@ -161,8 +168,8 @@ def test_the_token_comes_from_stdin_and_the_environment_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     titles: list[str] = []
-    monkeypatch.setattr("asyncspec_nodes.cli.join.getproctitle", lambda: f"asyncspec join {TOKEN}")
-    monkeypatch.setattr("asyncspec_nodes.cli.join.setproctitle", titles.append)
+    monkeypatch.setattr(join_command, "getproctitle", lambda: f"asyncspec join {TOKEN}")
+    monkeypatch.setattr(join_command, "setproctitle", titles.append)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TOKEN}\n"))
     assert read_token("-") == TOKEN
     monkeypatch.setenv("ASYNCSPEC_TOKEN", str(TOKEN))

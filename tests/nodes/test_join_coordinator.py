@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.placement.model import LayerCost, TargetCost
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, TargetTable
-from asyncspec_nodes.join.assignment import Assigned
-from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
-from asyncspec_nodes.join.formation import Formation, FormationOptions
-from asyncspec_nodes.join.members import Members
-from asyncspec_nodes.join.messages import PORTS, Failed, Offer, Orders, Refused, ToMember
-from asyncspec_nodes.join.server import check_offer
+from asyncspec_nodes.plugins.join.assignment import Assigned
+from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions
+from asyncspec_nodes.plugins.join.members import Members
+from asyncspec_nodes.plugins.join.messages import PORTS, Failed, Offer, Orders, Refused, ToMember
+from asyncspec_nodes.plugins.join.server import check_offer
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 CONFIG = Config(
@@ -177,7 +177,7 @@ async def test_a_mistake_of_ours_ends_the_cluster(tmp_path: Path) -> None:
 def test_a_machine_with_fewer_ports_than_stages_it_may_get_is_refused(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncspec_nodes.join.server.version", lambda name: "1")
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.server.version", lambda name: "1")
     check_offer(offer("b"))
     with pytest.raises(UserError, match=f"b has {count} ports"):
         check_offer(replace(offer("b"), ports=offer("b").ports[:count]))
@@ -289,7 +289,7 @@ async def test_an_idle_cluster_is_planned_anew_for_machines_that_promise_more(
         return idle
 
     cluster.is_idle = is_idle
-    monkeypatch.setattr("asyncspec_nodes.join.coordinator.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.coordinator.IDLE_SECONDS", 0.0)
     await cluster._improve()
     assert len(cluster.members.assignment) == 1
     idle = True

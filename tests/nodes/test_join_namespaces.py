@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncspec_nodes.join.token import read
+from asyncspec_nodes.plugins.join.token import read
 
 NAT = """
 table ip nat {

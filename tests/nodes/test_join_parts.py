@@ -16,8 +16,8 @@ from asyncspec.backend.base import FilePart
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.join import parts
-from asyncspec_nodes.join.parts import Part, PartsSource, merged, routes
+from asyncspec_nodes.plugins.join import parts
+from asyncspec_nodes.plugins.join.parts import Part, PartsSource, merged, routes
 
 SPANS = ((0, 1), (2, 4))
 

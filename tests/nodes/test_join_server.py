@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncspec_nodes.join import server
-from asyncspec_nodes.join.connection import unmapped
-from asyncspec_nodes.join.members import Member
-from asyncspec_nodes.join.messages import FromMember, Offer, ToMember
-from asyncspec_nodes.join.server import JoinServer
-from asyncspec_nodes.join.token import Token, TokenFile
+from asyncspec_nodes.plugins.join import server
+from asyncspec_nodes.plugins.join.connection import unmapped
+from asyncspec_nodes.plugins.join.members import Member
+from asyncspec_nodes.plugins.join.messages import FromMember, Offer, ToMember
+from asyncspec_nodes.plugins.join.server import JoinServer
+from asyncspec_nodes.plugins.join.token import Token, TokenFile
 
 
 class Nobody:

@@ -17,8 +17,8 @@ import pytest
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.ray.launcher import RayLauncher, check_installed
-from asyncspec_nodes.ray.messages import RayOptions
+from asyncspec_nodes.plugins.join.ray.launcher import RayLauncher, check_installed
+from asyncspec_nodes.plugins.join.ray.messages import RayOptions
 
 TOKEN = "asp1-abc"
 DRIVER = """

@@ -45,13 +45,6 @@ SERVE = Command(
     "serve the OpenAI interface over HTTP, on a cluster started here or a running one",
     "asyncspec_nodes.cli.serve",
 )
-UP = Command(
-    "start a cluster that other machines join, and serve the OpenAI interface over HTTP",
-    "asyncspec_nodes.cli.up",
-)
-JOIN = Command(
-    "make this machine part of a cluster that asyncspec up has started", "asyncspec_nodes.cli.join"
-)
 PLAN = Command(
     "plan which machine holds which layers, or (DiP-SD) which users are verified together",
     "asyncspec_nodes.cli.plan",
@@ -67,10 +60,6 @@ PLUGINS = Command(
 )
 CHECK = Command(
     "check a cluster file, and what it names on this machine", "asyncspec_nodes.cli.check"
-)
-KEYS = Command(
-    "make the authority, certificates and keys of a cluster, or revoke some",
-    "asyncspec_nodes.cli.keys",
 )
 COMPLETION = Command(
     "print a shell's completion of these commands", "asyncspec_nodes.cli.completion"

@@ -16,8 +16,9 @@ from asyncspec.registry import Plugin, Registry, missing_requirements
 from asyncspec.source.registry import SOURCES
 from asyncspec_nodes.cli.commands import COMMANDS
 from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.http.dialects import DIALECTS
 
-REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, COMMANDS, PLANNERS, POLICIES, SOURCES)
+REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, COMMANDS, DIALECTS, PLANNERS, POLICIES, SOURCES)
 
 
 def add_arguments(parser: Parser) -> None:

@@ -11,21 +11,12 @@ from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
-from msgspec.structs import replace
 
-from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
-from asyncspec_nodes.http.api.chat import ChatRequest
-from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
-from asyncspec_nodes.http.foreign.ollama import GenerateRequest, OllamaChatRequest
-from asyncspec_nodes.http.foreign.ollama_models import ShowRequest, model_object, running, shown
-from asyncspec_nodes.http.foreign.openapi import description
-from asyncspec_nodes.http.foreign.prompts import CountRequest, DetokenizeRequest, TokenizeRequest
-from asyncspec_nodes.http.foreign.responses import ResponsesRequest
+from asyncspec_nodes.http.dialects import DIALECTS, endpoints
 from asyncspec_nodes.http.limits import ConcurrencyLimit
 from asyncspec_nodes.http.middleware import (
     CALLER,
@@ -33,6 +24,7 @@ from asyncspec_nodes.http.middleware import (
     json_response,
     read_body,
 )
+from asyncspec_nodes.http.openapi import description
 from asyncspec_nodes.http.probes import Probes
 from asyncspec_nodes.http.streaming import (
     EngineClient,
@@ -43,22 +35,9 @@ from asyncspec_nodes.http.streaming import (
 )
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Output, Status, Submit
-from asyncspec_protocol.sampling import UNCONSTRAINED
-
-ENDPOINTS: dict[str, type[Any]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponsesRequest,
-    "/v1/messages": MessagesRequest,
-    "/api/chat": OllamaChatRequest,
-    "/api/generate": GenerateRequest,
-}
-"""Routes that answer, and their bodies."""
 
 MAX_NAMES = 16
 """Of what is left out of a request, in its line."""
-
-OLLAMA_VERSION = "0.12.0"
 
 
 class Service(Probes):
@@ -84,15 +63,19 @@ class Service(Probes):
             raise self.loading()
         return self._engine
 
+    def check_loaded(self) -> None:
+        """Raises ``ApiError`` while the service is loading: no model is served yet."""
+        _ = self.engine
+
     def serve(self, engine: EngineClient, model: str) -> None:
         """End loading: ``engine`` serves requests for the model named ``model``."""
         self.report(engine.nodes)
         self._engine = engine
         self.model = model
-        self._created = int(time.time())
+        self.created = int(time.time())
 
-    def _model_object(self, name: str) -> dict[str, object]:
-        """The JSON object of ``GET /v1/models/NAME``. Raises ``ApiError`` for another model."""
+    def check_model(self, name: str) -> None:
+        """Raises ``ApiError`` for another model's name."""
         if name != self.model:
             raise ApiError(
                 404,
@@ -100,11 +83,15 @@ class Service(Probes):
                 param="model",
                 code="model_not_found",
             )
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "asyncspec"}
+
+    def _model_object(self, name: str) -> dict[str, object]:
+        """The JSON object of ``GET /v1/models/NAME``. Raises ``ApiError`` for another model."""
+        self.check_model(name)
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "asyncspec"}
 
     async def _described(self, name: str) -> dict[str, object]:
         """A ``_model_object`` with its context, under the names by which clients look for it."""
-        model, length = self._model_object(name), await self._context_length()
+        model, length = self._model_object(name), await self.context_length()
         return {**model, "context_window": length, "max_model_len": length} if length else model
 
     def app(self) -> web.Application:
@@ -112,18 +99,19 @@ class Service(Probes):
         app.router.add_get("/state", self._state)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
-        for path, kind in ENDPOINTS.items():
-            app.router.add_post(path, partial(self._answer, kind))
-        app.router.add_get("/api/version", self._ollama_version)
-        app.router.add_get("/api/tags", self._tags)
-        app.router.add_get("/api/ps", self._running)
-        app.router.add_post("/api/show", self._show)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/detokenize", self._detokenize)
-        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
+        dialects, problems = DIALECTS.usable()
+        for problem in problems:
+            self.log.warning("dialect left out", problem=problem)
+        for dialect in dialects.values():
+            for path, body in dialect.endpoints.items():
+                app.router.add_post(path, partial(self._answer, body))
+            for (method, path), handler in dialect.routes.items():
+                # As aiohttp's own ``add_get``: a route for GET answers HEAD.
+                methods = ("HEAD", "GET") if method == "GET" else (method,)
+                for name in methods:
+                    app.router.add_route(name, path, partial(handler, self))
         app.router.add_get("/openapi.json", self._openapi)
         app.router.add_get("/version", self._version)
-        site.add_routes(app)
         return app
 
     async def _answer(self, kind: type[Any], request: web.Request) -> web.StreamResponse:
@@ -131,8 +119,8 @@ class Service(Probes):
             engine, limits = self.engine, self.options.limits
             async with self.shutdown.interruptible():
                 body = await read_body(request, limits)
-            fields = parse(body, kind, self._note)
-            context = await self._context(request, fields.model)
+            fields = parse(body, kind, self.note)
+            context = await self.context(request, fields.model)
             call = fields.call(context)
             if not call.submits:
                 return json_response(call.body(()))
@@ -149,36 +137,15 @@ class Service(Probes):
                     if caller.name:
                         self.metrics.key_used(caller.name, used)
 
-    def _note(self, names: Sequence[str]) -> None:
+    def note(self, names: Sequence[str]) -> None:
         """One line for what a request asks for besides, and is left out."""
         shown = [*names[:MAX_NAMES], *(["..."] if len(names) > MAX_NAMES else [])]
         self.log.info("left out", names=", ".join(shown), request=REQUEST_ID.get())
 
     async def _openapi(self, request: web.Request) -> web.Response:
-        return json_response(description(ENDPOINTS, version("asyncspec")))
+        return json_response(description(endpoints(), version("asyncspec")))
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        """Tokens of a prompt or a conversation, as a request with it would read them."""
-        body = await read_body(request, self.options.limits)
-        fields = parse(body, TokenizeRequest, self._note)
-        asked = await self._context(request, fields.model)
-        tokens = (await self._prompt(fields.submit(asked), "prompt")).tokens
-        return json_response({"count": len(tokens), "tokens": tokens})
-
-    async def _detokenize(self, request: web.Request) -> web.Response:
-        fields = parse(await read_body(request, self.options.limits), DetokenizeRequest)
-        asked = await self._context(request, fields.model)
-        return json_response({"prompt": (await self._prompt(fields.submit(asked), "tokens")).text})
-
-    async def _count_tokens(self, request: web.Request) -> web.Response:
-        fields = parse(await read_body(request, self.options.limits), CountRequest, self._note)
-        asked = await self._context(request, fields.model)
-        submit = fields.chat(asked.facts).prepared(asked)
-        submit = replace(submit, prompt_only=True, constraint=UNCONSTRAINED)
-        tokens = (await self._prompt(submit, "messages")).tokens
-        return json_response({"input_tokens": len(tokens)})
-
-    async def _prompt(self, submit: Submit, name: str) -> ChoiceBuffer:
+    async def read_prompt(self, submit: Submit, name: str) -> ChoiceBuffer:
         """What the draft node reads of a prompt. Raises ``ApiError``."""
         limits, shutdown, found = self.options.limits, self.shutdown, ChoiceBuffer()
         _check_prompts([submit], name, limits.prompt_length)
@@ -194,20 +161,20 @@ class Service(Probes):
                         raise error
         return found
 
-    async def _context(self, request: web.Request, model: str | None) -> RequestContext:
+    async def context(self, request: web.Request, model: str | None) -> RequestContext:
         """Of a request for the model ``model``. Raises ``ApiError``."""
         # Ollama's clients add the tag of what they take for the newest.
-        self._model_object((model or self.model).removesuffix(":latest"))
+        self.check_model((model or self.model).removesuffix(":latest"))
         return RequestContext(
             seed=secrets.randbits(53),  # fits any JSON number
             tenant=CALLER.get().tenant,
             model=self.model,
             id=REQUEST_ID.get(),
             created=int(time.time()),
-            facts=await self._chat_facts(),
+            facts=await self.chat_facts(),
         )
 
-    async def _chat_facts(self) -> ChatFacts:
+    async def chat_facts(self) -> ChatFacts:
         """Of the target's chat template, asked once. Raises ``ClusterError``."""
         if self._facts is None:
             draft = _draft_of(await self.statuses())
@@ -224,31 +191,7 @@ class Service(Probes):
     async def _version(self, request: web.Request) -> web.Response:
         return json_response({"version": version("asyncspec")})
 
-    async def _ollama_version(self, request: web.Request) -> web.Response:
-        """Of the interface, by which its clients decide what they may ask."""
-        return json_response({"version": OLLAMA_VERSION})
-
-    async def _tags(self, request: web.Request) -> web.Response:
-        _ = self.engine
-        return json_response({"models": [self._ollama_model()]})
-
-    async def _running(self, request: web.Request) -> web.Response:
-        length = await self._context_length()
-        return json_response({"models": [running(self._ollama_model(), length)]})
-
-    async def _show(self, request: web.Request) -> web.Response:
-        _ = self.engine
-        fields = parse(await read_body(request, self.options.limits), ShowRequest)
-        name = fields.model or fields.name or self.model
-        self._model_object(name.removesuffix(":latest"))
-        reasons = bool((await self._chat_facts()).reasoning)
-        length = await self._context_length()
-        return json_response(shown(self._ollama_model(), length, reasoning=reasons))
-
-    def _ollama_model(self) -> dict[str, object]:
-        return model_object(self.model, self._created)
-
-    async def _context_length(self) -> int:
+    async def context_length(self) -> int:
         """In tokens; 0 where the draft node does not answer. Raises ``ClusterError``."""
         draft = _draft_of(await self.statuses())
         return 0 if draft is None else draft.context_length
@@ -281,11 +224,11 @@ class Service(Probes):
         return self.model
 
     async def _models(self, request: web.Request) -> web.Response:
-        _ = self.engine  # while loading, no model is served
+        self.check_loaded()
         return json_response({"object": "list", "data": [await self._described(self.model)]})
 
     async def _model(self, request: web.Request) -> web.Response:
-        _ = self.engine
+        self.check_loaded()
         return json_response(await self._described(request.match_info["name"]))
 
 

@@ -16,9 +16,9 @@ from aiohttp import ClientConnectionError, web
 from aiohttp.typedefs import Handler, Middleware
 
 from asyncspec.core.errors import AsyncSpecError
-from asyncspec_nodes.http import site
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
+from asyncspec_nodes.http.dialects import public_routes
 from asyncspec_nodes.http.keys import ANYBODY, Caller
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import METHODS, Metrics
@@ -29,8 +29,8 @@ CLIENT_CLOSED = 499
 UNKNOWN_ROUTE = "unknown"
 """Route in the metrics for paths of no route."""
 
-PUBLIC_ROUTES = frozenset({"/health", "/ready", *site.FILES})
-"""Routes without authentication: they reveal nothing of requests."""
+PUBLIC_ROUTES = frozenset({"/health", "/ready"})
+"""Routes without authentication, as dialects' public ones: they reveal nothing of requests."""
 
 
 METRICS_ROUTE = "/metrics"
@@ -38,8 +38,8 @@ METRICS_ROUTE = "/metrics"
 SERVER = "asyncspec"
 """The ``Server`` header, which names no version of anything."""
 
-QUIET_ROUTES = frozenset({"/health", "/ready", "/state", METRICS_ROUTE, *site.FILES})
-"""Requests that machines repeat: logged at level debug."""
+QUIET_ROUTES = frozenset({"/health", "/ready", "/state", METRICS_ROUTE})
+"""Requests that machines repeat: logged at level debug, as files of a page."""
 
 KEY_NAME = web.RequestKey("KEY_NAME", str)
 """In requests whose API key has been accepted: its name."""
@@ -57,7 +57,8 @@ response's id."""
 
 def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Middleware:
     """Checks host, origin and key, counts and logs the request, and converts errors to JSON."""
-    public = PUBLIC_ROUTES | ({METRICS_ROUTE} if options.public_metrics else frozenset())
+    files = public_routes()
+    public = PUBLIC_ROUTES | files | ({METRICS_ROUTE} if options.public_metrics else frozenset())
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -88,7 +89,7 @@ def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Midd
             metrics.requested(route, request.method, status, seconds)
             if caller.name:
                 metrics.key_requested(caller.name, status)
-            say = log.debug if route in QUIET_ROUTES else log.info
+            say = log.debug if route in QUIET_ROUTES | files else log.info
             say(
                 "access",
                 method=request.method if request.method in METHODS else "other",

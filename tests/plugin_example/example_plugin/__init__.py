@@ -1,1 +1,1 @@
-"""A policy, a token source, a backend and a command in a package of their own."""
+"""A policy, a token source, a backend, a dialect and a command in a package of their own."""

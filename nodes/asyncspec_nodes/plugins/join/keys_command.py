@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Raises ``UserError``."""
     with exit_on_interrupt():
-        from asyncspec_nodes.join import key_folder
+        from asyncspec_nodes.plugins.join import key_folder
     folder: Path = arguments.directory
     if arguments.revoke is not None:
         if arguments.holders:

@@ -6,6 +6,8 @@ from importlib.resources import files
 
 from aiohttp import web
 
+from asyncspec_nodes.http.dialects import Dialect, Handler, ServiceView
+
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -27,14 +29,16 @@ FILES = {
 }
 
 
-def add_routes(app: web.Application) -> None:
-    folder = files("asyncspec_nodes.http") / "page"
-    for path, (name, kind) in FILES.items():
-        app.router.add_get(path, _file((folder / name).read_bytes(), kind))
+def _file(name: str, kind: str) -> Handler:
+    body = (files("asyncspec_nodes.plugins.page") / name).read_bytes()
 
-
-def _file(body: bytes, kind: str) -> web.Handler:  # type: ignore[name-defined]
-    async def serve(request: web.Request) -> web.Response:
+    async def serve(service: ServiceView, request: web.Request) -> web.Response:
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=HEADERS)
 
     return serve
+
+
+PAGE = Dialect(
+    routes={("GET", path): _file(name, kind) for path, (name, kind) in FILES.items()},
+    public=frozenset(FILES),
+)

@@ -12,9 +12,9 @@ from msgspec import Struct
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.placement.model import FREE, Constraints, TargetCost
 from asyncspec_nodes.cluster.placement import why_not
-from asyncspec_nodes.join.assignment import Assignment
-from asyncspec_nodes.join.members import Members
-from asyncspec_nodes.join.messages import GRACE_SECONDS
+from asyncspec_nodes.plugins.join.assignment import Assignment
+from asyncspec_nodes.plugins.join.members import Members
+from asyncspec_nodes.plugins.join.messages import GRACE_SECONDS
 
 
 class FormationOptions(Struct, frozen=True, kw_only=True):

@@ -23,11 +23,12 @@ from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.server import Connections
-from asyncspec_nodes.join import messages
-from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_private
-from asyncspec_nodes.join.connection import announced, listening_addresses, near, unmapped
-from asyncspec_nodes.join.members import Member
-from asyncspec_nodes.join.messages import (
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.plugins.join import messages
+from asyncspec_nodes.plugins.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_private
+from asyncspec_nodes.plugins.join.connection import announced, listening_addresses, near, unmapped
+from asyncspec_nodes.plugins.join.members import Member
+from asyncspec_nodes.plugins.join.messages import (
     HEARTBEAT_SECONDS,
     MAX_BYTES,
     PORTS,
@@ -38,9 +39,8 @@ from asyncspec_nodes.join.messages import (
     Refused,
     ToMember,
 )
-from asyncspec_nodes.join.parts import routes
-from asyncspec_nodes.join.token import Token, TokenFile, new_cluster
-from asyncspec_nodes.node import listen
+from asyncspec_nodes.plugins.join.parts import routes
+from asyncspec_nodes.plugins.join.token import Token, TokenFile, new_cluster
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 OFFER_SECONDS = 20.0

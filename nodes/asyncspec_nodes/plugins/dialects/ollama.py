@@ -24,7 +24,7 @@ from asyncspec_nodes.http.api.chat import (
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.http.api.parameters import MAX_NOTED, whole
-from asyncspec_nodes.http.foreign.ollama_models import timestamp
+from asyncspec_nodes.plugins.dialects.ollama_models import timestamp
 from asyncspec_nodes.serving.requests import usually_sampled
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Submit

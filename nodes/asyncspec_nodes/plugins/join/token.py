@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.security import NODE, OPERATOR
-from asyncspec_nodes.join.authority import Authority, make_key, make_request
+from asyncspec_nodes.plugins.join.authority import Authority, make_key, make_request
 
 SECRET_BYTES = 16
 _PREFIX = "as1-"

@@ -17,10 +17,10 @@ from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, host_and_port, print_notice
 from asyncspec_nodes.console.hosts import address, is_host
 from asyncspec_nodes.console.output import service_stderr
-from asyncspec_nodes.join.agent import WAIT_SECONDS, AgentOptions
-from asyncspec_nodes.join.own_machine import join_until_signal
-from asyncspec_nodes.join.token import Token, read
 from asyncspec_nodes.node.resources import raise_file_limit
+from asyncspec_nodes.plugins.join.agent import WAIT_SECONDS, AgentOptions
+from asyncspec_nodes.plugins.join.own_machine import join_until_signal
+from asyncspec_nodes.plugins.join.token import Token, read
 
 TOKEN_VARIABLE = "ASYNCSPEC_TOKEN"
 MEMORY = bounds.Bounds(0.0, 1e6, above=True)

@@ -14,8 +14,15 @@ from msgspec.structs import asdict
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.console.signals import unless_failed
-from asyncspec_nodes.ray import driver
-from asyncspec_nodes.ray.messages import Fault, Notice, Order, Placed, RayOptions, Report
+from asyncspec_nodes.plugins.join.ray import driver
+from asyncspec_nodes.plugins.join.ray.messages import (
+    Fault,
+    Notice,
+    Order,
+    Placed,
+    RayOptions,
+    Report,
+)
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.chat import ChatMessage, ChatRequest, ToolSpec
 from asyncspec_nodes.http.api.errors import invalid
-from asyncspec_nodes.http.foreign.anthropic import MessagesRequest
+from asyncspec_nodes.plugins.dialects.anthropic import MessagesRequest
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.limits import Token
 from asyncspec_protocol.messages import Submit

@@ -19,11 +19,14 @@ from asyncspec.core.placement.model import TargetCost
 from asyncspec_nodes.cluster.config import Config, SecurityTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.console.bounds import GB, GIB
-from asyncspec_nodes.join.agent import AgentOptions
-from asyncspec_nodes.join.authority import CA, CERTIFICATE, KEY
-from asyncspec_nodes.join.formation import Formation, FormationOptions
-from asyncspec_nodes.join.members import Member, Members
-from asyncspec_nodes.join.messages import (
+from asyncspec_nodes.local.cluster import FILE
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import ReadyReport, Report
+from asyncspec_nodes.plugins.join.agent import AgentOptions
+from asyncspec_nodes.plugins.join.authority import CA, CERTIFICATE, KEY
+from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions
+from asyncspec_nodes.plugins.join.members import Member, Members
+from asyncspec_nodes.plugins.join.messages import (
     GRACE_SECONDS,
     Ended,
     Failed,
@@ -35,12 +38,9 @@ from asyncspec_nodes.join.messages import (
     Step,
     ToMember,
 )
-from asyncspec_nodes.join.own_machine import OwnMachine, run_draft
-from asyncspec_nodes.join.server import JoinServer
-from asyncspec_nodes.join.token import Token, TokenFile
-from asyncspec_nodes.local.cluster import FILE
-from asyncspec_nodes.node import listen
-from asyncspec_nodes.node.reports import ReadyReport, Report
+from asyncspec_nodes.plugins.join.own_machine import OwnMachine, run_draft
+from asyncspec_nodes.plugins.join.server import JoinServer
+from asyncspec_nodes.plugins.join.token import Token, TokenFile
 from asyncspec_protocol.ids import DRAFT
 
 IDLE_SECONDS = 5.0

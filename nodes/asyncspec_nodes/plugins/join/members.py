@@ -16,14 +16,14 @@ from asyncspec.core.placement.model import Device, TargetCost
 from asyncspec_nodes.cluster.config import Config, NodeTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.console.hosts import is_loopback
-from asyncspec_nodes.join.assignment import (
+from asyncspec_nodes.plugins.join.assignment import (
     Assignment,
     after_loss,
     first_assignment,
     predicted,
     relieved,
 )
-from asyncspec_nodes.join.messages import Offer, Orders, ToMember
+from asyncspec_nodes.plugins.join.messages import Offer, Orders, ToMember
 from asyncspec_protocol.clients import Status
 
 Search = Callable[[], Assignment | None]

@@ -18,8 +18,8 @@ import psutil
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.console.hosts import address, is_loopback
-from asyncspec_nodes.join.messages import HEARTBEAT_SECONDS, MAX_BYTES
-from asyncspec_nodes.join.token import Token
+from asyncspec_nodes.plugins.join.messages import HEARTBEAT_SECONDS, MAX_BYTES
+from asyncspec_nodes.plugins.join.token import Token
 
 if TYPE_CHECKING:
     from zeroconf.asyncio import AsyncZeroconf

@@ -17,10 +17,14 @@ import tomlkit
 from msgspec import Struct
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec_nodes.join import messages
-from asyncspec_nodes.join.authority import Identity
-from asyncspec_nodes.join.connection import Connector, NobodyThereError, near
-from asyncspec_nodes.join.messages import (
+from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.cluster import SupervisedNode
+from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
+from asyncspec_nodes.node.resources import free_memory, read_speed
+from asyncspec_nodes.plugins.join import messages
+from asyncspec_nodes.plugins.join.authority import Identity
+from asyncspec_nodes.plugins.join.connection import Connector, NobodyThereError, near
+from asyncspec_nodes.plugins.join.messages import (
     GRACE_SECONDS,
     Admitted,
     Ended,
@@ -34,12 +38,8 @@ from asyncspec_nodes.join.messages import (
     Step,
     ToMember,
 )
-from asyncspec_nodes.join.parts import PartsSource
-from asyncspec_nodes.join.token import Token
-from asyncspec_nodes.local.children import ChildNode
-from asyncspec_nodes.local.cluster import SupervisedNode
-from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
-from asyncspec_nodes.node.resources import free_memory, read_speed
+from asyncspec_nodes.plugins.join.parts import PartsSource
+from asyncspec_nodes.plugins.join.token import Token
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 PAUSE_SECONDS = 1.0

@@ -14,7 +14,7 @@ from msgspec import Struct
 from asyncspec.core.placement.model import Constraints, Device, Network, Span, TargetCost
 from asyncspec.core.placement.rate import throughput_rate
 from asyncspec.core.placement.search import place
-from asyncspec_nodes.join.messages import PORTS
+from asyncspec_nodes.plugins.join.messages import PORTS
 
 WORTH = 1.5
 """Times as fast that splitting all layers anew has to make the slowest machine: every stage is

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.ray.messages import Fault, Notice, Order, Placed, Report
+from asyncspec_nodes.plugins.join.ray.messages import Fault, Notice, Order, Placed, Report
 
 POLL_SECONDS = 1.0
 
@@ -28,9 +28,9 @@ class Machine:
         import ray
 
         from asyncspec_nodes.console.arguments import print_notice
-        from asyncspec_nodes.join.agent import AgentOptions
-        from asyncspec_nodes.join.own_machine import join_until_signal
-        from asyncspec_nodes.join.token import read
+        from asyncspec_nodes.plugins.join.agent import AgentOptions
+        from asyncspec_nodes.plugins.join.own_machine import join_until_signal
+        from asyncspec_nodes.plugins.join.token import read
 
         options = AgentOptions(name, advertise=(ray.util.get_node_ip_address(), 0))
         try:

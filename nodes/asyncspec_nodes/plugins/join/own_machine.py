@@ -11,15 +11,15 @@ from pathlib import Path
 
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.console.signals import on_termination
-from asyncspec_nodes.join.agent import Agent, AgentOptions
-from asyncspec_nodes.join.connection import near
-from asyncspec_nodes.join.folder import machine_folder
-from asyncspec_nodes.join.messages import PORTS
-from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import ReportSink
+from asyncspec_nodes.plugins.join.agent import Agent, AgentOptions
+from asyncspec_nodes.plugins.join.connection import near
+from asyncspec_nodes.plugins.join.folder import machine_folder
+from asyncspec_nodes.plugins.join.messages import PORTS
+from asyncspec_nodes.plugins.join.token import Token
 from asyncspec_protocol.ids import DRAFT
 
 

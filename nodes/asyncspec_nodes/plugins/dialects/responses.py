@@ -27,7 +27,7 @@ from asyncspec_nodes.http.api.chat import (
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import ApiError, unsupported
 from asyncspec_nodes.http.api.structure import NamedSchema, ResponseFormat
-from asyncspec_nodes.http.foreign.anthropic import event
+from asyncspec_nodes.plugins.dialects.anthropic import event
 from asyncspec_protocol.messages import Finished, Submit
 from asyncspec_protocol.sampling import NewTokens
 

@@ -18,7 +18,7 @@ from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec.source.registry import needs_backend
-from asyncspec_nodes.cli import cluster_options, join, serve
+from asyncspec_nodes.cli import cluster_options, serve
 from asyncspec_nodes.cli.serve import Serving
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
@@ -28,12 +28,13 @@ from asyncspec_nodes.cluster.placement import MAX_CONTEXT, cluster_cost
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, state_file
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
-from asyncspec_nodes.join.coordinator import Coordinator, CoordinatorOptions
-from asyncspec_nodes.join.members import report_missing_links
-from asyncspec_nodes.join.token import Token
 from asyncspec_nodes.node.resources import cores, threads_are_set
-from asyncspec_nodes.ray.launcher import RayLauncher, check_installed
-from asyncspec_nodes.ray.messages import RayOptions
+from asyncspec_nodes.plugins.join import join_command as join
+from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.plugins.join.members import report_missing_links
+from asyncspec_nodes.plugins.join.ray.launcher import RayLauncher, check_installed
+from asyncspec_nodes.plugins.join.ray.messages import RayOptions
+from asyncspec_nodes.plugins.join.token import Token
 
 REJOIN_SECONDS = 120.0
 """Requests wait for so long for the layers of a machine that has left, before they fail."""
