@@ -21,8 +21,8 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import Keys
-from asyncspec_nodes.plugins.join import key_folder
 from asyncspec_nodes.node.renewal import renew
+from asyncspec_nodes.plugins.join import key_folder
 from certificates import make_keys
 
 

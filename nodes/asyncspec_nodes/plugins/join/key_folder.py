@@ -13,7 +13,13 @@ from cryptography import x509
 
 from asyncspec.core.errors import UserError, first_line, reading, writing
 from asyncspec_nodes.cluster.security import CLIENT, NODE, OPERATOR
-from asyncspec_nodes.plugins.join.authority import CA, Authority, make_key, make_request, write_private
+from asyncspec_nodes.plugins.join.authority import (
+    CA,
+    Authority,
+    make_key,
+    make_request,
+    write_private,
+)
 
 CA_KEY, LIST, REVOKED = "ca.key", "crl.pem", "revoked.txt"
 

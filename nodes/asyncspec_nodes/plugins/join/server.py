@@ -25,7 +25,14 @@ from asyncspec_nodes.http.metrics import Metrics
 from asyncspec_nodes.http.server import Connections
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.plugins.join import messages
-from asyncspec_nodes.plugins.join.authority import CA, CERTIFICATE, KEY, Authority, digest, write_private
+from asyncspec_nodes.plugins.join.authority import (
+    CA,
+    CERTIFICATE,
+    KEY,
+    Authority,
+    digest,
+    write_private,
+)
 from asyncspec_nodes.plugins.join.connection import announced, listening_addresses, near, unmapped
 from asyncspec_nodes.plugins.join.members import Member
 from asyncspec_nodes.plugins.join.messages import (
