@@ -199,7 +199,7 @@ def reference(submit: Submit) -> tuple[tuple[int, ...], str]:
     while len(tokens) < submit.max_new_tokens:
         path = (*prompt, *tokens)
         before = seen(path, len(prompt))
-        (token,) = draw(MODEL.logits([state.hidden]), [len(path)], sampling, own=[before])
+        (token,) = draw(MODEL.logits([state.hidden]), [len(path)], sampling, path_counts=[before])
         tokens.append(token)
         if token == END and not submit.ignore_eos:
             break

@@ -25,7 +25,7 @@ DType = Literal["auto", "fp32", "float32", "bf16", "bfloat16", "fp16", "float16"
 """What to compute in; "auto" is the checkpoint's own type."""
 
 Mode = Literal["exact", "fast"]
-"""Of a stage: bitwise the sequential decoder's tokens, or whichever kernels are fastest."""
+"""Numerics of a stage: bitwise the sequential decoder's tokens, or the fastest kernels."""
 
 Quantize = Literal["none", "int8", "int4"]
 """How a stage keeps its weights."""
@@ -63,7 +63,7 @@ def twin_quantize(source: str) -> Quantize | None:
 
 
 class DeviceMemory(Struct, frozen=True):
-    """Of a device that does not compute in the host's memory, in bytes."""
+    """Memory in bytes of a device that does not compute in the host's memory."""
 
     free: int
     # By this process.
@@ -71,7 +71,7 @@ class DeviceMemory(Struct, frozen=True):
 
 
 def host_memory() -> DeviceMemory | None:
-    """Of what computes in the host's memory."""
+    """None: the device computes in the host's memory."""
     return None
 
 
@@ -101,7 +101,7 @@ class StageBackend(Tensors, Protocol):
         The only method called from another thread while a job runs."""
 
     def constrain(self, grammars: Grammars) -> None:
-        """Of the last stage, before the first job: how it reads the grammars of sessions."""
+        """Set how the last stage reads the grammars of sessions; called before the first job."""
 
     def check(self) -> None:
         """Raise ``AssertionError`` where the cache violates its invariants (tests, idle time)."""
@@ -172,7 +172,7 @@ class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "auto"
     # A stage's last layers that the GPU computes; -1: all.
     gpu_layers: Annotated[int, Meta(ge=-1)] = -1
-    # Of the cache; "q8_0" takes half the memory and rounds.
+    # Type of the cache's items; "q8_0" takes half the memory and rounds.
     kv_type: KVType = "f16"
     # "auto": where the device has it.
     flash_attention: FlashAttention = "auto"
@@ -231,17 +231,17 @@ class Footprint(Struct, frozen=True):
     """Memory of a stage or a token source, in bytes."""
 
     layers: tuple[int, int]
-    # Of its layers, and with them the embedding (first stage), norm and head (last stage).
+    # Weights of its layers, of the embedding (first stage), and of norm and head (last stage).
     weights: int
-    # Of the cache, for each token or tree node.
+    # Cache per token or tree node.
     slot: int
-    # Of a pass over a chunk of the prompt, for each slot it sees: the scores of one layer.
+    # Scores of one layer, per slot that a pass over a chunk of the prompt sees.
     scores: int
-    # Of the results of passes and of the self-test.
+    # Results of passes and of the self-test.
     results: int = 0
-    # Of the weights, an embedding that passes look rows up in and do not read.
+    # Part of the weights that is an embedding, which passes look rows up in and do not read.
     embedding: int = 0
-    # Of a session, whatever its length.
+    # Cache per session, whatever its length.
     session: int = 0
 
 
@@ -324,7 +324,7 @@ class Backend(Protocol):
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions
     ) -> list[Footprint]:
-        """Of stages with the layers ``spans``, also where they are ``refused_spans``."""
+        """Footprints of stages with the layers ``spans``, also where they are ``refused_spans``."""
 
     def refused_spans(
         self, name: str, spans: Sequence[tuple[int, int]]
@@ -335,7 +335,7 @@ class Backend(Protocol):
     def source_footprint(
         self, name: str, target: str, dtype: DType, device: str = CPU
     ) -> Footprint:
-        """Of a token source on a device as an option names it, of this machine or another."""
+        """Footprint of a token source on a device as an option names it, here or elsewhere."""
 
     # In a node, after the thread settings are made (``asyncspec.backend.threads``).
 
@@ -367,7 +367,8 @@ class Backend(Protocol):
         """Load a draft model, a head or a twin."""
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
-        """Of a node that passes features of the target ``model`` on to the token source's node."""
+        """Tensors of a node that passes features of ``model`` on to the token source's node."""
 
     def load_tokenizer(self, model: Any, template: str | None = None) -> Tokenizer:
-        """Of an ``OpenModel``. ``template``: a chat template (Jinja) in place of its own."""
+        """Tokenizer of an ``OpenModel``. ``template``: a chat template (Jinja) in place of its
+        own."""

@@ -59,7 +59,7 @@ class DraftPass(Generic[S]):
     tokens: Sequence[int]
     # The last rows are these nodes, whose successors are wanted.
     nodes: Sequence[NodeId]
-    # Of an EAGLE head, a tensor [n, H]: true features as its layer takes them, or predicted ones.
+    # An EAGLE head's tensor [n, H]: true features as its layer takes them, or predicted ones.
     features: Any = None
 
 
@@ -99,12 +99,12 @@ class ModelSource(TokenSource, Generic[A]):
 
     def known(self, session: SessionId) -> int:
         """Committed tokens the source knows of a session."""
-        found = self._sessions.get(session)
-        return 0 if found is None else found.length
+        entry = self._sessions.get(session)
+        return 0 if entry is None else entry.length
 
     def commit(self, job: Expand) -> Coroutine[Any, int]:
-        if (known := self.known(job.session)) != job.base:
-            raise ValueError(f"the source knows {known} tokens, not {job.base}")
+        if (length := self.known(job.session)) != job.base:
+            raise ValueError(f"the source knows {length} tokens, not {job.base}")
         if job.session not in self._sessions:
             self._sessions[job.session] = self.open_session()
         session = self._sessions[job.session]
@@ -174,7 +174,7 @@ class CachedDraftModel(CachedSource[CachedSession[C]], Generic[C]):
 
     @abstractmethod
     def new_cache(self) -> C:
-        """Of a session."""
+        """Make an empty cache for a session."""
 
     def open_session(self) -> CachedSession[C]:
         return CachedSession(self.new_cache())

@@ -56,15 +56,15 @@ class Trie:
 
     def path(self, tokens: Sequence[int]) -> list[NodeId]:
         """The nodes below the tip that ``tokens`` lead through, as far as they are computed."""
-        found: list[NodeId] = []
+        nodes: list[NodeId] = []
         node = self.tip
         for token in tokens:
             child = self.child(node, token)
             if child is None:
                 break
-            found.append(child)
+            nodes.append(child)
             node = child
-        return found
+        return nodes
 
     def leads_through(self, tokens: Sequence[int]) -> bool:
         """Whether all of ``tokens`` are computed below the tip."""
@@ -150,16 +150,16 @@ class TrieGrower(Generic[P]):
         self,
         trie: Trie,
         room: int,
-        most: int,
+        max_nodes: int,
         tree_pass: Callable[[Wanted], P],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``room``: levels below the tip that the model's context has place for. ``most``:
+        """``room``: levels below the tip that the model's context has place for. ``max_nodes``:
         successors a node can have at all. ``tree_pass``: adds nodes to the trie; the pass
         that computes them. ``stop``: the tree is abandoned."""
         self._trie = trie
         self._stop = stop
-        self._most = most
+        self._most = max_nodes
         self._room = room if trie.tip != NO_PARENT else -1
         self._tree_pass = tree_pass
         # By candidate: parent, token, level below the tip.
@@ -176,8 +176,10 @@ class TrieGrower(Generic[P]):
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         width = min(width, self._most)
-        found = [self._node(node) if self._fits(node) else None for node in nodes]
-        return [NO_PROPOSAL if node is None else self._trie.proposal(node, width) for node in found]
+        expanded = [self._node(node) if self._fits(node) else None for node in nodes]
+        return [
+            NO_PROPOSAL if node is None else self._trie.proposal(node, width) for node in expanded
+        ]
 
     def _level(self, node: int) -> int:
         return 0 if node == TIP else self._candidates[node][2]
@@ -198,11 +200,11 @@ class TrieGrower(Generic[P]):
 
     def _node(self, candidate: int) -> NodeId | None:
         """The node of a candidate, if it is computed."""
-        found = self._nodes.get(candidate)
-        if found is None:
+        node = self._nodes.get(candidate)
+        if node is None:
             parent, token, _ = self._candidates[candidate]
             above = self._node(parent)
-            found = None if above is None else self._trie.child(above, token)
-            if found is not None:
-                self._nodes[candidate] = found
-        return found
+            node = None if above is None else self._trie.child(above, token)
+            if node is not None:
+                self._nodes[candidate] = node
+        return node

@@ -49,8 +49,8 @@ def is_cached(repository: str) -> bool:
     """Whether a repository's description is in the cache, without a request."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found = try_to_load_from_cache(repository, "config.json", cache_dir=constants.HF_HUB_CACHE)
-    return isinstance(found, str)
+    path = try_to_load_from_cache(repository, "config.json", cache_dir=constants.HF_HUB_CACHE)
+    return isinstance(path, str)
 
 
 @contextmanager
@@ -63,8 +63,8 @@ def _bars(*, shown: bool) -> Iterator[None]:
         enable_progress_bars,
     )
 
-    given = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
-    if given or are_progress_bars_disabled() or (shown and sys.stderr.isatty()):
+    configured = constants.HF_HUB_DISABLE_PROGRESS_BARS is not None
+    if configured or are_progress_bars_disabled() or (shown and sys.stderr.isatty()):
         yield
         return
     disable_progress_bars()

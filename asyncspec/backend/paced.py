@@ -19,7 +19,7 @@ MAX_ABANDONED = 128
 """Abandoned jobs and trees that are remembered: more than can be in progress."""
 
 DECAY = 0.9
-"""Of the largest share of real work with each job, as many processes may share a core."""
+"""Factor of the largest share of real work with each job, as many processes may share a core."""
 
 LEAD = 0.25
 """Share of an emulated device's idle time that comes before its real work."""

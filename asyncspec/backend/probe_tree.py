@@ -17,7 +17,7 @@ class ProbePass(Struct, frozen=True):
     # Number of each row's input: those of the path, then as many for siblings.
     inputs: list[int]
     # The rows of the path.
-    own: list[int]
+    path_rows: list[int]
     # Slots to which the speculative region is compacted after the pass.
     keep: list[int] | None = None
 
@@ -26,7 +26,7 @@ class ProbeTree(Struct, frozen=True):
     """A path behind ``prefix`` committed rows, and siblings."""
 
     prefix: int
-    # Of each row of the path.
+    # Number of siblings of each row of the path.
     siblings: tuple[int, ...]
     # Rows of the path, pass by pass.
     levels: tuple[tuple[int, ...], ...]
@@ -46,17 +46,17 @@ class ProbeTree(Struct, frozen=True):
         for number, level in enumerate(self.levels):
             rows: list[Row] = []
             inputs: list[int] = []
-            own: list[int] = []
+            path_rows: list[int] = []
             for i in level:
                 siblings = [count + (i + sibling) % count for sibling in range(self.siblings[i])]
-                for given in (*siblings, i):
+                for index in (*siblings, i):
                     rows.append(Row(slot, self.prefix + i, (*path, slot)))
-                    inputs.append(given)
+                    inputs.append(index)
                     slot += 1
                 path.append(slot - 1)
-                own.append(len(rows) - 1)
+                path_rows.append(len(rows) - 1)
             pruned = number == self.pruned_after
-            yield ProbePass(self.prefix, rows, inputs, own, [*path] if pruned else None)
+            yield ProbePass(self.prefix, rows, inputs, path_rows, [*path] if pruned else None)
             if pruned:
                 slot = self.prefix + len(path)
                 path = [*range(self.prefix, slot)]

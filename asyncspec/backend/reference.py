@@ -15,7 +15,7 @@ CHUNK = 64
 """Rows of a prompt per pass."""
 
 SESSION = SessionId(-1)
-"""Of passes that no request caused."""
+"""Session of passes that no request caused."""
 
 
 def decode(
@@ -33,10 +33,10 @@ def decode(
         stage.run(Admit(SESSION, capacity, sampling or Sampling(), len(prompt_ids)))
     try:
         new: list[int] = []
-        known, fresh = 0, list(prompt_ids)
+        length, fresh = 0, list(prompt_ids)
         while len(new) < max_new_tokens:
-            token = read(stages, SESSION, known, fresh)
-            known += len(fresh)
+            token = read(stages, SESSION, length, fresh)
+            length += len(fresh)
             fresh = [token]
             new.append(token)
             if token in stop_tokens or until(token):
@@ -48,9 +48,9 @@ def decode(
 
 
 def read(
-    stages: Sequence[StageBackend], session: SessionId, known: int, tokens: Sequence[int]
+    stages: Sequence[StageBackend], session: SessionId, position: int, tokens: Sequence[int]
 ) -> int:
-    """Commit ``tokens`` from position ``known`` on, in chunks; the token that comes next."""
+    """Commit ``tokens`` from position ``position`` on, in chunks; the token that comes next."""
     result: object = None
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
@@ -58,7 +58,7 @@ def read(
         for i, stage in enumerate(stages):
             sampled = (len(chunk) - 1,) if ends and i == len(stages) - 1 else ()
             hidden = _handed_on(stages[i - 1], stage, result, len(chunk)) if i else None
-            result = stage.run(chain(session, known + start, chunk, hidden, sampled))
+            result = stage.run(chain(session, position + start, chunk, hidden, sampled))
     (drawn,) = cast("tuple[int]", result)
     return drawn
 

@@ -37,8 +37,8 @@ SAMPLE = 2048
 """Values, about, that are looked at to choose the windows: a bad choice costs bytes alone."""
 
 SAMPLE_ROWS, SAMPLE_WIDTH = 8, 4096
-"""Of the timed sample: a short segment of a 7B model. The more rows, the less a byte costs; one
-row has some four times this cost, and 64 rows half of it."""
+"""Shape of the timed sample: a short segment of a 7B model. The more rows, the less a byte costs;
+one row has some four times this cost, and 64 rows half of it."""
 
 PLANES = (1 << np.arange(BITS, dtype=np.uint8))[:, None]
 
@@ -102,20 +102,20 @@ def _windows(exponents: Bytes) -> list[int]:
     """The lowest exponent of each window: it holds most of what those before it leave. An odd step
     meets every channel of rows that are a power of two long."""
     counts = np.bincount(exponents[:: exponents.size // SAMPLE | 1], minlength=256)
-    found = []
+    windows = []
     for _ in range(WINDOWS):
         lowest = int(np.convolve(counts, np.ones(WINDOW, counts.dtype), "valid").argmax())
-        found.append(lowest)
+        windows.append(lowest)
         counts = np.concatenate((counts[:lowest], counts[lowest + WINDOW :]))
-    return found
+    return windows
 
 
 def _split(exponents: Bytes, lowest: int) -> tuple[Bytes, Bytes]:
     """The codes of exponents, as planes of bits, and those that have none, moved together."""
     codes = exponents - np.uint8(lowest)
-    other = codes >= WINDOW  # what lies below the window wraps
-    codes |= other.view(np.uint8) * np.uint8(WINDOW)
-    rest = exponents[_places(other, int(np.count_nonzero(other)))]
+    outside = codes >= WINDOW  # what lies below the window wraps
+    codes |= outside.view(np.uint8) * np.uint8(WINDOW)
+    rest = exponents[_places(outside, int(np.count_nonzero(outside)))]
     rest -= (rest > lowest).view(np.uint8) * np.uint8(WINDOW)
     return np.packbits(codes & PLANES, axis=1).reshape(-1), rest
 
@@ -131,12 +131,12 @@ def _join(data: Bytes, start: int, count: int, windows: tuple[int, ...]) -> tupl
     for plane in reversed(lower):
         codes += codes
         codes |= plane
-    other = codes == WINDOW
-    missing = int(np.count_nonzero(other))
+    outside = codes == WINDOW
+    missing = int(np.count_nonzero(outside))
     rest, end = _join(data, start + BITS * length, missing, tuple(others))
     rest += (rest >= lowest).view(np.uint8) * np.uint8(WINDOW)
     codes += np.uint8(lowest)
-    codes[_places(other, missing)] = rest
+    codes[_places(outside, missing)] = rest
     return codes, end
 
 

@@ -41,13 +41,13 @@ def draw(
     positions: Sequence[int],
     sampling: Sampling,
     committed: Seen = NOTHING,
-    own: Iterable[Seen] = (),
+    path_counts: Iterable[Seen] = (),
     allowed: Sequence[Tokens | None] = (),
 ) -> tuple[int, ...]:
     """One token for each row of ``logits`` [n, vocab], for position ``positions[i]``; of equals the
-    lowest id. For penalties ``committed`` is what every row has before it, ``own`` what counts
-    instead for the tokens of each row's own path. ``allowed``: the tokens, ascending, that may be
-    drawn from each row, None: all; empty: from every row all."""
+    lowest id. For penalties ``committed`` is what every row has before it, ``path_counts`` what
+    counts instead for the tokens of each row's own path. ``allowed``: the tokens, ascending, that
+    may be drawn from each row, None: all; empty: from every row all."""
     bias = sampling.constraint.logit_bias
     if sampling.greedy and not (sampling.penalises or bias or any(x is not None for x in allowed)):
         return tuple(logits.argmax(-1).tolist())
@@ -57,7 +57,7 @@ def draw(
         for token, value in bias:
             changed[:, token] += value
         if sampling.penalises:
-            rows = penalised(changed, committed, own, sampling)
+            rows = penalised(changed, committed, path_counts, sampling)
     return tuple(
         draw_row(row, position, sampling, among)
         for row, position, among in zip(rows, positions, allowed or [None] * len(rows), strict=True)
@@ -73,14 +73,16 @@ def _finite(logits: npt.NDArray[np.floating]) -> Floats:
     return rows
 
 
-def penalised(rows: Floats, committed: Seen, own: Iterable[Seen], sampling: Sampling) -> Floats:
+def penalised(
+    rows: Floats, committed: Seen, path_counts: Iterable[Seen], sampling: Sampling
+) -> Floats:
     """``rows`` [n, vocab] with the penalties of tokens seen before. Operations are element-wise, so
     a token's result has the same bits whichever of the two it is listed in."""
     shared = _columns(committed)
     out = rows.copy()
-    for given, row, seen in zip(rows, out, own, strict=True):
+    for unpenalised, row, seen in zip(rows, out, path_counts, strict=True):
         for tokens, counts in (shared, _columns(seen)):
-            penalty, scores = sampling.repetition_penalty, given[tokens]
+            penalty, scores = sampling.repetition_penalty, unpenalised[tokens]
             scores = np.where(scores > 0, scores / penalty, scores * penalty)
             scores -= sampling.frequency_penalty * counts
             row[tokens] = scores - sampling.presence_penalty * (counts > 0)
@@ -108,8 +110,8 @@ def draw_row(
     if allowed is not None:
         tokens = allowed[tokens]
     scores = scores + gumbels(sampling.seed, position, tokens)
-    most = tokens[scores == scores.max()]
-    return int(most.min())
+    likeliest = tokens[scores == scores.max()]
+    return int(likeliest.min())
 
 
 def kept(logits: Floats, sampling: Sampling) -> tuple[Tokens, Floats]:
@@ -145,8 +147,8 @@ def _nucleus(scores: Floats, top_p: float) -> Tokens:
 
 def _prefix(among: Tokens, scores: Floats, weights: Floats, mass: float) -> Tokens:
     order = among[np.lexsort((among, -scores[among]))]
-    before = np.cumsum(weights[order]) - weights[order]
-    count = max(1, int(np.count_nonzero(before < mass)))
+    preceding = np.cumsum(weights[order]) - weights[order]
+    count = max(1, int(np.count_nonzero(preceding < mass)))
     return order[:count]
 
 
@@ -179,16 +181,16 @@ def gumbels(seed: int, position: int, tokens: Tokens) -> Floats:
 # --- The likeliest next tokens of some rows of logits.
 
 
-def best_successors(logits: Logits, most: int) -> list[Proposal]:
-    """Per row of ``logits`` [n, vocab] the ``most`` best tokens and their log-probabilities."""
+def best_successors(logits: Logits, count: int) -> list[Proposal]:
+    """Per row of ``logits`` [n, vocab] the ``count`` best tokens and their log-probabilities."""
     if logits.size > _SMALL and len(logits) > 1:  # large temporaries cost more than a loop
-        return [one for row in logits for one in best_successors(row[None], most)]
-    most = min(most, logits.shape[-1])
-    among = _candidates(logits[0], most) if len(logits) == 1 else None
+        return [one for row in logits for one in best_successors(row[None], count)]
+    count = min(count, logits.shape[-1])
+    among = _candidates(logits[0], count) if len(logits) == 1 else None
     if among is None:
-        best = np.argpartition(-logits, most - 1, axis=-1)[:, :most]
+        best = np.argpartition(-logits, count - 1, axis=-1)[:, :count]
     else:
-        best = among[np.argsort(-logits[0, among], kind="stable")[None, :most]]
+        best = among[np.argsort(-logits[0, among], kind="stable")[None, :count]]
     values = np.take_along_axis(logits, best, -1)
     order = np.lexsort((best, -values))
     # Rounding must not make a token more than certain.
@@ -196,28 +198,28 @@ def best_successors(logits: Logits, most: int) -> list[Proposal]:
     return list(zip(np.take_along_axis(best, order, -1).tolist(), log_probs.tolist(), strict=True))
 
 
-def _candidates(row: Logits, most: int) -> Tokens | None:
-    """Tokens, ascending, that the ``most`` best of a row [vocab] are among, and few others; None
+def _candidates(row: Logits, count: int) -> Tokens | None:
+    """Tokens, ascending, that the ``count`` best of a row [vocab] are among, and few others; None
     where partitioning the row is as fast, or some logits are no numbers."""
     columns = len(row) // _COLUMN
-    if not most or columns < 4 * most:
+    if not count or columns < 4 * count:
         return None
     # So many tokens are as good as their columns' best.
     best = row[: columns * _COLUMN].reshape(_COLUMN, columns).max(0)
-    found = np.flatnonzero(row >= np.partition(best, -most)[-most])
-    return found if len(found) >= most else None
+    candidates = np.flatnonzero(row >= np.partition(best, -count)[-count])
+    return candidates if len(candidates) >= count else None
 
 
 def log_probs_of(logits: Logits, tokens: Sequence[int]) -> tuple[float, ...]:
     """The log-probability of one token for each row of ``logits`` [n, vocab]."""
-    own = logits[np.arange(len(tokens)), list(tokens)] - _log_sum_exp(logits)[:, 0]
-    return tuple(np.minimum(own, 0.0).tolist())
+    log_probs = logits[np.arange(len(tokens)), list(tokens)] - _log_sum_exp(logits)[:, 0]
+    return tuple(np.minimum(log_probs, 0.0).tolist())
 
 
 def _log_sum_exp(logits: Logits) -> Logits:
     """[n, 1]"""
     if logits.size > _SMALL and len(logits) > 1:
         return np.concatenate([_log_sum_exp(row[None]) for row in logits])
-    most = logits.max(-1, keepdims=True)
-    total: Logits = most + np.log(np.exp(logits - most).sum(-1, keepdims=True))
+    highest = logits.max(-1, keepdims=True)
+    total: Logits = highest + np.log(np.exp(logits - highest).sum(-1, keepdims=True))
     return total

@@ -13,18 +13,18 @@ from msgspec import Struct
 def conversation(
     chat: str, reserved: Collection[str] = ()
 ) -> tuple[list[dict[str, Any]], list[Any] | None, dict[str, Any]]:
-    """Of ``Submit.chat``: messages, tools (None: none) and further arguments of the template, none
-    of which is ``reserved``. Raises ``ValueError`` for anything else."""
+    """Parse ``Submit.chat`` into messages, tools (None: none) and further arguments of the
+    template. Raises ``ValueError`` for anything else, and for an argument that is ``reserved``."""
     try:
-        given = json.loads(chat)
-        if isinstance(given, list):
-            given = {"messages": given, "tools": None, "options": {}}
-        found = msgspec.convert(given, _Conversation)
+        document = json.loads(chat)
+        if isinstance(document, list):
+            document = {"messages": document, "tools": None, "options": {}}
+        parsed = msgspec.convert(document, _Conversation)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the conversation is none: {error}") from None
-    for name in sorted(found.options.keys() & reserved):
+    for name in sorted(parsed.options.keys() & reserved):
         raise ValueError(f"{name} is not an argument of chat templates; leave it out")
-    return found.messages, found.tools or None, found.options
+    return parsed.messages, parsed.tools or None, parsed.options
 
 
 class _Conversation(Struct):

@@ -34,7 +34,7 @@ class Abandoned(Exception):
 class Cache(Protocol):
     """The keys and values of a session, by slot (``asyncspec.core.kv_slots``)."""
 
-    def copy_prefix(self, other: Self, slots: int, /) -> None:
+    def copy_prefix(self, source: Self, slots: int, /) -> None:
         """Begin with the first ``slots`` slots of another session, which are its committed path."""
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
@@ -61,8 +61,8 @@ class SlotTokens:
     def __init__(
         self, prompt_length: int, matcher: PathMatcher | None = None, shared: int = 0
     ) -> None:
-        # Of the user's prompt; what comes after it is answer, also where a later session of the
-        # same request has read it as part of its prompt.
+        # Length of the user's prompt; what comes after it is answer, also where a later session of
+        # the same request has read it as part of its prompt.
         self._prompt = prompt_length
         self._tokens = [-1] * shared
         self._committed = shared
@@ -98,8 +98,8 @@ class SlotTokens:
         # Visible slots are one path, so their positions go on from the committed ones.
         for position, slot in enumerate(row.visible, start=self._committed):
             token = self._tokens[slot]
-            known = counts.get(token, self.counts.get(token, 0))
-            counts[token] = known + (position >= self._prompt)
+            count = counts.get(token, self.counts.get(token, 0))
+            counts[token] = count + (position >= self._prompt)
         return counts
 
     def allowed(self, row: Row) -> Tokens | None:
@@ -136,15 +136,17 @@ class Session(Generic[C]):
         if not rows:
             return () if features is None else SamplerOutput((), features)
         admit, positions = self.admit, [row.position + 1 for row in rows]
-        if (known := self.tokens) is None:
+        if (counted := self.tokens) is None:
             allowed = self._not_ending(positions, [None] * len(rows), logits.shape[-1])
             tokens = sampling.draw(logits, positions, admit.sampling, allowed=allowed)
         else:
-            known.commit(job.committed)
-            own = map(known.own, rows)
-            allowed = [known.allowed(row) for row in rows]
+            counted.commit(job.committed)
+            path_counts = map(counted.own, rows)
+            allowed = [counted.allowed(row) for row in rows]
             allowed = self._not_ending(positions, allowed, logits.shape[-1])
-            tokens = sampling.draw(logits, positions, admit.sampling, known.counts, own, allowed)
+            tokens = sampling.draw(
+                logits, positions, admit.sampling, counted.counts, path_counts, allowed
+            )
         if features is None and not admit.top_logprobs and not admit.log_probs:
             return tokens
         top = sampling.best_successors(logits, admit.top_logprobs) if admit.top_logprobs else []
@@ -164,14 +166,14 @@ class Session(Generic[C]):
         constraint, start = self.admit.sampling.constraint, self.admit.prompt_length
         if not constraint.min_tokens:
             return allowed
-        found: list[Tokens | None] = []
+        allowed_tokens: list[Tokens | None] = []
         for position, tokens in zip(positions, allowed, strict=True):
             if position - start < constraint.min_tokens:
                 among = np.arange(vocab) if tokens is None else tokens
                 others = among[~np.isin(among, constraint.stop_tokens)]
                 tokens = others if len(others) else tokens
-            found.append(tokens)
-        return found
+            allowed_tokens.append(tokens)
+        return allowed_tokens
 
 
 class TreeStage(ABC, Generic[C]):
@@ -212,17 +214,17 @@ class TreeStage(ABC, Generic[C]):
             case Admit():
                 self._admit(job)
             case jobs.Trim(session, slots):
-                known = self._session(session)
-                known.cache.trim(slots)
-                known.tokens, known.committed = None, min(known.committed, slots)
+                current = self._session(session)
+                current.cache.trim(slots)
+                current.tokens, current.committed = None, min(current.committed, slots)
             case Release(session):
                 if (gone := self._sessions.pop(session, None)) is not None:
                     gone.cache.close()
             case jobs.Compact(session, start, keep):
-                known = self._session(session)
-                known.cache.compact(start, keep)
-                if known.tokens is not None:
-                    known.tokens.compact(start, keep)
+                current = self._session(session)
+                current.cache.compact(start, keep)
+                if current.tokens is not None:
+                    current.tokens.compact(start, keep)
             case Forward() | Batch():
                 passes = job.passes if isinstance(job, Batch) else (job,)
                 try:
@@ -246,21 +248,21 @@ class TreeStage(ABC, Generic[C]):
         """See ``StageBackend``: of each number of rows the least seconds of a few passes."""
         clock = trial_clock(self.device)
         self.run(Admit(SESSION, 1 + max(PARAMETERS.trial_rows), Sampling()))
-        found: dict[int, float] = {}
+        seconds: dict[int, float] = {}
         end = time.perf_counter() + PARAMETERS.trial_seconds
         try:
             self.run(self._trial(0, 1))
             for rows in PARAMETERS.trial_rows:
-                if len(found) >= 2 and time.perf_counter() >= end:
+                if len(seconds) >= 2 and time.perf_counter() >= end:
                     break
                 timer = Timer(partial(self.run, self._trial(1, rows)), timer=clock)
-                found[rows] = timer.timeit(1)  # includes the setup of the first pass of a size
-                if found[rows] < PARAMETERS.trial_repeat_seconds:
+                seconds[rows] = timer.timeit(1)  # includes the setup of the first pass of a size
+                if seconds[rows] < PARAMETERS.trial_repeat_seconds:
                     repeats = timer.repeat(PARAMETERS.trial_repeats, 1)
-                    found[rows] = min(found[rows], *repeats)
+                    seconds[rows] = min(seconds[rows], *repeats)
         finally:
             self.run(Release(SESSION))
-        return dict(sorted(found.items()))
+        return dict(sorted(seconds.items()))
 
     def _trial(self, start: int, rows: int) -> Forward:
         tokens = [i % self.info.vocab_size for i in range(rows)]

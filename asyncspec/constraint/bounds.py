@@ -36,7 +36,7 @@ _LITERALS = re.compile(r'"(?:[^"\\\n]|\\.)*+"?+|\[(?:[^\]\\\n]|\\.)*+\]?+|\\.')
 
 
 def check_size(grammar: str) -> None:
-    """Of any grammar. Raises ``ValueError``."""
+    """Raise ``ValueError`` for a grammar of any kind that is too long."""
     if (size := len(grammar.encode(errors="replace"))) > MAX_BYTES:
         raise ValueError(f"it has {size} bytes; at most {MAX_BYTES} are compiled")
 

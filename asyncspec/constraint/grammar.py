@@ -29,11 +29,11 @@ MAX_COMPILED = 64
 """Compiled grammars that are kept, the last ones used."""
 
 MAX_CHARACTERS = 1 << 20
-"""Of the grammars that are kept together. One takes some 40 bytes a character."""
+"""Characters of all grammars that are kept. A grammar takes some 40 bytes a character."""
 
 LIMITS = Limits(seconds=0.25, mebibytes=1024)
-"""Of one grammar's compilation. One of a hundred definitions takes .01 s, of 4,000 words .2 s. The
-last stage waits for its own as long, less the pass of the prompt."""
+"""Limits of a grammar's compilation. A hundred definitions take .01 s, 4,000 words .2 s. The last
+stage waits for its own as long, less the pass of the prompt."""
 
 MAX_REFUSED = 1024
 """Refused grammars whose reasons are kept: they are not compiled again."""
@@ -103,8 +103,8 @@ class PathMatcher:
         if self._matcher is None or self._matcher.is_error():
             return self._eos
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        found = np.flatnonzero(np.unpackbits(bits, count=self._vocab, bitorder="little"))
-        return found if len(found) else self._eos
+        tokens = np.flatnonzero(np.unpackbits(bits, count=self._vocab, bitorder="little"))
+        return tokens if len(tokens) else self._eos
 
     @property
     def complete(self) -> bool:
@@ -116,8 +116,8 @@ class PathMatcher:
         if self._matcher is None:
             return not path and len(self._eos) > 0
         common = 0
-        for one, other in zip(self._path, path, strict=False):
-            if one != other:
+        for token, target in zip(self._path, path, strict=False):
+            if token != target:
                 break
             common += 1
         if back := len(self._path) - common:
@@ -131,9 +131,9 @@ class PathMatcher:
 class _LateMatcher(PathMatcher):
     """A matcher whose grammar is still being compiled: its first use waits for it."""
 
-    def __init__(self, found: Future[PathMatcher]) -> None:
+    def __init__(self, future: Future[PathMatcher]) -> None:
         super().__init__(None, 0, np.empty(0, np.int64))
-        self._found: Future[PathMatcher] | None = found
+        self._found: Future[PathMatcher] | None = future
 
     def _move(self, path: Sequence[int]) -> bool:
         if self._found is not None:
@@ -198,7 +198,7 @@ class Grammars:
             make = f"{__name__}:{validator.__name__}"
             self._worker = Worker(make, lambda: msgspec.msgpack.encode(self._vocabulary()), LIMITS)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
-        # Of all that are compiled.
+        # Characters of all compiled grammars.
         self._characters = 0
         self._refused: OrderedDict[str, str] = OrderedDict()
         # Starts its thread with the first grammar.
@@ -293,8 +293,8 @@ def _reason(error: str) -> str:
     """In one line; what is behind an empty one is llguidance's own state."""
     lines = error.strip().partition("\n\n")[0].splitlines()
     # Quotations of the grammar, which the user did not write.
-    own = (line for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
-    text = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(own).split()))
+    kept = (line for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
+    text = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(kept).split()))
     text = text.partition(" <state>")[0]
     if text == "NoExtensionBias":
         return "no text fits it"

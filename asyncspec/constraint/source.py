@@ -81,10 +81,10 @@ class _AllowedGrower(WrappedGrower):
         self._matcher = matcher
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        found = self._grower.propose(nodes, max(width, LOOKED_AT))
+        proposals = self._grower.propose(nodes, max(width, LOOKED_AT))
         return [
             self._allowed(self._paths[node], proposal, width)
-            for node, proposal in zip(nodes, found, strict=True)
+            for node, proposal in zip(nodes, proposals, strict=True)
         ]
 
     def _allowed(self, path: tuple[int, ...], proposal: Proposal, width: int) -> Proposal:
@@ -103,9 +103,9 @@ def masked(proposal: Proposal, allowed: Sequence[int], width: int) -> Proposal:
     rest = max(1e-6, 1.0 - sum(map(math.exp, proposal[1])))
     others = those.difference(proposal[0]) if len(those) <= FEW else set()
     kept += [(math.log(rest / len(others)), token) for token in sorted(others)]
-    known = sum(math.exp(log_prob) for log_prob, _ in kept)
-    total = known if len(those) <= FEW else known + rest
-    kept.sort(key=lambda one: (-one[0], one[1]))
+    covered = sum(math.exp(log_prob) for log_prob, _ in kept)
+    total = covered if len(those) <= FEW else covered + rest
+    kept.sort(key=lambda pair: (-pair[0], pair[1]))
     best = kept[:width]
     return (
         [token for _, token in best],

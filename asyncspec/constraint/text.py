@@ -28,15 +28,15 @@ def of_json(schema: Mapping[str, Any] | bool) -> str:
     whole = {"allOf": [schema]} if isinstance(schema, bool) else schema
     bounds.check_schema(whole)
     whole = enforced(whole)
-    own = whole.get("x-guidance")
+    settings = whole.get("x-guidance")
     options = {
         "whitespace_pattern": WHITESPACE,
         "coerce_one_of": True,
-        **(own if isinstance(own, Mapping) else {}),
+        **(settings if isinstance(settings, Mapping) else {}),
     }
-    found = "%json " + msgspec.json.encode({**whole, "x-guidance": options}).decode()
-    bounds.check_size(found)
-    return found
+    grammar = "%json " + msgspec.json.encode({**whole, "x-guidance": options}).decode()
+    bounds.check_size(grammar)
+    return grammar
 
 
 def of_regex(pattern: str) -> str:
@@ -47,9 +47,9 @@ def of_regex(pattern: str) -> str:
 
 def of_choice(texts: Sequence[str]) -> str:
     """One of some texts."""
-    found = "start: " + " | ".join(map(quoted, texts))
-    bounds.check_size(found)
-    return found
+    grammar = "start: " + " | ".join(map(quoted, texts))
+    bounds.check_size(grammar)
+    return grammar
 
 
 def of_grammar(source: str) -> str:

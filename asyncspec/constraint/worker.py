@@ -24,8 +24,8 @@ LENGTH = struct.Struct("=Q")
 """Before each message of either side."""
 
 STACK_BYTES = 1 << 20
-"""Of the thread that works: an eighth of what threads have here, so that what passes does so again
-in the node's own threads."""
+"""Stack size of the working thread: an eighth of what threads have here, so that what passes does
+so again in the node's own threads."""
 
 Work = Callable[[bytes], bytes]
 
@@ -33,7 +33,7 @@ Work = Callable[[bytes], bytes]
 class Limits(Struct, frozen=True):
     """What one piece of work may take."""
 
-    # Of processor time.
+    # Processor time.
     seconds: float
     # Beyond what the process has at its start.
     mebibytes: int

@@ -113,8 +113,8 @@ def _limit_memory(limits: Limits) -> None:
         import resource
 
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        most = pages * resource.getpagesize() + limits.mebibytes * _MIB
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit = pages * resource.getpagesize() + limits.mebibytes * _MIB
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with suppress(ImportError, OSError, ValueError):
         import resource
 

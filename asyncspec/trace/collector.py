@@ -29,13 +29,13 @@ FLUSH_SECONDS = 0.2
 """Between frames to a reader: a page that follows a run looks live."""
 
 SLICE_SECONDS = 5e-3
-"""Of delivering at a time, and until the next time where readers are behind."""
+"""Seconds of delivering at a time, and until the next time where readers are behind."""
 
 LINES_PER_FRAME = 256
 """Encoding them takes about a millisecond of the event loop."""
 
 BYTES_PER_FRAME = 64 * 1024
-"""Of their MessagePack form: long lines take more time, above all to hide tokens."""
+"""Bytes of their MessagePack form: long lines take more time, above all to hide tokens."""
 
 MAX_UNSENT = 4 * 1024 * 1024
 """Bytes waiting on a reader's link above which it gets no more for the time being."""
@@ -47,7 +47,7 @@ MAX_COLLECTIONS, MAX_OWN = 16, 4
 """Collections of one draft node at a stage, and of all clients of a draft node; of one client."""
 
 MASK_BYTES = 16
-"""Of a key that hides token ids."""
+"""Bytes of a key that hides token ids."""
 
 BURST, BURST_SECONDS, PULSE_SECONDS = 12, 0.02, 0.5
 """Clock probes: so many in a row when recording begins or a peer joins, then a steady pulse."""
@@ -198,9 +198,9 @@ class NodeTraceCollector(LinkService):
     def _collect(self, link: Link, message: Collect) -> None:
         """Begin or stop a collection."""
         same = (c for c in self._collections if (c.link, c.number) == (link, message.collection))
-        if (known := next(same, None)) is not None or message.stop:
-            if known is not None and message.stop:
-                self._stop(known)
+        if (running := next(same, None)) is not None or message.stop:
+            if running is not None and message.stop:
+                self._stop(running)
             return
         if not link.operator and not is_draft(link.rank):
             link.send(Events(message.collection, self._runtime.rank, True, OPERATORS_ONLY))
@@ -304,8 +304,8 @@ class NodeTraceCollector(LinkService):
             self._send(collection, [recorder.node])
         end = recorder.end if collection.end is None else collection.end
         if start < end and not collection.full:
-            most = min(LINES_PER_FRAME, end - start)
-            lines, collection.next_line = recorder.read(start, most, BYTES_PER_FRAME)
+            count = min(LINES_PER_FRAME, end - start)
+            lines, collection.next_line = recorder.read(start, count, BYTES_PER_FRAME)
             self._send(collection, lines)
             return True
         if collection.end is None or (start < end and time.monotonic() < collection.deadline):

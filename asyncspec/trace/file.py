@@ -82,11 +82,11 @@ def _decode(line: bytes) -> Line | str:
 
 
 def _line(path: Path, number: int, line: bytes) -> Record:
-    found = _decode(line)
-    if isinstance(found, TraceHeader):
-        found = "a second header"
-    elif isinstance(found, Step) and found.until < found.at:
-        found = "a step ends before it begins"
-    if isinstance(found, str):
-        raise UserError(f"{path} is damaged in line {number}: {found}")
-    return found
+    record = _decode(line)
+    if isinstance(record, TraceHeader):
+        record = "a second header"
+    elif isinstance(record, Step) and record.until < record.at:
+        record = "a step ends before it begins"
+    if isinstance(record, str):
+        raise UserError(f"{path} is damaged in line {number}: {record}")
+    return record

@@ -103,12 +103,12 @@ class Mask:
                 return effect
 
     def _hashed(self, session: int, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        found = []
+        hashed = []
         for token in tokens:
             text = f"{session} {token}".encode()  # of any size: a peer may claim any number
             digest = hashlib.blake2b(text, digest_size=4, key=self._key).digest()
-            found.append(int.from_bytes(digest, "little") >> 1)
-        return tuple(found)
+            hashed.append(int.from_bytes(digest, "little") >> 1)
+        return tuple(hashed)
 
 
 def _without_tokens(tree: Expanded) -> Expanded:

@@ -38,17 +38,17 @@ class Recorder(TraceHook):
         self,
         node: records.NodeRecord,
         *,
-        most: int = MOST,
+        max_lines: int = MOST,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.node = node
         self._clock = clock
-        # Of structs that the garbage collector does not track, as there are so many.
+        # Structs that the garbage collector does not track, as there are so many.
         self._lines: deque[records.Record] = deque()
         self._sizes: deque[int] = deque()
-        self._most = most
+        self._most = max_lines
         # Bytes that may still be added before the oldest lines go.
-        self._room = most * LINE_BYTES
+        self._room = max_lines * LINE_BYTES
         # Number of the line that comes next.
         self.end = 0
         # Jobs issued so far; at the first line, those whose results are still to come.
@@ -116,21 +116,21 @@ class Recorder(TraceHook):
         return number
 
     def read(
-        self, number: int, most: int, most_bytes: float = math.inf
+        self, number: int, max_lines: int, max_bytes: float = math.inf
     ) -> tuple[list[records.Record], int]:
-        """Up to ``most`` lines from ``number`` on, and the number of the line after them: one, or
-        as many as ``most_bytes`` allow. Lines that are gone are a ``Dropped`` in their place."""
+        """Up to ``max_lines`` lines from ``number`` on, and the number of the line after them: one,
+        or as many as ``max_bytes`` allow. Lines that are gone are a ``Dropped`` in their place."""
         oldest = self.end - len(self._lines)
         lost = [records.Dropped(self.node.rank, oldest - number)] if number < oldest else []
         start = max(0, number - oldest)
         count = 0
-        for size in islice(self._sizes, start, start + most):
-            most_bytes -= size
-            if count and most_bytes < 0:
+        for size in islice(self._sizes, start, start + max_lines):
+            max_bytes -= size
+            if count and max_bytes < 0:
                 break
             count += 1
-        found = list(islice(self._lines, start, start + count))
-        return [*lost, *found], oldest + start + len(found)
+        lines = list(islice(self._lines, start, start + count))
+        return [*lost, *lines], oldest + start + len(lines)
 
 
 def _end(line: records.Record) -> float:
@@ -257,7 +257,7 @@ def _without_handles(job: Job) -> object:
         case Feed(session, start, rows):
             return (session, start, tuple(some.rows for some in rows))
         case Forward(session, segment, committed, rows, tokens, hidden):
-            given = None if hidden is None else hidden.rows
-            return (session, segment, committed, rows, tokens, given, job.sampled_rows)
+            indices = None if hidden is None else hidden.rows
+            return (session, segment, committed, rows, tokens, indices, job.sampled_rows)
         case _:
             return job

@@ -24,7 +24,7 @@ def test_a_row_of_the_path_sees_the_path_alone(pruned_after: int | None) -> None
             held[row.slot] = given
             assert row.position == PREFIX + len(row.visible) - 1
             assert [held[slot] for slot in row.visible] == [*range(len(row.visible) - 1), given]
-        path += [one.inputs[i] for i in one.own]
+        path += [one.inputs[i] for i in one.path_rows]
         if one.keep is not None:
             held = {PREFIX + i: held[slot] for i, slot in enumerate(one.keep)}
             assert list(held.values()) == path

@@ -238,7 +238,7 @@ def test_logits_that_are_no_numbers_draw_some_token(
     if penalised:
         sampling = replace(sampling, repetition_penalty=1e6, presence_penalty=-2.0)
     own = [{0: 1}] if penalised else ()
-    (token,) = draw(rows_of(logits), [3], sampling, own=own)
+    (token,) = draw(rows_of(logits), [3], sampling, path_counts=own)
     assert 0 <= token < len(logits)
     real = [x for x in logits if math.isfinite(x) and abs(x) < 1e38]
     if real and not penalised and not any(abs(x) > 1e38 for x in logits if not math.isnan(x)):

@@ -16,7 +16,7 @@ from asyncspec_protocol.messages import PruneIndices, Segment
 
 
 def recorder(most: int = 100, now: float = 0.0) -> Recorder:
-    return Recorder(NodeRecord(1, 0.0, 0.0, "verify", 1), most=most, clock=lambda: now)
+    return Recorder(NodeRecord(1, 0.0, 0.0, "verify", 1), max_lines=most, clock=lambda: now)
 
 
 def fill(target: Recorder, count: int) -> None:

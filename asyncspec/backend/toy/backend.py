@@ -111,12 +111,12 @@ def _settings(name: str, kind: type[C]) -> C:
         return msgspec.convert({key: value for key, _, value in pairs}, kind, strict=False)
     except msgspec.ValidationError as error:
         problem = InputProblem.of(error).sentence("setting")
-        known = ", ".join(kind.__struct_fields__)
-        raise CheckpointError(f"{name}: {problem}; the settings are {known}") from None
+        fields = ", ".join(kind.__struct_fields__)
+        raise CheckpointError(f"{name}: {problem}; the settings are {fields}") from None
 
 
 class ToyBackend(Backend):
-    """Of clusters without weights."""
+    """Backend of clusters without weights."""
 
     library = "toy"
     runtime_bytes = 64 << 20

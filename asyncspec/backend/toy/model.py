@@ -25,7 +25,7 @@ from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 
 DTYPE = "uint64"
-"""Of hidden states."""
+"""Width of hidden states."""
 
 
 class ToyState(Struct, frozen=True):
@@ -120,18 +120,20 @@ class ToyModel(Struct, frozen=True):
         """The sequential reference: what comes after ``tokens``, which begin with the prompt, of
         the tokens ``allowed``. ``state``: after all of them, where that is known."""
         logits = self.logits([(state or self.read(tokens)).hidden])
-        own = [seen(tokens, prompt_length)]
-        return sampling.draw(logits, [len(tokens)], settings, own=own, allowed=[allowed])[0]
+        counts = [seen(tokens, prompt_length)]
+        return sampling.draw(
+            logits, [len(tokens)], settings, path_counts=counts, allowed=[allowed]
+        )[0]
 
 
 class ToyCache:
-    """Of each layer the keys by slot; an empty slot holds -1."""
+    """Keys of each layer by slot; an empty slot holds -1."""
 
     def __init__(self, layers: int) -> None:
         self.layers: list[list[int]] = [[] for _ in range(layers)]
 
-    def copy_prefix(self, other: ToyCache, slots: int) -> None:
-        self.layers = [layer[:slots] for layer in other.layers]
+    def copy_prefix(self, source: ToyCache, slots: int) -> None:
+        self.layers = [layer[:slots] for layer in source.layers]
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         for layer in self.layers:

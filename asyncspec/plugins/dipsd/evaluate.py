@@ -155,4 +155,4 @@ def in_best_order(plan: Plan, tables: Tables, work: Budget | None = None) -> Pla
     if work is not None:
         plans = plans[: 1 + int(max(0.0, work.left) / price)]
         work.spend(len(plans) * price)
-    return min(plans, key=lambda one: evaluate(one, tables).period_ms)
+    return min(plans, key=lambda candidate: evaluate(candidate, tables).period_ms)

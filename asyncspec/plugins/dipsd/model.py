@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from asyncspec.core.errors import UserError
 
 MAX_USERS = 1024
-"""Of a deployment that is planned for."""
+"""Upper bound on the users of a deployment that is planned for."""
 
 MemoryRule = Literal["batch", "all"]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
@@ -53,8 +53,8 @@ class User(Struct, frozen=True):
     # Acceptance of a drafted token, and positions before the draft.
     alpha: float
     prefix: int
-    # Of a drafted token (the paper's d, affine in FLOPs); a round's time on the link whatever its
-    # length, and what each drafted token adds.
+    # Time of a drafted token (the paper's d, affine in FLOPs); a round's time on the link whatever
+    # its length, and what each drafted token adds.
     token_ms: float
     link_ms: float = 0.0
     link_token_ms: float = 0.0

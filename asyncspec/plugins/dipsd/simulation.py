@@ -169,7 +169,7 @@ def _taken(run: _Run) -> list[int]:
     """Users that are ready when the first stage is free, or else first: by age, as many as fit, at
     least one. A user may overtake one whose rows do not fit."""
     tables = run.tables
-    most = tables.deployment.batch_rows or math.inf
+    max_rows = tables.deployment.batch_rows or math.inf
     waiting = sorted(zip(run.ready, range(tables.users), strict=True))
     now = max(run.line.free[0], waiting[0][0])
     taken: list[int] = []
@@ -177,7 +177,7 @@ def _taken(run: _Run) -> list[int]:
     for ready, m in waiting:
         if ready > now or (taken and not tables.fits([*taken, m])):
             break
-        if not taken or rows + run.lengths[m] + 1 <= most:
+        if not taken or rows + run.lengths[m] + 1 <= max_rows:
             taken.append(m)
             rows += run.lengths[m] + 1
     return taken

@@ -137,7 +137,7 @@ def _path(
     found = []
     for one in passes:
         inputs = [given[length + i] for i in one.inputs]
-        found.append(_results(engine, tree, one.committed, one.rows, inputs)[one.own])
+        found.append(_results(engine, tree, one.committed, one.rows, inputs)[one.path_rows])
         if one.keep is not None:
             tree.compact(length, one.keep)
     tree.close()

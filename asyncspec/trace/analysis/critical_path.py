@@ -83,25 +83,25 @@ def causes(log: Log) -> dict[LogStep, Cause]:
             for effect in step.effects:
                 if isinstance(effect, Sent) and effect.nbytes:
                     sent[node.info.rank, effect.to].append((effect.check, step))
-    found: dict[LogStep, Cause] = {}
+    causes_by_step: dict[LogStep, Cause] = {}
     for node in log.nodes:
         for step in node.steps:
             match step.input:
                 case ReceivedMessage(peer, message):
                     sender = _take(sent[peer, node.info.rank], checksum(message))
                     if sender is not None:
-                        found[step] = sender, None
+                        causes_by_step[step] = sender, None
                 case JobResult(job) if job in node.issued:
-                    found[step] = node.issued[job], node.runs.get(job)
+                    causes_by_step[step] = node.issued[job], node.runs.get(job)
                 case _:
                     pass
-    return found
+    return causes_by_step
 
 
 def _take(link: deque[tuple[int, LogStep]], check: int) -> LogStep | None:
     """The next message of a link with this checksum; those before it were lost."""
-    for place, (found, step) in enumerate(islice(link, _LOOK_AHEAD + 1)):
-        if found == check:
+    for place, (number, step) in enumerate(islice(link, _LOOK_AHEAD + 1)):
+        if number == check:
             for _ in range(place + 1):
                 link.popleft()
             return step
@@ -110,9 +110,9 @@ def _take(link: deque[tuple[int, LogStep]], check: int) -> LogStep | None:
 
 def token_times(timeline: Timeline) -> list[TokenTime]:
     """Every emission of every request, in order."""
-    known, stages = causes(timeline.log), timeline.stages
-    before = {request.request: request.submitted for request in timeline.requests}
-    found: list[TokenTime] = []
+    cause_of, stages = causes(timeline.log), timeline.stages
+    previous = {request.request: request.submitted for request in timeline.requests}
+    times: list[TokenTime] = []
     for node in timeline.log.nodes:
         emitted: Counter[int] = Counter()
         for step in node.steps:
@@ -120,19 +120,19 @@ def token_times(timeline: Timeline) -> list[TokenTime]:
                 if isinstance(effect, Emit) and effect.tokens:
                     request, index = effect.request, emitted[effect.request]
                     emitted[request] += len(effect.tokens)
-                    since = before.get(request, step.at)
-                    spans = tuple(_back(step, since, known, stages))
-                    until = before[request] = spans[0].until if spans else step.at
-                    found.append(TokenTime(request, index, since, until, spans))
-    return found
+                    since = previous.get(request, step.at)
+                    spans = tuple(_back(step, since, cause_of, stages))
+                    until = previous[request] = spans[0].until if spans else step.at
+                    times.append(TokenTime(request, index, since, until, spans))
+    return times
 
 
 def _back(
-    step: LogStep, since: float, known: dict[LogStep, Cause], stages: int
+    step: LogStep, since: float, cause_of: dict[LogStep, Cause], stages: int
 ) -> Iterator[PathSpan]:
     """The spans from ``since`` to the end of a step, latest first, without gaps."""
     end = step.until
-    for span in _chain(step, known, stages):
+    for span in _chain(step, cause_of, stages):
         # Clocks are estimates: a message may seem to come before it was sent.
         at = max(since, min(span.at, end))
         if end > at:
@@ -144,7 +144,7 @@ def _back(
         yield PathSpan("other", "other", since, end)
 
 
-def _chain(step: LogStep, known: dict[LogStep, Cause], stages: int) -> Iterator[PathSpan]:
+def _chain(step: LogStep, cause_of: dict[LogStep, Cause], stages: int) -> Iterator[PathSpan]:
     """Backwards; each span begins where the next one ends. Ends at a cycle: where a recording
     begins amid a run, equal messages may be taken for each other."""
     visited: set[LogStep] = set()
@@ -152,16 +152,16 @@ def _chain(step: LogStep, known: dict[LogStep, Cause], stages: int) -> Iterator[
         visited.add(step)
         here = device_name(step.rank, stages)
         yield PathSpan("step", here, step.at, step.until)
-        if step not in known or known[step][0] in visited:
+        if step not in cause_of or cause_of[step][0] in visited:
             return
-        before, run = known[step]
+        sender, run = cause_of[step]
         if run is not None:
             yield PathSpan("step", here, run.until, step.at)
             yield PathSpan(_KINDS.get(run.kind, "cache"), here, run.at, run.until)
-            yield PathSpan("device", here, before.until, run.at)
+            yield PathSpan("device", here, sender.until, run.at)
         elif isinstance(step.input, ReceivedMessage):
-            yield PathSpan("link", link_name(before.rank, step.rank, stages), before.until, step.at)
-        step = before
+            yield PathSpan("link", link_name(sender.rank, step.rank, stages), sender.until, step.at)
+        step = sender
 
 
 def latency_breakdowns(times: Sequence[TokenTime], *, decoding: bool) -> list[LatencyBreakdown]:
@@ -170,7 +170,7 @@ def latency_breakdowns(times: Sequence[TokenTime], *, decoding: bool) -> list[La
     for time in times:
         if time.index or not decoding:
             requests.setdefault(time.request, []).append(time)
-    found = []
+    breakdowns = []
     for request, tokens in sorted(requests.items()):
         resources: defaultdict[str, float] = defaultdict(float)
         kinds: defaultdict[str, float] = defaultdict(float)
@@ -179,5 +179,5 @@ def latency_breakdowns(times: Sequence[TokenTime], *, decoding: bool) -> list[La
             kinds[f"{span.resource} {span.kind}"] += span.seconds
         since = min(token.at for token in tokens)
         seconds = max(token.until for token in tokens) - since
-        found.append(LatencyBreakdown(request, since, seconds, dict(resources), dict(kinds)))
-    return found
+        breakdowns.append(LatencyBreakdown(request, since, seconds, dict(resources), dict(kinds)))
+    return breakdowns

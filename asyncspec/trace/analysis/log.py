@@ -93,8 +93,8 @@ def _quickest(probes: Sequence[Probe]) -> list[Probe]:
         if best is None or probe.round_trip < best.round_trip:
             windows[window] = probe
     limit = 4 * min(probe.round_trip for probe in windows.values()) + 1e-4
-    found = sorted(windows.values(), key=lambda probe: probe.asked)
-    return [probe for probe in found if probe.round_trip <= limit]
+    quickest = sorted(windows.values(), key=lambda probe: probe.asked)
+    return [probe for probe in quickest if probe.round_trip <= limit]
 
 
 def _line(

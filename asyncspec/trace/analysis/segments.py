@@ -95,7 +95,7 @@ class Path(Struct, frozen=True):
     prompt_length: int = 0
     # After the prompt.
     nodes: frozenset[int] = frozenset()
-    # Of each token after the prompt the segment whose verdict brought it.
+    # For each token after the prompt, the segment whose verdict brought it.
     segments: tuple[int, ...] = ()
 
     def useful(self, node: int) -> bool:
@@ -148,7 +148,7 @@ def read_segments(
             useful=0 if path is None else sum(map(path.useful, ids)),
         )
         lifetimes.append(lifetime)
-    return paths, sorted(lifetimes, key=lambda one: (one.sent, one.session, one.segment))
+    return paths, sorted(lifetimes, key=lambda item: (item.sent, item.session, item.segment))
 
 
 def _paths(
@@ -171,7 +171,7 @@ def _paths(
         if message.tokens:
             nodes = zip(message.ids, message.parents, message.tokens, strict=True)
             for node, parent, token in nodes:
-                # Of two nodes for one token the first was dead when the second was issued.
+                # Where two nodes carry one token, the first was dead when the second was issued.
                 children[of, parent, token] = max(node, children.get((of, parent, token), node))
 
     def below(session: int, at: int | None) -> Iterator[tuple[int | None, int]]:
@@ -186,22 +186,22 @@ def _paths(
     for session in {*prompts, *committed}:
         length = prompts.get(session, 0)
         steps = list(below(session, length - 1))
-        found = {node for node, _ in steps if node is not None}
+        on_path = {node for node, _ in steps if node is not None}
         for node in committed.get(session, ()):
             at: int | None = node
-            while at is not None and at >= length and at not in found:
-                found.add(at)
+            while at is not None and at >= length and at not in on_path:
+                on_path.add(at)
                 at = parents.get((session, at))
         # An answer's last nodes are in no prune.
-        last = below(session, max(found, default=None))
-        found.update(node for node, _ in last if node is not None)
+        last = below(session, max(on_path, default=None))
+        on_path.update(node for node, _ in last if node is not None)
         segments = tuple(segment for _, segment in steps)
-        paths[session] = Path(length, frozenset(found), segments)
+        paths[session] = Path(length, frozenset(on_path), segments)
     return paths
 
 
 def _outcome(visits: Sequence[Visit], path: Path | None, last: int) -> str:
-    """Of a segment without a verdict. Closing a session prunes what is still on its way."""
+    """Fate of a segment without a verdict. Closing a session prunes what is still on its way."""
     if not visits or path is None:
         return "lost"
     ids, end = visits[0].message.ids, visits[-1]

@@ -46,7 +46,7 @@ def read_spans(
 
 
 def _job(node: NodeLog, run: Ran) -> Iterator[Span]:
-    """Of any job but a pass; of a batch of trees one for each session, from its effect."""
+    """Spans of any job but a pass; a batch of trees has one per session, from its effect."""
     if run.kind in ("forward", "batch"):
         return
     kind = "cache" if run.kind in ("admit", "compact", "release", "feed") else "draft"
@@ -85,8 +85,8 @@ def _visit(visit: Visit, path: Path | None) -> Iterator[Span]:
         return
     yield Span(visit.rank, "queue", visit.received, visit.started, *name)
     useful = set() if path is None else set(filter(path.useful, visit.ids))
-    known = -1 if path is None else len(useful)
-    rows = len(visit.ids), known, len(visit.dead - useful)
+    useful_rows = -1 if path is None else len(useful)
+    rows = len(visit.ids), useful_rows, len(visit.dead - useful)
     ends = min(visit.ids, default=-1), max(visit.ids, default=-1)
     yield Span(visit.rank, "compute", visit.started, visit.ended, *name, *rows, *ends)
     # A segment that is sent on in a later step than it ended in has waited for credit.

@@ -46,7 +46,7 @@ class Utilisation(Struct, frozen=True):
 
 
 class Depth(Struct, frozen=True):
-    """Of ``tokens`` that came at one depth below the tip, how many were nodes of the tree."""
+    """Hits among the ``tokens`` that came at one depth below the tip: nodes of the tree."""
 
     depth: int
     tokens: int
@@ -135,10 +135,10 @@ def bottleneck(requests: Sequence[LatencyBreakdown], devices: Sequence[Utilisati
     if device is None:
         return f"The link {resource} is the bottleneck: {share} was spent on it."
     sentence = f"{resource} is the bottleneck: {share} was its work; it was busy {device.busy:.0%}"
-    known = device.useful + device.wrong + device.dead
-    if not known:
+    classified = device.useful + device.wrong + device.dead
+    if not classified:
         return f"{sentence}."
-    passes = known + device.unknown
+    passes = classified + device.unknown
     return (
         f"{sentence}, {device.dead / passes:.0%} of its passes on dead rows and "
         f"{device.wrong / passes:.0%} on wrong guesses."
@@ -178,14 +178,14 @@ def _split(spans: Sequence[Span], windows: Sequence[Interval]) -> tuple[float, .
     passes: dict[Interval, tuple[int, ...]] = {}
     for span in spans:
         if span.kind == "compute":
-            own = (0, 0, 0, span.rows)
+            counts = (0, 0, 0, span.rows)
             if span.useful >= 0:
-                own = (span.useful, span.rows - span.useful - span.dead, span.dead, 0)
-            before = passes.get((span.at, span.until), (0, 0, 0, 0))
-            passes[span.at, span.until] = tuple(map(sum, zip(before, own, strict=True)))
+                counts = (span.useful, span.rows - span.useful - span.dead, span.dead, 0)
+            previous = passes.get((span.at, span.until), (0, 0, 0, 0))
+            passes[span.at, span.until] = tuple(map(sum, zip(previous, counts, strict=True)))
     seconds = [0.0] * 4
     for interval, rows in passes.items():
-        # Of a pass without rows nothing is known.
+        # Nothing is known of a pass without rows.
         shares = rows if any(rows) else (0, 0, 0, 1)
         row_seconds = length(cut([interval], windows)) / sum(shares)
         seconds = [had + row_seconds * share for had, share in zip(seconds, shares, strict=True)]
@@ -195,18 +195,18 @@ def _split(spans: Sequence[Span], windows: Sequence[Interval]) -> tuple[float, .
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Disjoint and ascending."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for at, until in sorted(intervals):
-        if found and at <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], until))
+        if merged and at <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], until))
         elif until > at:
-            found.append((at, until))
-    return found
+            merged.append((at, until))
+    return merged
 
 
 def cut(intervals: Sequence[Interval], windows: Sequence[Interval]) -> list[Interval]:
     """What of disjoint ascending intervals lies in disjoint ascending windows."""
-    found: list[Interval] = []
+    parts: list[Interval] = []
     start = 0
     for at, until in intervals:
         while start < len(windows) and windows[start][1] <= at:
@@ -214,8 +214,8 @@ def cut(intervals: Sequence[Interval], windows: Sequence[Interval]) -> list[Inte
         for low, high in windows[start:]:
             if low >= until:
                 break
-            found.append((max(at, low), min(until, high)))
-    return found
+            parts.append((max(at, low), min(until, high)))
+    return parts
 
 
 def length(intervals: Iterable[Interval]) -> float:

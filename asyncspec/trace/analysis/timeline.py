@@ -35,8 +35,8 @@ class Span(Struct, frozen=True):
     until: float
     session: int = -1
     segment: int = -1
-    # Of a pass: its rows; those whose node ended on the committed path; those whose node was
-    # already dead when the pass ended. The others were wrong guesses not yet known to be wrong.
+    # Rows of a pass; those whose node ended on the committed path; those whose node was already
+    # dead when the pass ended. The others were wrong guesses not yet known to be wrong.
     # -1 useful rows: the session's path was not recorded.
     rows: int = 0
     useful: int = 0

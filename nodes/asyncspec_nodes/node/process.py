@@ -244,7 +244,7 @@ def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:
         config=settings(loaded.machine.config),
         whole=whole,
     )
-    return Recorder(node, most=config.trace.events or MOST)
+    return Recorder(node, max_lines=config.trace.events or MOST)
 
 
 async def _report_alive(reporter: Reporter) -> None:

@@ -216,7 +216,7 @@ def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
     role = role_of(rank, stages)
     config = settings(actor.machine.config)  # type: ignore[attr-defined]
     node = NodeRecord(rank, world.now, world.now, role, stages, config=config, whole=True)
-    return Recorder(node, most=MAX_STEPS, clock=lambda: world.now)
+    return Recorder(node, max_lines=MAX_STEPS, clock=lambda: world.now)
 
 
 def connect(world: World, stages: int, drafts: Iterable[Rank] = (DRAFT,)) -> None:

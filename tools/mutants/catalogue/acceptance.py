@@ -103,8 +103,8 @@ ACCEPTANCE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "draw-penalty-of-prompt",
-        "counts[token] = known + (position >= self._prompt)",
-        "counts[token] = known + (position > self._prompt)",
+        "counts[token] = count + (position >= self._prompt)",
+        "counts[token] = count + (position > self._prompt)",
         "test_a_rows_counts_are_those_of_its_path",
     ),
     Mutant(

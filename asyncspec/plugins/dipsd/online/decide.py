@@ -44,20 +44,20 @@ def decide(deployment: Deployment, noise: Noise = QUIET) -> Decision:
     tables = Tables(deployment)
     rounds = max(MIN_RUNS, min(MAX_RUNS, RUNS // tables.users))
     noise = replace(noise, sigma=min(MAX_JITTER, noise.sigma), expected=True)
-    found = plan_best(tables, effort=EFFORT)
-    assert found is not None, "each user alone fits"
-    candidates = [own := found.plan.lengths]
+    result = plan_best(tables, effort=EFFORT)
+    assert result is not None, "each user alone fits"
+    candidates = [planned_lengths := result.plan.lengths]
     if tables.users > 1:
         common, _ = best_greedy(tables, max(MIN_RUNS, rounds // SKETCH))
         near = range(max(1, common - 1), min(tables.longest, common + 1) + 1)
-        candidates = [*((length,) * tables.users for length in near), own]
+        candidates = [*((length,) * tables.users for length in near), planned_lengths]
     runs = [(simulate_greedy(tables, lengths, rounds, noise), lengths) for lengths in candidates]
     greedy, lengths = max(runs, key=lambda run: run[0].throughput)
-    planned, period = _forecast(found.plan, tables, rounds, noise)
+    planned, period = _forecast(result.plan, tables, rounds, noise)
     pays = planned > greedy.throughput * (1 + MARGIN)
     return Decision(
-        lengths=own if pays else lengths,
-        groups=found.plan.batches if pays else (),
+        lengths=planned_lengths if pays else lengths,
+        groups=result.plan.batches if pays else (),
         period_ms=period,
         planned=planned,
         greedy=greedy.throughput,

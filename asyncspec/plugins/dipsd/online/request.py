@@ -110,7 +110,7 @@ def drifted(old: PlanRequest, new: PlanRequest) -> bool:
     """Whether a plan for the one may not be good for the other."""
     if old.sessions != new.sessions:
         return True
-    # Of all users or stages together: each by itself wavers.
+    # Mean over all users or stages: each by itself wavers.
     jitters = zip(_mean_jitters(old.noise), _mean_jitters(new.noise), strict=True)
     users = zip(old.deployment.users, new.deployment.users, strict=True)
     passes = zip(_passes_ms(old.deployment), _passes_ms(new.deployment), strict=True)

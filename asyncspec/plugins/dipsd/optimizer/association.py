@@ -8,18 +8,18 @@ from itertools import pairwise
 from asyncspec.plugins.dipsd.model import FIRST_LENGTH, MAX_USERS, Groups, Tables
 
 
-def associations(users: int, fewest: int = 1, most: int = MAX_USERS) -> Iterator[Groups]:
-    """All partitions of the users into ``fewest`` to ``most`` batches (into any number: 1, 2, 5,
+def associations(users: int, fewest: int = 1, largest: int = MAX_USERS) -> Iterator[Groups]:
+    """All partitions of the users into ``fewest`` to ``largest`` batches (into any number: 1, 2, 5,
     15, 52, 203, ...); the last user joins a batch or opens one."""
     if users == 0 and fewest <= 0:
         yield ()
-    if users == 0 or fewest > users or most < 1:
+    if users == 0 or fewest > users or largest < 1:
         return
     m = users - 1
-    for groups in associations(m, fewest, most):
+    for groups in associations(m, fewest, largest):
         for n, group in enumerate(groups):
             yield (*groups[:n], (*group, m), *groups[n + 1 :])
-    for groups in associations(m, fewest - 1, most - 1):
+    for groups in associations(m, fewest - 1, largest - 1):
         yield (*groups, (m,))
 
 

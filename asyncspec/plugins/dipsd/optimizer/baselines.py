@@ -51,11 +51,13 @@ def algorithm1(tables: Tables) -> PlanResult | None:
         bound = bounds.above(batches, ratio)
         if best is not None and bound <= ratio:
             break
-        found = alternate(tables, batches, NODES, Budget(math.inf))
+        solution = alternate(tables, batches, NODES, Budget(math.inf))
         limit = max(limit, bound)
-        scanned.append(ScannedCount(batches, 1000 * found.ratio if found else None, 1000 * bound))
-        if found is not None and found.ratio > ratio:
-            best = found
+        scanned.append(
+            ScannedCount(batches, 1000 * solution.ratio if solution else None, 1000 * bound)
+        )
+        if solution is not None and solution.ratio > ratio:
+            best = solution
     if best is None:
         return None
     return PlanResult(in_best_order(best.plan, tables), tuple(scanned), 1000 * limit)
@@ -81,13 +83,13 @@ def alternate(tables: Tables, batches: int, nodes: int, work: Budget) -> Solutio
         if associated is None:
             return None
         groups = associated[1]
-        found = best_lengths(tables, groups, work=work)
-        if found is None:
+        solution = best_lengths(tables, groups, work=work)
+        if solution is None:
             return None
-        if best is None or found.ratio > best.ratio:
-            best = found
-        before, lengths = lengths, found.plan.lengths
-        if lengths == before or work.left <= 0:
+        if best is None or solution.ratio > best.ratio:
+            best = solution
+        previous, lengths = lengths, solution.plan.lengths
+        if lengths == previous or work.left <= 0:
             break
     return best
 
@@ -103,8 +105,8 @@ def associate(
     from ``first`` and from simple ones."""
     # Users, the quickest with their draft first.
     order = sorted(range(tables.users), key=lambda m: tables.draft[m][lengths[m]])
-    given = (first, cut(order, batches), dealt(order, batches), packed(tables, batches))
-    fitting = (g for g in given if g and len(g) == batches and tables.all_fit(g))
+    starts = (first, cut(order, batches), dealt(order, batches), packed(tables, batches))
+    fitting = (g for g in starts if g and len(g) == batches and tables.all_fit(g))
     costs = ((cost(tables, lengths, g), g) for g in fitting)
     best = min(costs, default=None, key=itemgetter(0))
     return depth_first(tables, lengths, batches, order[::-1], nodes, best)
@@ -186,8 +188,8 @@ def greedy_batching(tables: Tables) -> float | None:
 
 def one_batch(tables: Tables) -> float | None:
     """Speculative decoding of all users in one batch, unpipelined, each with the best length."""
-    found = best_lengths(tables, (tuple(range(tables.users)),))
-    return None if found is None else 1000 * found.ratio
+    solution = best_lengths(tables, (tuple(range(tables.users)),))
+    return None if solution is None else 1000 * solution.ratio
 
 
 def unbatched(tables: Tables) -> float:
@@ -204,9 +206,9 @@ def fixed_length(tables: Tables) -> float | None:
     for batches in range(first_count(tables), tables.users + 1):
         if tokens / tables.server(least, batches) <= best:
             break
-        found = associate(tables, [length] * tables.users, batches, nodes=BASELINE_NODES)
-        if found is not None:
-            (period, _), _ = found
+        association = associate(tables, [length] * tables.users, batches, nodes=BASELINE_NODES)
+        if association is not None:
+            (period, _), _ = association
             best = max(best, tokens / period)
     return 1000 * best if best else None
 
@@ -218,8 +220,8 @@ def round_robin(tables: Tables) -> float | None:
     for batches in range(first_count(tables), tables.users + 1):
         if bound.above(batches, best) <= best:
             break
-        found = best_lengths(tables, dealt(range(tables.users), batches), best)
-        best = best if found is None else found.ratio
+        solution = best_lengths(tables, dealt(range(tables.users), batches), best)
+        best = best if solution is None else solution.ratio
     return 1000 * best if best else None
 
 

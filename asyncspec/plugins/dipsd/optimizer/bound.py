@@ -46,11 +46,11 @@ class Bound:
         self.step_tokens, self.step_work = steps.ravel()[best], costs.ravel()[best]
         self.step_ready = ready[:, 1:].ravel()[best]
         self.gain, self.rows, self.order = gain[:, 1:], rows[:, 1:], order
-        # Of equal periods the last one has all that is ready by then.
+        # The last of equal periods has all that is ready by then.
         self.possible[:-1] &= self.periods[:-1] < self.periods[1:]
         self.following = np.append(self.periods[1:], np.inf)
-        most = float((self.tokens / self.periods)[self.possible].max()) * max(tables.slopes)
-        self.priced = [self._tokens(most * 0.5**n) for n in range(PRICES)]
+        highest = float((self.tokens / self.periods)[self.possible].max()) * max(tables.slopes)
+        self.priced = [self._tokens(highest * 0.5**n) for n in range(PRICES)]
 
     def above(self, batches: int, enough: float = 0.0) -> float:
         """Tokens a ms that no plan with ``batches`` batches or more exceeds; at least ``enough``:

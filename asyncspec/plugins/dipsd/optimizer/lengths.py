@@ -22,7 +22,7 @@ NODE = 3
 """Units of work of a node of the knapsack's search."""
 
 SHARES = (0.5, 0.0, 1.0)
-"""Of the period's price that the knapsack's bounds put on the work, the most useful one first."""
+"""Shares of the period's price that the knapsack's bounds put on the work, most useful first."""
 
 CLOSE_TOKENS = 1e-9
 """A choice that is no further below its bound is the best."""
@@ -71,7 +71,7 @@ class LengthSweep:
     def best(self, q: float, floor: float = 0.0) -> LengthChoice | None:
         """The best above ``floor`` that the budget allows, or None. ``q`` in tokens a ms."""
         state = _SweepState(self, q)
-        found: LengthChoice | None = None
+        choice: LengthChoice | None = None
         if not self.budget.spend(len(self.events) // 2):
             return None
         for period, events in groupby(self.events, key=itemgetter(0)):
@@ -84,8 +84,8 @@ class LengthSweep:
                 break
             better = state.solve(period, floor)
             if better is not None:
-                floor, found = better.value, better
-        return found
+                floor, choice = better.value, better
+        return choice
 
 
 class _SweepState:
@@ -127,12 +127,12 @@ class _SweepState:
     def solve(self, period: float, floor: float) -> LengthChoice | None:
         """The best L by batch at this period, if above ``floor``."""
         # The most tokens, if the verifier has time for them; the best for it, if it has no more.
-        found = self._choice(self.at, period)
-        if found.period > period:
-            found = self._choice(self.at_net, period)
-            if found.period == period or found.value < self.net - CLOSE_TOKENS:
+        choice = self._choice(self.at, period)
+        if choice.period > period:
+            choice = self._choice(self.at_net, period)
+            if choice.period == period or choice.value < self.net - CLOSE_TOKENS:
                 return self._knapsack(period, floor)
-        return found if found.value > floor else None
+        return choice if choice.value > floor else None
 
     def _choice(self, longest: Sequence[int], period: float) -> LengthChoice:
         work = sum(row[k] for row, k in zip(self.work, longest, strict=True))
@@ -166,10 +166,10 @@ class _SweepState:
             bounds.append((price, constant, rest[::-1]))
         for row in options:
             row.sort(reverse=True)
-        found: LengthChoice | None = None
+        best: LengthChoice | None = None
 
         def descend(n: int, tokens: float, flops: float, chosen: tuple[int, ...]) -> None:
-            nonlocal floor, found
+            nonlocal floor, best
             if not self.budget.spend(NODE):
                 return
             if any(tokens - p * flops - c + rest[n] <= floor for p, c, rest in bounds):
@@ -177,17 +177,17 @@ class _SweepState:
             if n == len(options):
                 choice = self._choice(chosen, period)
                 if choice.value > floor:
-                    floor, found = choice.value, choice
+                    floor, best = choice.value, choice
                 return
             for more, costs, longest in options[n]:
                 descend(n + 1, tokens + more, flops + costs, (*chosen, longest))
 
         descend(0, 0.0, 0.0, ())
-        return found
+        return best
 
 
 CLOSE_SHARE = 1e-12
-"""Of the tokens of a cycle: what counts as no improvement."""
+"""Share of a cycle's tokens that counts as no improvement."""
 
 
 class Solution(NamedTuple):
@@ -207,14 +207,14 @@ def best_lengths(
     """
     if not tables.all_fit(groups):
         return None
-    most = sum(gain[-1] for gain in tables.gain)
+    max_tokens = sum(gain[-1] for gain in tables.gain)
     common, length = common_length(tables, groups)
     # A hair below what one length for all brings, so that it is found again if nothing beats it.
     q = max(above, common * (1 - 1e-9))
-    sweep = LengthSweep(tables, groups, most / q, Budget(math.inf) if work is None else work)
+    sweep = LengthSweep(tables, groups, max_tokens / q, Budget(math.inf) if work is None else work)
     last: LengthChoice | None = None
-    while (found := sweep.best(q, CLOSE_SHARE * most)) is not None:
-        last, q = found, found.tokens / found.period
+    while (choice := sweep.best(q, CLOSE_SHARE * max_tokens)) is not None:
+        last, q = choice, choice.tokens / choice.period
     if last is not None:
         return Solution(q, last.period, Plan(groups, _by_user(tables, groups, last)))
     if common <= above:
@@ -236,13 +236,13 @@ def common_length(tables: Tables, groups: Sequence[Sequence[int]]) -> tuple[floa
     return best[0], -best[1]
 
 
-def _by_user(tables: Tables, groups: Groups, found: LengthChoice) -> tuple[int, ...]:
+def _by_user(tables: Tables, groups: Groups, choice: LengthChoice) -> tuple[int, ...]:
     """Every user's longest draft that is ready in time."""
     lengths = [1] * tables.users
-    for group, longest in zip(groups, found.longest, strict=True):
+    for group, longest in zip(groups, choice.longest, strict=True):
         verified = tables.passing(tables.work(group)[longest])
         for m in group:
             drafts = tables.draft[m]
-            ready = (k for k in range(longest, 1, -1) if drafts[k] + verified <= found.period)
+            ready = (k for k in range(longest, 1, -1) if drafts[k] + verified <= choice.period)
             lengths[m] = next(ready, 1)
     return tuple(lengths)

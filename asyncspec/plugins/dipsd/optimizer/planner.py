@@ -122,17 +122,17 @@ class _Scan:
         best: Solution | None = None
         ratio = self.ratio
         for groups in associations(self.tables.users, batches, batches):
-            found = best_lengths(self.tables, groups, ratio, work)
-            if found is not None:
-                best, ratio = found, found.ratio
+            solution = best_lengths(self.tables, groups, ratio, work)
+            if solution is not None:
+                best, ratio = solution, solution.ratio
         self.limit = max(self.limit, ratio if work.left > 0 else self.bounds[batches])
         self._take(batches, best)
 
-    def _take(self, batches: int, found: Solution | None) -> None:
+    def _take(self, batches: int, solution: Solution | None) -> None:
         """A plan that is better by the two terms of the period, if it is by the exact one."""
-        if found is None or found.ratio <= self.ratio:
+        if solution is None or solution.ratio <= self.ratio:
             return
-        plan = in_best_order(found.plan, self.tables, self.work)
+        plan = in_best_order(solution.plan, self.tables, self.work)
         exact = evaluate(plan, self.tables).throughput / 1000
         if exact > self.ratio:
             self.best, self.ratio = plan, exact

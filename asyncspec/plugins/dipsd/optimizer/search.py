@@ -29,25 +29,26 @@ CHECKED = 4
 """Changes looked at in a step, times the batches: a gain that a prefix spoils is not one."""
 
 ALTERNATION_SHARE, ALTERNATION_NODES = 0.25, 2000
-"""Of the work that is left, at most so much for Algorithm 1; nodes of its association steps."""
+"""Share of the work left that Algorithm 1 takes at most; nodes of its association steps."""
 
 Values = NDArray[np.float64]
 Group = tuple[int, ...]
 
 
 class BatchChange(NamedTuple):
-    """``m`` goes from batch ``left`` to ``right``, ``other`` the other way where it is not None."""
+    """``m`` goes from batch ``left`` to ``right``, ``swapped`` the other way where it is not
+    None."""
 
     m: int
-    other: int | None
+    swapped: int | None
     left: int
     right: int
 
     def of(self, groups: Groups) -> tuple[Group, Group]:
         """Both batches after the change."""
-        into = () if self.other is None else (self.other,)
+        into = () if self.swapped is None else (self.swapped,)
         left = [x for x in groups[self.left] if x != self.m]
-        right = [x for x in groups[self.right] if x != self.other]
+        right = [x for x in groups[self.right] if x != self.swapped]
         return tuple(sorted((*left, *into))), tuple(sorted((*right, self.m)))
 
 
@@ -95,8 +96,8 @@ class BatchFit:
         self, left: Group, right: Group, new_left: Group, new_right: Group, price: float
     ) -> bool:
         """A change of the longest prefix is not seen in a gain, so what looks best is checked."""
-        before = self.worth(left, price) + self.worth(right, price)
-        return self.worth(new_left, price) + self.worth(new_right, price) > before + CLOSE
+        previous = self.worth(left, price) + self.worth(right, price)
+        return self.worth(new_left, price) + self.worth(new_right, price) > previous + CLOSE
 
     def worth(self, group: Group, price: float) -> float:
         """Tokens of one batch, less the price of its work."""
@@ -128,8 +129,8 @@ class BatchFit:
             if row < len(groups):
                 yield BatchChange(m, None, owner[m], row)
             else:
-                one = row - len(groups)
-                yield BatchChange(one, m, owner[one], owner[m])
+                partner = row - len(groups)
+                yield BatchChange(partner, m, owner[partner], owner[m])
 
     def _gains(self, groups: Groups, price: float) -> tuple[list[int], Values, Values]:
         """Each user's batch; (batch, user): what it brings if the user goes there; (user, user): if
@@ -147,20 +148,20 @@ class BatchFit:
             its own batch (L, user), and the worth of the present members (L, batch)."""
             pairs = zip(prefixes, sizes.tolist(), strict=True)
             tokens = np.stack([self._of(p, max(1, size + more)) for p, size in pairs], axis=1)
-            own = tokens[:, owner, people]
-            sums = np.add.reduceat(own[:, by_batch], edges, axis=1)
-            return tokens, own, sums - (sizes + more) * costs
+            owned = tokens[:, owner, people]
+            sums = np.add.reduceat(owned[:, by_batch], edges, axis=1)
+            return tokens, owned, sums - (sizes + more) * costs
 
-        _, own, worth = values(-1)
-        left = (worth[:, owner] - own).max(axis=0)
+        _, owned, worth = values(-1)
+        left = (worth[:, owner] - owned).max(axis=0)
         tokens, _, worth = values(1)
         grown = (worth[:, :, None] + tokens).max(axis=0)
-        tokens, own, worth = values(0)
+        tokens, owned, worth = values(0)
         now = worth.max(axis=0)
         moves = grown - now[:, None] + (left - now[owner])
         moves[:, sizes[owner] == 1] = -np.inf
         moves[owner, people] = -np.inf
-        without = worth[:, owner] - own
+        without = worth[:, owner] - owned
         taken = (without[:, :, None] + tokens[:, owner]).max(axis=0)
         swaps = taken + taken.T - now[owner][:, None] - now[owner]
         swaps[~np.triu(owner[:, None] != owner)] = -np.inf
@@ -188,9 +189,9 @@ class Search:
     def alternate(self, work: Budget) -> None:
         """From Algorithm 1's association: with like users on several stages up to 1 % better."""
         with work.part(ALTERNATION_SHARE * work.left) as part:
-            found = alternate(self.tables, self.batches, ALTERNATION_NODES, part)
-        if found is not None:
-            self._try(found.plan.batches, work)
+            solution = alternate(self.tables, self.batches, ALTERNATION_NODES, part)
+        if solution is not None:
+            self._try(solution.plan.batches, work)
             self._settle(work)
 
     def _periods(self, tries: int) -> Iterator[float]:
@@ -198,8 +199,8 @@ class Search:
         tables = self.tables
         least = tables.server(sum(tables.rows[p][1] for p in tables.prefix), self.batches)
         shortest = max(least, *(draft[1] + tables.through for draft in tables.draft))
-        most = sum(gain[-1] for gain in tables.gain)
-        longest = most / self.ratio if self.ratio else 4 * shortest
+        max_tokens = sum(gain[-1] for gain in tables.gain)
+        longest = max_tokens / self.ratio if self.ratio else 4 * shortest
         for i in range(tries):
             yield shortest + (longest - shortest) * (i + 0.5) / tries
 
@@ -223,7 +224,7 @@ class Search:
         if name in self.tried or work.left <= 0:
             return False
         self.tried.add(name)
-        found = best_lengths(self.tables, groups, self.ratio, work)
-        if found is not None:
-            self.best, self.ratio = found, found.ratio
-        return found is not None
+        solution = best_lengths(self.tables, groups, self.ratio, work)
+        if solution is not None:
+            self.best, self.ratio = solution, solution.ratio
+        return solution is not None

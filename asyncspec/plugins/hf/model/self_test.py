@@ -320,7 +320,7 @@ def _path_outputs(shard: Shard, settings: KernelSettings, passes: Iterable[Probe
             _rows_output(shard, settings, cache, one, inputs[one.inputs], slice(at, at + most))
             for at in range(0, len(one.rows), most)
         ]
-        outputs.append(torch.cat(found)[one.own])
+        outputs.append(torch.cat(found)[one.path_rows])
     return torch.cat(outputs)
 
 
