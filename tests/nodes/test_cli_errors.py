@@ -17,6 +17,7 @@ import pytest
 
 from asyncspec.policy.registry import POLICIES, lossless
 from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.cli.cluster_options import lone_gguf
 from asyncspec_nodes.client import answers, client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.console.arguments import print_notice
@@ -61,6 +62,37 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 )
 def test_serve(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
     assert says in _line(capsys, cli.main, ["serve", *argv])
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["serve", "--api-key", "x"], "did you mean --api-key-file?"),
+        (["run", "--n-predict", "8"], "did you mean --max-new-tokens?"),
+        (["run", "--model", "x"], "did you mean --target?"),
+        (["run", "a", "b", "c"], "'c' is one argument too many"),
+        (["run", "a", "b", "--prompt", "x"], "'b' is one argument too many"),
+        (["run", "/nowhere", "Why?"], "/nowhere"),
+        (["run", "/nowhere", "--prompt", "Why?"], "/nowhere"),
+    ],
+)
+def test_names_of_other_programs_and_words(
+    capsys: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    assert says in _line(capsys, cli.main, argv)
+
+
+def test_alone_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert "talk with a model in the terminal" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    assert lone_gguf(str(tmp_path)) == str(tmp_path / "m.gguf")
+    (tmp_path / "n.gguf").touch()
+    assert lone_gguf(str(tmp_path)) == str(tmp_path)
+    assert lone_gguf("ORG/NAME") == "ORG/NAME"
 
 
 def test_keys_that_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -138,7 +170,7 @@ def _line(
         (["--connect", "h:1", "--prompt", "a", "--quantize", "int8"], "--quantize is the running"),
         (["--mode", "loose"], "argument --mode: invalid choice: 'loose'"),
         (["--prompt", ""], "the prompt is empty"),
-        (["--prompt", "a", "--prompt-file", "b"], "not allowed with argument --prompt"),
+        (["--prompt", "a", "--prompt-file", "b"], "not allowed with argument -p/--prompt"),
         (["--prompt-file", "/nowhere/prompt"], "cannot read /nowhere/prompt: No such file"),
         (["--target", "/nowhere/model"], "there is no directory /nowhere/model"),
         (["--target", str(BUNDLED_TARGET)], "there is no prompt"),
@@ -178,7 +210,7 @@ def _line(
         (["--connect", "h:1", "--prompt", "a", "--check"], "--check needs the target's files"),
         (["--connect", "h:1", "--prompt", "a", "--policy", "best"], "unknown policy 'best'"),
         (["--config", "/nowhere/c.toml", "--prompt", "a"], "cannot read the cluster file"),
-        (["--max-new", "3"], "unrecognized arguments: --max-new 3"),
+        (["--max-new", "3"], "unrecognized arguments: --max-new; did you mean --max-new-tokens?"),
     ],
 )
 def test_a_wrong_argument(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.run import SAMPLING, start_cluster
+from asyncspec_nodes.cli.run import SAMPLING, TOY, start_cluster
 from asyncspec_nodes.cli.terminal.chat import (
     HELP,
     SETTABLE,
@@ -31,7 +31,7 @@ from asyncspec_nodes.cli.terminal.chat import (
 from asyncspec_nodes.client.chat import ClusterTalker, End, HttpTalker, Talker
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
-from asyncspec_nodes.cluster.checkpoints import PLAIN
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, given, option
 from asyncspec_nodes.console.signals import unless_failed, until_signal
@@ -129,6 +129,8 @@ async def _chat(options: ChatOptions) -> int:
         talker = await _talker(options, cluster, stack)
         plain = not interactive()
         screen = Screen(plain=plain)
+        if isinstance(options.where, Config) and options.where.target.path == str(BUNDLED_TARGET):
+            screen.note(TOY)
         screen.note(f"{harmless(talker.name)}. /help lists the commands.")
         lines = piped_lines() if plain else edited_lines(screen.note)
         talking = Chat(talker, screen, options.system, dict(options.settings)).work(lines)

@@ -56,7 +56,7 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
     """Model, policy and devices of a local cluster; or which cluster to connect to. Without
     ``local``: of one on several machines."""
     add = parser.add_argument
-    add("--target", metavar="DIR|GGUF|HF_ID", help="default: the bundled demo model")
+    add("-m", "--target", metavar="DIR|GGUF|HF_ID", help="default: the bundled model, a toy")
     add(
         "--draft",
         metavar="auto|DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
@@ -208,6 +208,15 @@ def is_local(target: str) -> bool:
     return os.path.exists(expanded(path))
 
 
+def lone_gguf(target: str) -> str:
+    """The only GGUF file of a folder that is no checkpoint; any other target as it is."""
+    folder = expanded(target)
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return target
+    files = sorted(folder.glob("*.gguf"))
+    return str(files[0]) if len(files) == 1 else target
+
+
 def _local_config(
     arguments: argparse.Namespace, sessions: int, *, traced: bool, local: bool
 ) -> Config:
@@ -220,7 +229,8 @@ def _local_config(
     if problem := policy_problem(policy, drafts=drafts):
         raise UserError(problem)
     stages = arguments.stages or DEFAULT_STAGES
-    target = with_backend(arguments.target or str(checkpoints.BUNDLED_TARGET), backend_name)
+    target = lone_gguf(arguments.target or str(checkpoints.BUNDLED_TARGET))
+    target = with_backend(target, backend_name)
     backend = backend_of(target)
     # Before weights are downloaded.
     check_stages(stages, backend.inspect(target).layers)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -72,6 +73,7 @@ RECORD = Command("record a running cluster", "asyncspec_nodes.cli.record")
 
 def run(argv: Sequence[str] | None) -> int:
     """Run a command: its exit code. Raises ``AsyncSpecError``, and ``SystemExit`` as argparse."""
+    words = sys.argv[1:] if argv is None else argv
     with exit_on_interrupt():
         arguments = build_parser().parse_args(argv)
     code: int = module_of(arguments.command).run(arguments)

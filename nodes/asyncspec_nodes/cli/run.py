@@ -26,6 +26,7 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.automatic import described
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
@@ -49,6 +50,10 @@ SAMPLING = {
     "seed": ("S", "the same seed gives the same text"),
 }
 """Metavar and help of the options that are fields of ``Sampling``."""
+
+WORDS = "the prompt, behind a model (as --target) or alone; or a model alone, with --prompt"
+
+TOY = "the bundled model is a toy that tells children's stories; -m MODEL names another"
 
 StartCluster = Callable[[Config, ReportSink, Path | None], LocalCluster]
 """Makes a cluster from its configuration, a receiver of its reports, and a directory for logs."""
@@ -77,8 +82,9 @@ class RunOptions(Struct, frozen=True):
 
 
 def add_arguments(parser: Parser) -> None:
+    parser.add_argument("words", nargs="*", metavar="TEXT", help=WORDS)
     text = parser.add_mutually_exclusive_group()
-    text.add_argument("--prompt", metavar="TEXT")
+    text.add_argument("-p", "--prompt", metavar="TEXT")
     text.add_argument("--prompt-file", type=Path, metavar="FILE", help="- reads standard input")
     text.add_argument(
         "--prompts", type=Path, metavar="FILE", help='JSON lines with "prompt" or "turns"'
@@ -93,12 +99,19 @@ def add_arguments(parser: Parser) -> None:
     add("--raw", dest="chat", action="store_false", help="the same as --no-chat")
     add("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
     cluster_options.add_arguments(parser)
-    add("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    add(
+        *("-n", "--max-new-tokens"),
+        type=int,
+        default=128,
+        metavar="N",
+        help="default: 128",
+    )
     for name, default in asdict(Sampling()).items():
         if name not in SAMPLING:
             continue
         metavar, text_of = SAMPLING[name]
-        add(option(name), type=type(default), default=default, metavar=metavar, help=text_of)
+        names = (option(name), "--temp") if name == "temperature" else (option(name),)
+        add(*names, type=type(default), default=default, metavar=metavar, help=text_of)
     add("--stop", action="append", default=[], metavar="TEXT", help="ends the answer; repeatable")
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
@@ -128,7 +141,26 @@ def _grammar(arguments: argparse.Namespace) -> str:
     return text_of_grammar.of_schema(schema)
 
 
+def read_words(arguments: argparse.Namespace) -> None:
+    """Take ``[MODEL] TEXT`` for what it says. Raises ``UserError``."""
+    words = arguments.words
+    prompted = any(
+        given is not None for given in (arguments.prompt, arguments.prompt_file, arguments.prompts)
+    )
+    most = 2 - prompted - (arguments.target is not None)
+    if len(words) > most:
+        raise UserError(
+            f'{words[most]!r} is one argument too many; write asyncspec run MODEL "question", the '
+            "question in quotes, without saying either by an option as well"
+        )
+    if len(words) == 2 or (words and prompted):
+        arguments.target, *words = words
+    if words:
+        (arguments.prompt,) = words
+
+
 def read_arguments(arguments: argparse.Namespace) -> RunOptions:
+    read_words(arguments)
     arguments.constraint = Constraint(_grammar(arguments))
     sampling = Sampling.of(arguments)
     if problem := settings_problem(arguments.max_new_tokens, sampling):
@@ -262,6 +294,10 @@ class Run:
                 cluster = self._start(config, steps, self._options.logs)
                 await stack.enter_async_context(cluster)
             self._printer.begin(config.stages, cluster.guarantee, described(config.draft))
+            if config.target.path == str(BUNDLED_TARGET) and not self._options.json:
+                print_notice(TOY)
+                if self._options.prompts == (Prompt((DEMO,)),):
+                    print_notice(f"it continues: {DEMO}")
             where = ClusterAddress(*cluster.address, config.cluster.name)
             engine = ReconnectingEngine(where.connect, waits=True)
             await stack.enter_async_context(engine)
@@ -299,8 +335,17 @@ def cut_short(answers: Sequence[Answer]) -> str | None:
         if answer.finish_reason == "length" and len(answer.token_ids) < answer.submit.max_new_tokens
     ]
     if not cut:
-        return None
+        return limited(answers)
     which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
     some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
     most = cut[0].submit.max_new_tokens
     return f"{which} {some}where the target's context does, before --max-new-tokens {most}"
+
+
+def limited(answers: Sequence[Answer]) -> str | None:
+    """The notice about answers that --max-new-tokens ends; None without any."""
+    cut = [answer for answer in answers if answer.finish_reason == "length"]
+    if not cut:
+        return None
+    which = "the answer is" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers are"
+    return f"{which} cut at {cut[0].submit.max_new_tokens} tokens (--max-new-tokens)"

@@ -21,6 +21,21 @@ _MAX_LINE = 4_000
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
+MEANT = {
+    "--api-key": "--api-key-file",
+    "--model": "--target",
+    "--max-tokens": "--max-new-tokens",
+    "--n-predict": "--max-new-tokens",
+    "--num-predict": "--max-new-tokens",
+    "--repeat-penalty": "--repetition-penalty",
+    "--file": "--prompt-file",
+    "--model-draft": "--draft",
+    "--pipeline-parallel-size": "--stages",
+    "--quantization": "--quantize",
+}
+"""Options of other programs, by their names there, that are called otherwise here."""
+
+
 class Parser(argparse.ArgumentParser):
     """Without usage dump and abbreviated options; a misspelt one is suggested.
 
@@ -63,7 +78,9 @@ class Parser(argparse.ArgumentParser):
         if rest:
             known = [text for action in self._actions for text in action.option_strings]
             wrong = next((word for word in rest if word.startswith("-")), rest[0])
-            meant = did_you_mean(wrong.partition("=")[0], known)
+            name = wrong.partition("=")[0]
+            same = MEANT.get(name, "")
+            meant = f"; did you mean {same}?" if same in known else did_you_mean(name, known)
             self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
         return found, rest
 
