@@ -736,6 +736,8 @@ def test_every_answer_says_how_many_times_plain_decoding_it_was(policy: str) -> 
     stats = run(0.9, SLOW_ROWS, policy).stats[0]
     assert stats["plain_tokens_per_second"] == pytest.approx(plain, rel=0.1)
     assert stats["times_plain_rate"] == pytest.approx(stats["tokens_per_second"] / plain, rel=0.1)
+    if policy == "autoregressive":
+        assert (stats["plain_measured"], stats["times_plain_rate"]) == (1.0, 1.0)
 
 
 def test_statistics_hold_the_learned_rates() -> None:

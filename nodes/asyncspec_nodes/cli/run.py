@@ -279,8 +279,14 @@ class Run:
         if failed and not options.many:
             raise failed[0]
         self._printer.end(self._answers, checks)
-        if (line := cut_short(self._answers)) is not None:
+        line = cut_short(self._answers)
+        if line is None and not options.json:  # where "finish_reason" says it
+            line = limited(self._answers)
+        if line is not None:
             print_notice(line)
+        bundled = isinstance(where, Config) and where.target.path == str(BUNDLED_TARGET)
+        if bundled and not options.json and not failed:
+            print_notice(TOY)
         if failed:
             count = f"{len(failed)} of {len(self._answers)} requests failed"
             kind = UserError if all(isinstance(e, UserError) for e in failed) else ClusterError
@@ -294,10 +300,8 @@ class Run:
                 cluster = self._start(config, steps, self._options.logs)
                 await stack.enter_async_context(cluster)
             self._printer.begin(config.stages, cluster.guarantee, described(config.draft))
-            if config.target.path == str(BUNDLED_TARGET) and not self._options.json:
-                print_notice(TOY)
-                if self._options.prompts == (Prompt((DEMO,)),):
-                    print_notice(f"it continues: {DEMO}")
+            if not self._options.json and self._options.prompts == (Prompt((DEMO,)),):
+                print_notice(f"no prompt is given; the bundled model continues: {DEMO}")
             where = ClusterAddress(*cluster.address, config.cluster.name)
             engine = ReconnectingEngine(where.connect, waits=True)
             await stack.enter_async_context(engine)
@@ -335,7 +339,7 @@ def cut_short(answers: Sequence[Answer]) -> str | None:
         if answer.finish_reason == "length" and len(answer.token_ids) < answer.submit.max_new_tokens
     ]
     if not cut:
-        return limited(answers)
+        return None
     which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
     some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
     most = cut[0].submit.max_new_tokens

@@ -181,6 +181,8 @@ def finish_if_complete(
         given=len(request.given),
     )
     stats.update(session.policy.stats(state.memory(session)))
+    if not session.policy.uses_draft and stats["tokens_per_second"]:
+        stats["plain_tokens_per_second"] = stats["tokens_per_second"]
     stats.update(_beside_plain(stats, state.costs.plain_seconds))
     if session.policy.top_logprobs:
         stats["lossy"] = 1
