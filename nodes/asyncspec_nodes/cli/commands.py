@@ -75,7 +75,11 @@ def run(argv: Sequence[str] | None) -> int:
     """Run a command: its exit code. Raises ``AsyncSpecError``, and ``SystemExit`` as argparse."""
     words = sys.argv[1:] if argv is None else argv
     with exit_on_interrupt():
-        arguments = build_parser().parse_args(argv)
+        parser = build_parser()
+        if not words:
+            parser.print_help()
+            return 0
+        arguments = parser.parse_args(words)
     code: int = module_of(arguments.command).run(arguments)
     return code
 
