@@ -54,7 +54,7 @@ class FlowMemory(Struct, frozen=True):
 
     @property
     def draft_seconds(self) -> float:
-        """Of the levels of a segment; 0 where none was measured."""
+        """Seconds to draft the levels of a segment; 0 where none was measured."""
         if self.level is None:
             return 0.0
         levels = self.shape.levels or self.shape.first or 1
@@ -62,11 +62,12 @@ class FlowMemory(Struct, frozen=True):
 
     @property
     def speculating_now(self) -> MeasuredSpeed:
-        """Of the present shape's kind; without speculation of the kind that more is known of."""
-        one, several = self.speculating
+        """Speed of the present shape's kind; without speculation, of the kind measured more
+        often."""
+        single, several = self.speculating
         if self.shape.rows:
-            return several if self.shape.levels else one
-        return max(one, several, key=lambda speed: speed.tokens)
+            return several if self.shape.levels else single
+        return max(single, several, key=lambda speed: speed.tokens)
 
     @property
     def draft_is_free(self) -> bool:
@@ -76,7 +77,7 @@ class FlowMemory(Struct, frozen=True):
 
     @property
     def least_chance(self) -> float:
-        """Of a node that is worth its row."""
+        """Least acceptance probability of a node that is worth its row."""
         return PARAMETERS.worthwhile_chance * self.rate.least
 
     @property
@@ -89,53 +90,53 @@ class FlowMemory(Struct, frozen=True):
         """With the target's tokens."""
         acceptance = self.acceptance.observe(event.tree, event.tokens)
         count = len(event.tokens)
-        known = replace(self, acceptance=acceptance, committed=self.committed + count)
+        memory = replace(self, acceptance=acceptance, committed=self.committed + count)
         # What was sent before the shape changed is neither.
         if not event.seconds or not self.plain_rate or event.speculated > (self.shape.rows > 0):
-            return known
-        return replace(known, tokens=self.tokens + count, seconds=self.seconds + event.seconds)
+            return memory
+        return replace(memory, tokens=self.tokens + count, seconds=self.seconds + event.seconds)
 
     def measured(self, costs: RoundCosts, plain_rate: float) -> FlowMemory:
         """With the speed of the present shape. That of one with speculation is compared with what
         would be expected of it by now, when the draft is better known."""
-        known, count = replace(self, tokens=0, seconds=0.0), self.tokens
+        memory, count = replace(self, tokens=0, seconds=0.0), self.tokens
         if not count:
-            return known
-        one, several = (speed.decay(count) for speed in self.speculating)
+            return memory
+        single, several = (speed.decay(count) for speed in self.speculating)
         if not self.shape.rows:
             plain = self.plain.observe(count, self.seconds, plain_rate)
-            return replace(known, plain=plain, speculating=(one, several))
-        known = replace(known, plain=self.plain.decay(count))
+            return replace(memory, plain=plain, speculating=(single, several))
+        memory = replace(memory, plain=self.plain.decay(count))
         if self.acceptance.observed < PARAMETERS.min_observed:
-            return known
+            return memory
         expected = round_rate(self.acceptance.profile, self.shape, costs).tokens_per_second
         seconds = self.seconds * expected
         if self.shape.levels:
             several = self.speculating[1].observe(count, seconds, 1.0)
         else:
-            one = self.speculating[0].observe(count, seconds, 1.0)
-        return replace(known, speculating=(one, several))
+            single = self.speculating[0].observe(count, seconds, 1.0)
+        return replace(memory, speculating=(single, several))
 
     def _nearby(self) -> Sequence[RoundShape]:
         """The present shape, and its rounds in one segment, as their speeds are measured apart."""
         shape = self.shape
-        one = RoundShape(shape.first or shape.levels, 0, shape.rows)
-        return (shape, one) if shape.levels else (shape,)
+        single = RoundShape(shape.first or shape.levels, 0, shape.rows)
+        return (shape, single) if shape.levels else (shape,)
 
     def _likely_speeds(self, costs: RoundCosts, plain_rate: float) -> Callable[[RoundShape], float]:
         """By a shape's kind, the speed to expect of it, in times what the model of rounds does."""
-        one, several = self.speculating
+        single, several = self.speculating
         # Where a round goes on with every hit, so many tokens come or fail together.
         at_once = 1.0 + hits_in_a_row(self.acceptance.profile[0])
         # What slows rounds of one segment down, such as late drafts, slows those of several, too.
-        slower = min(1.0, one.mean(1.0))
+        slower = min(1.0, single.mean(1.0))
         if costs.sessions > 1:
             expected = slower**PARAMETERS.session_slowdown
         else:
             expected = slower * PARAMETERS.regrowth
         several_now = several.likely(expected, at_once)
-        one_now = one.likely(1.0, 1.0)
-        if one.doubt > PARAMETERS.max_doubt:
+        one_now = single.likely(1.0, 1.0)
+        if single.doubt > PARAMETERS.max_doubt:
             # Passes may take longer than alone because several rounds are under way, even on other
             # machines (bounds on processor time). Only rounds of one segment can tell, and as slow
             # as the others they would not be chosen.
@@ -156,13 +157,13 @@ class FlowMemory(Struct, frozen=True):
         few = (STARTS[self.due // PARAMETERS.min_replan_tokens % len(STARTS)], *self._nearby())
         starts = few if self.committed else STARTS
         plain_rate = round_rate(self.acceptance.profile, PLAIN, costs).tokens_per_second
-        known = self.measured(costs, plain_rate)
-        gain = known._likely_speeds(costs, plain_rate)
+        memory = self.measured(costs, plain_rate)
+        gain = memory._likely_speeds(costs, plain_rate)
         shape, rate = best_shape(self.acceptance.profile, costs, starts, gain)
         more = max(1, shape.rows)
         row = (costs.slowest(1 + more) - costs.slowest(1)) / more
         return replace(
-            known,
+            memory,
             shape=shape,
             rate=rate,
             due=self.committed + pause,
@@ -216,57 +217,59 @@ class Flow(Policy, frozen=True):
         return self.nodes or max(PARAMETERS.min_tree_nodes, filling)
 
     def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
-        known = _known(memory)
+        current = _known(memory)
         if isinstance(event, Drafted):
-            known = replace(known, level=_level_cost(known.level, event))
+            current = replace(current, level=_level_cost(current.level, event))
         else:
-            known = known.committing(event)
-        if known.level is None or not event.costs.times:
-            return known
-        sessions = max(1, event.sessions) if isinstance(event, Committed) else known.sessions
-        change = abs(sessions - known.sessions) / max(sessions, known.sessions)
-        if known.committed < known.due and change < PARAMETERS.min_sessions_change:
-            return known
-        contention = known.contention or Contention(processors=event.costs.processors)
-        if known.tokens:
-            contention = contention.observe(event.costs.contention, known.rate.busy, known.tokens)
-        costs = RoundCosts.of(event.costs, known.level, sessions, contention)
-        return replace(known, contention=contention).choosing(costs)
+            current = current.committing(event)
+        if current.level is None or not event.costs.times:
+            return current
+        sessions = max(1, event.sessions) if isinstance(event, Committed) else current.sessions
+        change = abs(sessions - current.sessions) / max(sessions, current.sessions)
+        if current.committed < current.due and change < PARAMETERS.min_sessions_change:
+            return current
+        contention = current.contention or Contention(processors=event.costs.processors)
+        if current.tokens:
+            contention = contention.observe(
+                event.costs.contention, current.rate.busy, current.tokens
+            )
+        costs = RoundCosts.of(event.costs, current.level, sessions, contention)
+        return replace(current, contention=contention).choosing(costs)
 
     def carried(self, memory: object, latest: object) -> FlowMemory:
         """Nodes cost the same whatever is sampled; how often drafts are right is learned anew."""
-        known, other = _known(memory), _known(latest)
+        current, newest = _known(memory), _known(latest)
         return replace(
-            known,
-            level=other.level,
-            contention=other.contention,
-            speculating=other.speculating,
-            plain=other.plain,
+            current,
+            level=newest.level,
+            contention=newest.contention,
+            speculating=newest.speculating,
+            plain=newest.plain,
         )
 
     def stats(self, memory: object) -> Mapping[str, float]:
-        known = _known(memory)
-        if not known.plain_rate:
+        current = _known(memory)
+        if not current.plain_rate:
             return {}
         stats = {
-            "first_choice_rate": known.acceptance.profile[0],
-            "row_cost_rate": known.row_share,
-            "root_levels": known.shape.first,
-            "segment_levels": known.shape.levels,
-            "segment_rows": known.shape.rows,
-            "speed_rate": known.speculating_now.mean(1.0),
+            "first_choice_rate": current.acceptance.profile[0],
+            "row_cost_rate": current.row_share,
+            "root_levels": current.shape.first,
+            "segment_levels": current.shape.levels,
+            "segment_rows": current.shape.rows,
+            "speed_rate": current.speculating_now.mean(1.0),
         }
-        if known.plain.doubt < 0.5:
+        if current.plain.doubt < 0.5:
             # While drafts keep the draft node busy, round trips say too little of plain decoding.
-            stats["plain_tokens_per_second"] = known.plain.mean(known.plain_rate)
+            stats["plain_tokens_per_second"] = current.plain.mean(current.plain_rate)
         return stats
 
     def grow(self, view: View) -> Growth | None:
         if not view.levels_left:
             return None
-        known = _known(view.memory)
-        shape = known.shape
-        if not shape.rows and view.tree.root % known.probe_interval:
+        current = _known(view.memory)
+        shape = current.shape
+        if not shape.rows and view.tree.root % current.probe_interval:
             return None
         if len(view.tree) == 1:
             # Also where nothing will be sent.
@@ -277,13 +280,13 @@ class Flow(Policy, frozen=True):
             # Another tree where a round's first node was drafted in an earlier one.
             new = view.tokens_since_draft and view.fresh_root
             return self._growth(view, shape.first, shape.rows) if new else None
-        if view.tokens_since_draft and known.draft_is_free:
+        if view.tokens_since_draft and current.draft_is_free:
             # There is time to look for what competes below the new tip: fewer of its candidates
             # were kept when it was one node of many.
             return self._growth(view, shape.levels, shape.rows)
-        if not _may_deepen(view, known):
+        if not _may_deepen(view, current):
             return None
-        children = _to_grow(view, known)
+        children = _to_grow(view, current)
         if not children:
             return None
         frontier = tuple(children)[: shape.rows]
@@ -305,54 +308,54 @@ class Flow(Policy, frozen=True):
         return Growth(shape, count, frontier, calibrated=True)
 
     def next_segment(self, view: View) -> tuple[NodeId, ...]:
-        known = _known(view.memory)
-        shape, root = known.shape, view.fresh_root
+        current = _known(view.memory)
+        shape, root = current.shape, view.fresh_root
         if not shape.rows or not view.levels_left:
             return root
         if root and not shape.first:
             return root
         if root and len(view.tree) == 1 and not view.no_growth:
             # With its first levels, unless nobody knows how long they take.
-            return root if known.level is None else ()
+            return root if current.level is None else ()
         if not shape.levels and (view.tokens_since_draft if root else view.segments):
             return ()
-        if not root and view.segments_in_flight >= known.rate.segments:
+        if not root and view.segments_in_flight >= current.rate.segments:
             return ()
         unsent = frozenset(view.drafted)
         if not unsent:
             return root  # asked after most verdicts: the chances of a whole tree cost more
-        chances = _worthwhile(view, known)
+        chances = _worthwhile(view, current)
         chosen = [node for node in chances if node in unsent][: min(shape.rows, view.max_rows)]
-        if not root and _better_later(view, known, chances, chosen):
+        if not root and _better_later(view, current, chances, chosen):
             return ()
         return (*root, *chosen)
 
 
-def _level_cost(known: LevelCost | None, event: Drafted) -> LevelCost:
+def _level_cost(level: LevelCost | None, event: Drafted) -> LevelCost:
     """After a draft. Where all are too late for their rounds all are abandoned, and the first one
     says what a level takes at most."""
     if event.abandoned:
-        return known or LevelCost(event.rows, event.level_seconds)
+        return level or LevelCost(event.rows, event.level_seconds)
     seconds, call = event.level_seconds, event.call_seconds
-    return (known or LevelCost()).observe(seconds, event.rows, event.sessions, call)
+    return (level or LevelCost()).observe(seconds, event.rows, event.sessions, call)
 
 
 def _known(memory: object) -> FlowMemory:
     return memory if isinstance(memory, FlowMemory) else FlowMemory()
 
 
-def _worthwhile(view: View, known: FlowMemory) -> dict[NodeId, float]:
+def _worthwhile(view: View, memory: FlowMemory) -> dict[NodeId, float]:
     """The nodes below the root that are worth a row and their chances, the likeliest first, parents
     before their children."""
-    chances = known.acceptance.chances(view.tree, known.least_chance)
+    chances = memory.acceptance.chances(view.tree, memory.least_chance)
     del chances[view.tree.root]
-    found = sorted(chances, key=lambda node: (-chances[node], node))
-    return {node: chances[node] for node in found}
+    nodes = sorted(chances, key=lambda node: (-chances[node], node))
+    return {node: chances[node] for node in nodes}
 
 
-def _may_deepen(view: View, known: FlowMemory) -> bool:
+def _may_deepen(view: View, memory: FlowMemory) -> bool:
     """Whether levels are left that can be sent before a verdict comes."""
-    return view.levels < min(known.rate.depth, view.levels_left)
+    return view.levels < min(memory.rate.depth, view.levels_left)
 
 
 def _likeliest_leaf(view: View, worthwhile: Mapping[NodeId, float]) -> NodeId | None:
@@ -361,37 +364,37 @@ def _likeliest_leaf(view: View, worthwhile: Mapping[NodeId, float]) -> NodeId | 
     return next((node for node in worthwhile if node not in parents), None)
 
 
-def _to_grow(view: View, known: FlowMemory) -> dict[NodeId, int]:
+def _to_grow(view: View, memory: FlowMemory) -> dict[NodeId, int]:
     """Nodes to grow below and how many children they have, those first where the path most likely
     goes on with what was not drafted: leaves, and nodes of a lookup's copy that the model was not
     asked about."""
-    chances = _worthwhile(view, known)
+    chances = _worthwhile(view, memory)
     left, children = dict(chances), dict.fromkeys(chances, 0)
     for node, data in view.tree.nodes.items():
         if data.parent in left:
             children[data.parent] += 1
             left[data.parent] -= chances.get(node, 0.0)
-    found = [
+    nodes = [
         node
         for node, count in children.items()
-        if not count or (node in view.unasked and left[node] > known.least_chance)
+        if not count or (node in view.unasked and left[node] > memory.least_chance)
     ]
-    found.sort(key=lambda node: (-left[node], node))
-    return {node: children[node] for node in found}
+    nodes.sort(key=lambda node: (-left[node], node))
+    return {node: children[node] for node in nodes}
 
 
 def _better_later(
-    view: View, known: FlowMemory, worthwhile: Mapping[NodeId, float], chosen: Sequence[NodeId]
+    view: View, memory: FlowMemory, worthwhile: Mapping[NodeId, float], chosen: Sequence[NodeId]
 ) -> bool:
     """Whether a segment costs more tokens than it brings: it delays the one with the children of
     the likeliest leaf, which are being drafted."""
-    if view.no_growth or not _may_deepen(view, known):
+    if view.no_growth or not _may_deepen(view, memory):
         return False
     leaf = _likeliest_leaf(view, worthwhile)
     if leaf is None:
         return False
-    rate = known.rate
-    delay = max(0.0, rate.period - known.draft_seconds)
+    rate = memory.rate
+    delay = max(0.0, rate.period - memory.draft_seconds)
     lost = rate.tokens_per_second * delay * worthwhile[leaf]
     return sum([worthwhile[node] for node in chosen]) < lost
 

@@ -62,26 +62,26 @@ class Acceptance(Struct, frozen=True):
     def profile(self) -> tuple[float, ...]:
         """Mean chances of the children of a node that is reached, by rank; they never rise, and
         sum up to 1 at most."""
-        found: list[float] = []
+        means: list[float] = []
         left = 1.0
         for rank, nodes in zip(self.ranks, self.nodes, strict=True):
             mean = rank.factor * rank.stated / nodes
-            found.append(min([mean, left, *found[-1:]]))
-            left -= found[-1]
-        return tuple(found)
+            means.append(min([mean, left, *means[-1:]]))
+            left -= means[-1]
+        return tuple(means)
 
     def observe(self, tree: TokenTree, tokens: Sequence[int]) -> Acceptance:
         """With the target's tokens after the root, as far as they follow nodes with children."""
-        below, node, found = _children(tree), tree.root, self
+        below, node, observed = _children(tree), tree.root, self
         for token in tokens:
             if node not in below:
                 break
             chosen = child(tree, node, token)
-            found = found._with(_ranked(tree, below[node]), chosen)
+            observed = observed._with(_ranked(tree, below[node]), chosen)
             if chosen is None:
                 break
             node = chosen
-        return found
+        return observed
 
     def _with(self, children: Sequence[tuple[NodeId, float]], chosen: NodeId | None) -> Acceptance:
         keep = 1.0 - PARAMETERS.acceptance_weight
@@ -98,7 +98,7 @@ class Acceptance(Struct, frozen=True):
         have at least so high a one: parents come first and have a higher one."""
         # Asked several times a draft level, with every node: it keeps verdicts waiting.
         bounds, prior = PARAMETERS.stated_bins, PARAMETERS.bin_prior
-        bins = [(one.hits, one.stated) for one in self.bins]
+        bins = [(candidate.hits, candidate.stated) for candidate in self.bins]
         factors = [prior * rank.factor for rank in self.ranks]
         chances = {tree.root: 1.0}
         for node, children in _children(tree).items():
@@ -106,7 +106,7 @@ class Acceptance(Struct, frozen=True):
             if above is None:
                 continue
             first, last = 0, (_BINNED_RANKS - 1) * _BINS
-            for rank, (one, stated) in enumerate(_ranked(tree, children)):
+            for rank, (candidate, stated) in enumerate(_ranked(tree, children)):
                 # As it came true; what is not known of its bin, as in its whole rank.
                 hits, sums = bins[first + bisect_right(bounds, stated)]
                 factor = factors[rank if rank < RANKS else RANKS - 1]
@@ -114,7 +114,7 @@ class Acceptance(Struct, frozen=True):
                 chance = stated * came / max(1e-9, sums + prior * stated)
                 chance = above * chance if chance < 1.0 else above
                 if chance >= least:
-                    chances[one] = chance
+                    chances[candidate] = chance
                 if first < last:
                     first += _BINS
         return chances

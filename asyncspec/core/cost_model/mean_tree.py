@@ -38,7 +38,7 @@ class MeanTree:
         self.segments = segments = [0]
         self.ends = ends = [1.0]
         self.rows = [1]
-        least, most, top = -PARAMETERS.min_planned_chance, shape.rows, profile[0]
+        least, max_nodes, top = -PARAMETERS.min_planned_chance, shape.rows, profile[0]
         # Candidates, the likeliest first: (-chance, level, parent, rank); and those still too deep.
         heap = [(-top, 1, 0, 0)]
         deep: list[tuple[float, int, int, int]] = []
@@ -47,8 +47,8 @@ class MeanTree:
             for candidate in deep:
                 heappush(heap, candidate)
             deep.clear()
-            before = len(chances)
-            full = before + most
+            start = len(chances)
+            full = start + max_nodes
             while heap and (node := len(chances)) < full:
                 candidate = heap[0]
                 minus, level, parent, rank = candidate
@@ -70,9 +70,9 @@ class MeanTree:
                 if rank + 1 < len(profile):
                     heappush(heap, (-chances[parent] * profile[rank + 1], level, parent, rank + 1))
             if segment:
-                self.rows.append(len(chances) - before)
+                self.rows.append(len(chances) - start)
             else:
-                self.rows[0] += len(chances) - before
+                self.rows[0] += len(chances) - start
 
 
 mean_tree = lru_cache(maxsize=512)(MeanTree)

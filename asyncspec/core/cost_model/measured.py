@@ -130,12 +130,12 @@ class Contention(Struct, frozen=True):
         longer = measured / self.alone
         if longer <= 1.0 + PARAMETERS.report_change:
             return replace(now, processors=max(self.processors, busy))
-        found = busy / longer
+        processors = busy / longer
         if math.isfinite(self.processors):
             # Only the last passes are in what was measured.
             weight = tokens / (PARAMETERS.processors_prior + tokens)
-            found = self.processors * (found / self.processors) ** weight
-        return replace(now, processors=found)
+            processors = self.processors * (processors / self.processors) ** weight
+        return replace(now, processors=processors)
 
 
 ALONE = Contention()

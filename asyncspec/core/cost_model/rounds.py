@@ -64,13 +64,13 @@ class RoundCosts(NamedTuple):
     contention: Contention = ALONE
     # From a segment's pass at the first stage until the next one can be there in its place.
     credit: float = 0.0
-    # Of ``whole``: links and handling, where no node computes and none makes it longer.
+    # The part of ``whole`` that is links and handling, where no node computes.
     links: float = 0.0
     # A row of each session in a draft level.
     draft_row: float = 0.0
     # A call of the token source beside its levels.
     draft_call: float = 0.0
-    # Of a pass that several segments share, at most.
+    # Upper bound on rows of a pass that several segments share.
     most_rows: int = PARAMETERS.max_rows
 
     @staticmethod
@@ -98,9 +98,9 @@ class RoundCosts(NamedTuple):
         # Links are taken to be alike.
         credit = 2.0 * overhead / (len(stages) + 1)
         level, row = draft.at(0.0) / longer, sessions * draft.row / longer
-        call, most = draft.call / longer, costs.batch_rows
+        call, max_rows = draft.call / longer, costs.batch_rows
         return RoundCosts(
-            *(slowest, whole, level, sessions, contention, credit, overhead, row, call, most)
+            *(slowest, whole, level, sessions, contention, credit, overhead, row, call, max_rows)
         )
 
     def drafting(self, levels: int, rows: int, lone: int = 0) -> float:
@@ -121,12 +121,12 @@ class RoundCosts(NamedTuple):
     def segments_per_pass(self, rows: int, share: float) -> int:
         """Segments of so many rows of a session that share a pass where they wait, if each is
         shared by ``share`` sessions."""
-        most, shared = PARAMETERS.waiting_segments, math.ceil(share * rows)
-        if most * shared > self.most_rows or self.credit > self.slowest(shared):
+        waiting, shared = PARAMETERS.waiting_segments, math.ceil(share * rows)
+        if waiting * shared > self.most_rows or self.credit > self.slowest(shared):
             return 1  # no room, or places come back too late for more to wait
-        longer = self.slowest(shared + (most - 1) * rows) - self.slowest(shared)
-        cheap = share * longer <= PARAMETERS.join_delay * self.slowest((most - 1) * rows)
-        return most if cheap else 1
+        longer = self.slowest(shared + (waiting - 1) * rows) - self.slowest(shared)
+        cheap = share * longer <= PARAMETERS.join_delay * self.slowest((waiting - 1) * rows)
+        return waiting if cheap else 1
 
 
 def best_shape(
@@ -139,13 +139,13 @@ def best_shape(
     ``profile``: chances of a node's children, by rank. ``gain``: times what is expected that a
     shape brings."""
     rates: dict[RoundShape, RoundRate] = {}
-    found: dict[RoundShape, float] = {}
+    values: dict[RoundShape, float] = {}
 
     def rate(shape: RoundShape) -> float:
         if shape not in rates:
             rates[shape] = one = round_rate(profile, shape, costs)
-            found[shape] = one.tokens_per_second * gain(shape)
-        return found[shape]
+            values[shape] = one.tokens_per_second * gain(shape)
+        return values[shape]
 
     best = PLAIN
     rate(best)
@@ -202,12 +202,12 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     def whole(rows: int) -> float:
         return costs.whole(math.ceil(share * rows))
 
-    most = costs.segments_per_pass(shape.rows, share)
+    per_pass = costs.segments_per_pass(shape.rows, share)
 
     def spacing(rows: int) -> float:
         """From one segment of so many rows to the next, where many wait."""
-        passes = costs.sessions / share / most
-        return max(drafting, passes * slowest(most * max(1, rows)))
+        passes = costs.sessions / share / per_pass
+        return max(drafting, passes * slowest(per_pass * max(1, rows)))
 
     every = spacing(shape.rows)
     on_the_way = 1 + int(whole(shape.rows) / every)
@@ -215,14 +215,14 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
     first = _first_levels(shape, costs)
     drafted = [first + i * drafting for i in range(count)]
     rows = [1 + (shape.first > 0) * shape.rows] + [shape.rows] * (count - 1)
-    sent, back, _ = _laid_out(drafted, rows, most, slowest, whole)
+    sent, back, _ = _laid_out(drafted, rows, per_pass, slowest, whole)
     until = tuple([bisect_left(sent, seconds) for seconds in back])
-    in_flight = _most_in_flight(until[0] if until[0] < count else on_the_way, most, profile[0])
+    in_flight = _most_in_flight(until[0] if until[0] < count else on_the_way, per_pass, profile[0])
     # A segment is chosen before it starts, so one more is chosen before the first verdict.
     until = until[: until[0] + 1]
     count = len(until)
     tree = mean_tree(tuple(profile), shape, until)
-    sent, back, passes = _laid_out(drafted, tree.rows, most, slowest, whole)
+    sent, back, passes = _laid_out(drafted, tree.rows, per_pass, slowest, whole)
     ends = [0.0] * count
     for end, segment in zip(tree.ends, tree.segments, strict=True):
         ends[segment] += end
@@ -244,18 +244,20 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
         # The pipeline is full by then.
         work += more / levels * (back[-1] - sent[-1] - costs.links) * (passes - 1) / (count - 1)
     depth = shape.first + (on_the_way + 2) * shape.levels
-    seconds += _rest_of_a_pass(costs, slowest(most * max(1, shape.rows)), every, share * most)
+    seconds += _rest_of_a_pass(
+        costs, slowest(per_pass * max(1, shape.rows)), every, share * per_pass
+    )
     work = costs.sessions / share * work + seconds * drafting / every
     longer, seconds, busy = _slowed(costs, seconds, work)
     rate = tokens / seconds
-    period = most * every * longer
+    period = per_pass * every * longer
     return RoundRate(rate, min(tree.chances), depth, every * longer, period, busy, in_flight)
 
 
-def _most_in_flight(before: int, most: int, chance: float) -> int:
-    """Segments of which ``before`` start before the first verdict and up to ``most`` share a pass.
-    As many more may wait as levels are hit in a row: until a miss, verdicts change little."""
-    return max(2, before + most - 1 + int(hits_in_a_row(chance)))
+def _most_in_flight(started: int, per_pass: int, chance: float) -> int:
+    """Segments of which ``started`` start before the first verdict and up to ``per_pass`` share a
+    pass. As many more may wait as levels are hit in a row: until a miss, verdicts change little."""
+    return max(2, started + per_pass - 1 + int(hits_in_a_row(chance)))
 
 
 def hits_in_a_row(chance: float) -> float:
@@ -296,18 +298,19 @@ def _slowed(costs: RoundCosts, seconds: float, work: float) -> tuple[float, floa
 def _laid_out(
     drafted: Sequence[float],
     rows: Sequence[int],
-    most: int,
+    per_pass: int,
     slowest: PassSeconds,
     whole: PassSeconds,
 ) -> tuple[list[float], list[float], int]:
     """When segments of so many ``rows`` that are ``drafted`` then start, their verdicts, and the
-    number of passes, each of which takes up to ``most`` that wait; the first one starts alone."""
+    number of passes, each of which takes up to ``per_pass`` that wait; the first one starts
+    alone."""
     sent: list[float] = []
     back: list[float] = []
     free, passes = 0.0, 0
     while (start := len(sent)) < len(rows):
         at, end = max(free, drafted[start]), start + 1
-        while start > 0 and end < min(len(rows), start + most) and drafted[end] < at:
+        while start > 0 and end < min(len(rows), start + per_pass) and drafted[end] < at:
             end += 1
         together = max(1, sum(rows[start:end]))
         sent += [at] * (end - start)
