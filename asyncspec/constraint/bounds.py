@@ -7,14 +7,18 @@ What they let through may still take a compiler long; that is found where it is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 MAX_BYTES = 256 * 1024
 """A grammar as it is compiled, UTF-8."""
 
 MAX_LEVELS = 100
-"""Values of a schema in each other, and parentheses of a grammar or regular expression."""
+"""Lists and objects of JSON in each other, and parentheses of a grammar or regular expression;
+schemas and arguments of calls have some ten."""
+
+TOO_DEEP = f"it is nested too deeply: at most {MAX_LEVELS} levels are read"
 
 MAX_DEFINITIONS = 1000
 """Members of all ``$defs`` and ``definitions`` of a schema together."""
@@ -41,27 +45,37 @@ def check_size(grammar: str) -> None:
         raise ValueError(f"it has {size} bytes; at most {MAX_BYTES} are compiled")
 
 
+def by_level(value: object) -> Iterator[list[Any]]:
+    """Objects and lists of a JSON value: the outermost, those in it, and so on. Raises
+    ``ValueError`` behind ``MAX_LEVELS``."""
+    values: list[Any] = [value]
+    for depth in count():
+        level = [inner for inner in values if isinstance(inner, Mapping | list | tuple)]
+        if not level:
+            return
+        if depth == MAX_LEVELS:
+            raise ValueError(TOO_DEEP)
+        yield level
+        values = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+        ]
+
+
 def check_schema(schema: object) -> None:
     """Levels and definitions of a JSON schema. Raises ``ValueError``."""
-    level, definitions = [schema], 0
-    for _ in range(MAX_LEVELS + 1):
-        inner: list[Any] = []
+    definitions = 0
+    for level in by_level(schema):
         for outer in level:
             if isinstance(outer, Mapping):
-                inner += outer.values()
                 for name in ("$defs", "definitions"):
                     if isinstance(members := outer.get(name), Mapping):
                         definitions += len(members)
-            elif isinstance(outer, list | tuple):
-                inner += outer
         if definitions > MAX_DEFINITIONS:
             raise ValueError(
                 f"the schema has more than {MAX_DEFINITIONS} definitions, which is the most"
             )
-        level = [value for value in inner if isinstance(value, Mapping | list | tuple)]
-        if not level:
-            return
-    raise ValueError(f"the schema is nested too deeply: at most {MAX_LEVELS} levels are compiled")
 
 
 def check_text(source: str) -> None:

@@ -19,7 +19,7 @@ from typing import IO
 
 import msgspec
 
-from asyncspec.constraint.worker import Limits, Setup, Work, receive, send
+from asyncspec.constraint.worker import BoundError, Limits, Setup, Work, receive, send
 
 WALL = 20.0
 """So many times the processor time a piece of work may take on the clock: it may wait for a core,
@@ -90,6 +90,8 @@ def _serve(work: Work, limits: Limits, source: IO[bytes], sink: IO[bytes]) -> No
             answers.append(f"bit takes more than {limits.mebibytes} MiB of memory".encode())
         except RecursionError:
             answers.append(b"bit is nested too deeply")
+        except BoundError as error:
+            answers.append(f"b{error}".encode())
         except BaseException as error:  # compilers written in Rust raise what is no Exception
             text = " ".join(str(error).split()) or type(error).__name__
             answers.append(b"e" + text.encode(errors="replace"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec_nodes.chat.bounded_json import MAX_LEVELS
+from asyncspec.constraint.bounds import MAX_LEVELS
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.chat import ChatRequest
 from asyncspec_nodes.http.api.completions import Completion

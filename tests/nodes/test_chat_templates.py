@@ -20,6 +20,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN, read_temp
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.chat import ChatRequest
 from asyncspec_nodes.http.api.parameters import parse
+from asyncspec_nodes.node.loading import _chat_facts
 from asyncspec_nodes.plugins.dialects.anthropic import MessagesRequest
 from asyncspec_nodes.serving.templates import facts_of
 from asyncspec_nodes.serving.text import Detokenizer
@@ -42,15 +43,28 @@ messages = st.lists(
 )
 
 
-@given(messages)
-def test_a_template_makes_what_transformers_makes_of_it(said: list[dict[str, str]]) -> None:
+@pytest.fixture(scope="module")
+def templated() -> list[HFTokenizer]:
+    """With ``TEMPLATE`` as its own, and given from outside, where it stands in for its own."""
     theirs = transformers.AutoTokenizer.from_pretrained(str(BUNDLED_TARGET))
     theirs.chat_template = TEMPLATE
+    return [HFTokenizer(theirs), load_tokenizer(BUNDLED_TARGET, TEMPLATE)]
+
+
+@given(messages)
+def test_a_template_makes_what_transformers_makes_of_it(
+    templated: list[HFTokenizer], said: list[dict[str, str]]
+) -> None:
+    theirs = templated[0]._tokenizer
     want = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-    chat = json.dumps(said)
-    assert HFTokenizer(theirs).render(chat) == tuple(want)
-    # Given from outside it stands in for the tokenizer's own.
-    assert load_tokenizer(BUNDLED_TARGET, TEMPLATE).render(chat) == tuple(want)
+    for tokenizer in templated:
+        assert tokenizer.render(json.dumps(said)) == tuple(want)
+
+
+def test_a_target_whose_template_takes_too_much_is_refused_in_one_line() -> None:
+    bomb = load_tokenizer(BUNDLED_TARGET, "{{ (10 ** (10 ** 7)) % 7 }}")
+    with pytest.raises(UserError, match=r"^some/target: the chat template .* processor time; give"):
+        _chat_facts(bomb, "some/target")
 
 
 def test_a_missing_template_is_reported() -> None:

@@ -247,3 +247,24 @@ def test_tokens_need_no_reading() -> None:
     world.service.client(world.users["a"], submit)
     assert len(world.running) == 1
     assert not world.worker
+
+
+def test_a_conversation_is_never_read_on_the_event_loop() -> None:
+    """Its template is a foreign program. A short one does not wait for others' long prompts."""
+    reader, slow, quick = Reader(), ManualThread(), ManualThread()
+    fed: list[object] = []
+    service = TextService(reader, RULES, fed.append, slow, quick, most=MOST)
+    first, second = Messages(), Messages()
+    service.client(first, replace(ASK, request=1, prompt="", chat="x" * (SHORT + 1)))
+    service.client(second, replace(ASK, request=1, prompt="", chat="x"))
+    assert (len(slow), len(quick), fed) == (1, 1, [])
+    # Nobody overtakes himself.
+    service.client(first, replace(ASK, request=2, prompt="", chat="x"))
+    service.client(second, replace(ASK, request=2, prompt="", chat="x" * (SHORT + 1)))
+    service.client(second, replace(ASK, request=3, prompt="x"))
+    assert (len(slow), len(quick), fed) == (2, 3, [])
+    reader.on_thread = True
+    quick.run()
+    assert len(fed) == 3
+    slow.run()
+    assert len(fed) == 5

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from asyncspec.backend.chat_templates import ARGUMENT, by_name, chosen, used
-from asyncspec.backend.tokenizer import conversation
-from asyncspec.core.errors import CheckpointError, first_line
+from asyncspec.backend.chat_templates import by_name, used
+from asyncspec.backend.template_worker import TemplateWorker
+from asyncspec.core.errors import CheckpointError
 from asyncspec.plugins.llama.cut import VirtualFile
 from asyncspec.plugins.llama.library import load_model
 from asyncspec.plugins.llama.target import OpenTarget, control_tokens, vocabulary
@@ -39,11 +36,14 @@ class LlamaTokenizer:
             self._bound.llama_vocab_type(self._vocab) == _SENTENCEPIECE,
         )
         self._templates = by_name(template) or _templates(model)
-        self._names = {
+        names = {
             f"{name}_token": self.spell(token).decode(errors="replace")
             for name in ("bos", "eos", "unknown", "padding")
             if (token := model.get(f"tokenizer.ggml.{name}_token_id")) is not None
         }
+        self._write = TemplateWorker(
+            "asyncspec.plugins.llama.templates:make", self._templates, names
+        )
 
     @property
     def has_template(self) -> bool:
@@ -75,11 +75,7 @@ class LlamaTokenizer:
                 "the target's file has no chat template; ask for a plain completion (run "
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
-        try:
-            return _rendered(self._templates, chat, self._names)
-        except Exception as error:  # a template is a foreign program
-            why = first_line(error)
-            raise ValueError(f"the chat template refuses these messages: {why}") from error
+        return self._write(chat)
 
     def decode(self, ids: Sequence[int]) -> str:
         # ``llama_detokenize`` also deletes spaces before punctuation that comes later: streamed
@@ -129,62 +125,3 @@ def _templates(model: Any) -> dict[str, str]:
     more = {name: model.get(f"tokenizer.chat_template.{name}") for name in names}
     found = by_name(model.get("tokenizer.chat_template"))
     return found | {name: text for name, text in more.items() if text}
-
-
-def _rendered(templates: Mapping[str, str], chat: str, names: dict[str, str]) -> str:
-    """A conversation by one of some Jinja templates, up to where the assistant speaks."""
-    from jinja2.exceptions import TemplateError
-
-    def refuse(why: str) -> None:
-        raise TemplateError(why)
-
-    def now(form: str) -> str:
-        return datetime.now().strftime(form)
-
-    own = {"raise_exception": refuse, "strftime_now": now, **names}
-    messages, tools, options = conversation(chat, {"messages", "tools", *own})
-    template = chosen(templates, options.pop(ARGUMENT, None), tools=bool(tools))
-    said = {"messages": messages, "tools": tools, "add_generation_prompt": True, **options}
-    return str(_compiled(template).render({**said, **own}))
-
-
-@lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
-    """A template of Jinja with what transformers adds to it."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """Marks the assistant's text, for training; here it is text like any other."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _json
-    return environment.from_string(template)
-
-
-def _json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Unlike Jinja's own, without escapes for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )

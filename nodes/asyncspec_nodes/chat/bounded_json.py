@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-MAX_LEVELS = 100
-"""Lists and objects in each other; schemas and arguments of calls have some ten."""
+from asyncspec.constraint.bounds import MAX_LEVELS, TOO_DEEP, by_level
 
 
 def decode(text: bytes | str, kind: Any = Any) -> Any:
@@ -21,30 +20,12 @@ def decode(text: bytes | str, kind: Any = Any) -> Any:
     try:
         value = msgspec.json.decode(data)
     except RecursionError:
-        raise _too_deep() from None
+        raise ValueError(TOO_DEEP) from None
     # Most have fewer brackets than levels are allowed, and need no second look.
     if data.count(b"[") + data.count(b"{") > MAX_LEVELS:
-        _check_levels(value)
+        for _ in by_level(value):
+            pass
     return value if kind is Any else msgspec.json.decode(data, type=kind)
-
-
-def _check_levels(value: Any) -> None:
-    """Raises ``ValueError``."""
-    level: list[Any] = [[value]]
-    for _ in range(MAX_LEVELS + 1):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"it is nested too deeply: at most {MAX_LEVELS} levels are read")
 
 
 def is_valid(text: str) -> bool:

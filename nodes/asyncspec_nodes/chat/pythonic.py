@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from asyncspec.constraint.bounds import MAX_LEVELS
 from asyncspec_nodes.chat import bounded_json
 
 _RUN = re.compile(r"[^\"'\\()\[\]{},]+")
@@ -89,7 +90,7 @@ def _value(text: str) -> object:
         return bounded_json.decode(text)
     except ValueError:
         pass
-    if sum(map(text.count, "([{")) > bounded_json.MAX_LEVELS:
+    if sum(map(text.count, "([{")) > MAX_LEVELS:
         return text
     try:
         value = ast.literal_eval(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import Struct
@@ -29,6 +30,7 @@ from asyncspec.backend.row_compression import packing_seconds
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.constraint.source import ConstrainedSource
+from asyncspec.constraint.worker import BoundError
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.errors import UserError
@@ -274,10 +276,13 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
     found = grammars(backend, target, tokenizer, bounded=True)
-    if config.source is None:
-        source = _constrained(_report_and_load(config, rank, target, reporter), found)
-    else:
-        source = _passing_on(config, target, backend)
+    # The process that writes conversations starts while the source is loaded.
+    with ThreadPoolExecutor(1, "templates") as beside:
+        facts = beside.submit(_chat_facts, tokenizer, config.target.path)
+        if config.source is None:
+            source = _constrained(_report_and_load(config, rank, target, reporter), found)
+        else:
+            source = _passing_on(config, target, backend)
     devices = devices_beside(config, rank, source.device, backend.device_name)
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
@@ -319,17 +324,22 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
             vocab=target.info.vocab_size,
             defaults=defaults,
             grammars=found,
-            chat=_chat_facts(tokenizer) if chats else ChatFacts(),
+            chat=facts.result() if chats else ChatFacts(),
         ),
     )
 
 
-def _chat_facts(tokenizer: Tokenizer) -> ChatFacts:
-    """Of the target's chat template, and of prompts by it."""
+def _chat_facts(tokenizer: Tokenizer, target: str) -> ChatFacts:
+    """Of the target's chat template, and of prompts by it. Raises ``UserError`` for a template that
+    takes too much."""
 
     def render(options: Mapping[str, Any]) -> str:
         try:
             return tokenizer.prompt(encode_chat([ChatText("user", "Hello")], options=options))
+        except BoundError as error:
+            raise UserError(
+                f"{target}: {error}; give another template (serve --chat-template FILE)"
+            ) from None
         except ValueError:
             return ""  # it takes no conversation as short as this, or no such option
 

@@ -213,6 +213,7 @@ def assemble(
             loaded.serving,
             runtime.feed,
             WorkerThread("reading"),
+            WorkerThread("chats"),
             most=config.limits.requests,
             totals=totals,
             reading=partial(in_hand.set, "reading"),

@@ -1,6 +1,7 @@
 """The draft node's text service: clients' requests in, text out. Pure.
 
-Short requests are read on the event loop, long ones on a worker thread, each client's in order.
+Short prompts are read on the event loop, short conversations on one worker thread, as their
+template is a foreign program, and what is long on another: each client's in order.
 A refused request's ``Finished`` has empty stats; clients distinguish it so from a failed one.
 """
 
@@ -74,6 +75,21 @@ class PendingRequest(NamedTuple):
     submit: Submit
 
 
+class _Reader(NamedTuple):
+    """A thread that reads requests. Its cache has one prompt, as the ``n`` answers of one are
+    requested in a row; tenants share none, as the time to tokenize would reveal it."""
+
+    queue: WorkQueue
+    tokenize: Tokenize
+
+
+class _Waiting(NamedTuple):
+    """A request that is being read, or waits for that."""
+
+    asked: PendingRequest
+    reader: _Reader
+
+
 DRAINS = "drains: it takes no new requests"
 
 UNKNOWN = -9999.0
@@ -139,7 +155,8 @@ class _Ready(NamedTuple):
 
 class TextService:
     """Requests of all clients of one draft node. ``feed`` takes inputs of its machine;
-    ``work_queue`` reads long requests; ``totals`` counts what is served."""
+    ``work_queue`` reads long requests, ``quick_queue`` short conversations; ``totals`` counts what
+    is served."""
 
     def __init__(
         self,
@@ -147,6 +164,7 @@ class TextService:
         config: ServingConfig,
         feed: Callable[[Submitted | Cancelled | Stopped], None],
         work_queue: WorkQueue,
+        quick_queue: WorkQueue | None = None,
         *,
         most: int,
         totals: Totals | None = None,
@@ -158,14 +176,13 @@ class TextService:
         self._config = config
         self._tokenizer = tokenizer
         self._feed = feed
-        self._work_queue = work_queue
-        # For the event loop and for the thread. Each caches one prompt, as its ``n`` answers are
-        # requested in a row; tenants share none, as the time to tokenize would reveal it.
         cache = lru_cache(maxsize=1)
         self._on_loop: Tokenize = cache(partial(tokenize, tokenizer))
-        self._on_thread: Tokenize = cache(partial(tokenize, tokenizer))
-        # Those whose prompts wait for the thread, by number.
-        self._pending: dict[int, PendingRequest] = {}
+        self._slow = _Reader(work_queue, cache(partial(tokenize, tokenizer)))
+        quick_queue = work_queue if quick_queue is None else quick_queue
+        self._quick = _Reader(quick_queue, cache(partial(tokenize, tokenizer)))
+        # Those whose prompts wait for a thread, by number, in order.
+        self._pending: dict[int, _Waiting] = {}
         # Requests at a time, waiting ones included.
         self._most = most
         self._secret = secrets.token_bytes(32)
@@ -277,7 +294,7 @@ class TextService:
         return rest
 
     def _read(self, pending: PendingRequest) -> None:
-        """Read a request: on the thread if that may take long, or if it follows one that is."""
+        """Read a request: on a thread if that may take long, or if it follows one that is."""
         number, client, submit = pending
         length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
         short = (
@@ -287,29 +304,33 @@ class TextService:
             and not (submit.prompt_only and len(submit.prompt_ids) > SHORT_GIVEN)
         )
         self._reading(True)
-        if short and all(one.client is not client for one in self._pending.values()):
+        # Nobody overtakes himself.
+        waiting = (one for one in reversed(self._pending.values()) if one.asked.client is client)
+        reader = next((one.reader for one in waiting), None)
+        if short and reader is None and not submit.chat:
             self._begin(pending, self._ready(pending, self._on_loop))
             self._reading(bool(self._pending))
             return
-        self._pending[number] = pending
+        reader = reader or (self._quick if short else self._slow)
+        self._pending[number] = _Waiting(pending, reader)
         done, failed = partial(self._done, number), partial(self._done, number, FAILED)
         # By number, so that a dropped prompt is freed at once.
-        self._work_queue.submit(partial(self._work, number), done, failed)
+        reader.queue.submit(partial(self._work, number), done, failed)
 
     def _work(self, number: int) -> _Ready | Refusal | None:
-        """On the thread. None: the request was dropped."""
-        pending = self._pending.get(number)
-        return pending and self._ready(pending, self._on_thread)
+        """On a thread. None: the request was dropped."""
+        waiting = self._pending.get(number)
+        return waiting and self._ready(waiting.asked, waiting.reader.tokenize)
 
     def _done(self, number: int, found: _Ready | Refusal | None) -> None:
-        pending = self._pending.pop(number, None)
-        if pending is not None and found is not None:
-            self._begin(pending, found)
+        waiting = self._pending.pop(number, None)
+        if waiting is not None and found is not None:
+            self._begin(waiting.asked, found)
         self._reading(bool(self._pending))
         self._tell_drained()
 
     def _ready(self, pending: PendingRequest, read: Tokenize) -> _Ready | Refusal:
-        """Read a request, and the beginning of its answer that the client has. On either thread."""
+        """Read a request, and the beginning of its answer that the client has. On any thread."""
         number, client, submit = pending
         request = prepare(submit, number, self._config, read)
         if isinstance(request, Refusal):
@@ -352,13 +373,14 @@ class TextService:
             self._feed(Submitted(request))
 
     def _cancel(self, number: int) -> None:
-        pending = self._pending.pop(number, None)
-        if pending is None:
+        waiting = self._pending.pop(number, None)
+        if waiting is None:
             self._feed(Cancelled(number))
         else:
-            if not pending.submit.prompt_only:
+            _, client, submit = waiting.asked
+            if not submit.prompt_only:
                 self.totals.finished(number, "cancelled", {})
-            pending.client.send(Finished(pending.submit.request, "cancelled", "", {}))
+            client.send(Finished(submit.request, "cancelled", "", {}))
             self._tell_drained()
 
     def _blinded(self, tenant: str) -> str:
@@ -370,7 +392,8 @@ class TextService:
     def _numbers(self, client: ResponseSink) -> dict[int, int]:
         """A client's running requests: its number to ours."""
         running = {a.number: n for n, a in self._answers.items() if a.client is client}
-        pending = (one for one in self._pending.values() if one.client is client)
+        waiting = (one.asked for one in self._pending.values())
+        pending = (one for one in waiting if one.client is client)
         return running | {one.submit.request: one.number for one in pending}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from codecs import BOM_UTF8
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from asyncspec.backend.chat_templates import ARGUMENT, by_name, chosen, used
-from asyncspec.backend.tokenizer import conversation
+from asyncspec.backend.chat_templates import by_name, used
+from asyncspec.backend.template_worker import TemplateWorker
 from asyncspec.core.errors import CheckpointError, first_line
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -23,11 +22,6 @@ _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_OF_LETTER = {chr(b): b for b in _PRINTABLE} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 """The byte of each letter of byte-level vocabularies (GPT-2's table): printable Latin-1 characters
 stand for themselves, the characters from 256 on for the other bytes, in order."""
-
-
-_OF_USERS = {"add_generation_prompt", "continue_final_message", "documents"}
-"""Arguments of ``apply_chat_template`` that a request may set; others would decide what comes of
-the text: padding to any length, tokens, tensors."""
 
 _CLEANS_BPE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
 
@@ -42,8 +36,10 @@ class HFTokenizer:
         self._tokenizer = tokenizer
         self._templates = by_name(template or tokenizer.chat_template)
         self.has_template = bool(self._templates)
-        takes = inspect.signature(tokenizer.apply_chat_template).parameters
-        self._reserved = takes.keys() - _OF_USERS - {ARGUMENT}
+        tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        self._write = TemplateWorker(
+            "asyncspec.plugins.hf.checkpoint.templates:make", self._templates, tokens
+        )
         added = tokenizer.added_tokens_decoder
         self._special = {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -75,21 +71,7 @@ class HFTokenizer:
                 "the target's tokenizer has no chat template; ask for a plain completion (run "
                 "--no-chat, without --system), or give a template (serve --chat-template FILE)"
             )
-        messages, tools, options = conversation(chat, self._reserved)
-        name = options.pop(ARGUMENT, None)
-        template = chosen(self._templates, name, tools=bool(tools))
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=template,
-                tokenize=False,
-                **{"add_generation_prompt": True, **options},
-            )
-        except Exception as error:  # templates are programs and may fail in any way
-            why = first_line(error)
-            raise ValueError(f"the chat template refuses these messages: {why}") from error
-        return text
+        return self._write(chat)
 
     @property
     def template(self) -> str:

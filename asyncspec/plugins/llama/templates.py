@@ -1,0 +1,85 @@
+"""Chat templates of GGUF files, in the process that writes conversations by them: Jinja with what
+transformers adds to it. Imports nothing of llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from asyncspec.backend.template_worker import Render, Templates, renderer
+
+
+def make(argument: bytes) -> Callable[[bytes], bytes]:
+    """See ``template_worker.renderer``."""
+    from jinja2.exceptions import TemplateError
+
+    def refuse(why: str) -> None:
+        raise TemplateError(why)
+
+    def now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    def with_tokens(templates: Templates) -> Render:
+        own = {"raise_exception": refuse, "strftime_now": now, **templates.tokens}
+
+        def render(
+            template: str,
+            messages: list[dict[str, Any]],
+            tools: list[Any] | None,
+            options: dict[str, Any],
+        ) -> str:
+            said = {"messages": messages, "tools": tools, "add_generation_prompt": True, **options}
+            return str(_compiled(template).render({**said, **own}))
+
+        return render
+
+    tokens = msgspec.msgpack.decode(argument, type=Templates).tokens
+    reserved = frozenset({"messages", "tools", "raise_exception", "strftime_now", *tokens})
+    return renderer(argument, with_tokens, reserved)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
+    """A template of Jinja with what transformers adds to it."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Marks the assistant's text, for training; here it is text like any other."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _json
+    return environment.from_string(template)
+
+
+def _json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike Jinja's own, without escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
