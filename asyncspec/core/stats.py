@@ -79,13 +79,14 @@ class SlotClock(Struct, frozen=True):
         return replace(self, drafted=max(self.drafted, start + min(1.0, share)))
 
 
-SUSPECT_BREAKS = 2
-"""Breaks of the pipeline in a row without a token between after which a request is tried alone: it
-may be their cause. Not the first: machines fail for other reasons too, and sessions that begin one
-after another begin slowly."""
+SUSPECT_BREAKS = 1
+"""Breaks of the pipeline in a row after which a request is tried alone, as it may be their cause.
+Counted are those of sessions that have brought no token, or that were the only one: machines fail
+for other reasons too, and all others' answers go on side by side."""
 
-MAX_BREAKS = 3
-"""So many in a row, and a request counts as their cause and is not tried again (poison request)."""
+MAX_BREAKS = 2
+"""So many in a row, the last one alone, and a request counts as their cause and is not tried again
+(poison request)."""
 
 
 class Counters(Struct, frozen=True):
@@ -104,7 +105,7 @@ class Counters(Struct, frozen=True):
     sessions: int = 0
     # Sessions that ended with a break of the pipeline: their statistics count at the end.
     earlier: tuple[SessionId, ...] = ()
-    # Breaks of the pipeline in a row without a token between them.
+    # Breaks of the pipeline in a row without a token between them (``SUSPECT_BREAKS``).
     breaks: int = 0
     # Tokens that the first session took over from others: of the prompt, and of what was given.
     shared: int = 0

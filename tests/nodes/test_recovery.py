@@ -248,6 +248,29 @@ def test_breaks_are_counted_from_the_last_token_on() -> None:
     assert [job.counters.breaks for job in driven.state.backlog] == [2]
 
 
+def test_a_request_that_had_brought_nothing_is_tried_alone_behind_those_that_had() -> None:
+    driven = draft(stages=1, max_breaks=2)
+    driven.feed(*(Submitted(ask(n, prompt=(1, 2), policy="autoregressive")) for n in range(2)))
+    said = Verdict(SessionId(1), 0, 0, (driven.state.sessions[1].tree.root,), (7,))
+    driven.feed(Received(V1, said), LinkDown(V1))
+    assert [(job.request.request, job.counters.breaks) for job in driven.state.backlog] == [
+        (1, 0),
+        (0, 1),
+    ]
+    driven.feed(LinkUp(V1), Received(V1, Ready(V1, True)), Received(V1, Credit(9)))
+    # A new request waits for the trial as well.
+    driven.feed(Submitted(ask(2, prompt=(1, 2), policy="autoregressive")))
+    opened = [2]
+    for request in (1, 0, 2):
+        assert [*driven.state.sessions] == opened
+        session = driven.state.sessions[SessionId(opened[-1])]
+        assert session.request.request == request
+        said = Verdict(session.session, 0, 0, (session.tree.root,), (7,))
+        driven.feed(Received(V1, said))
+        opened.append(opened[-1] + 1)
+    assert not driven.state.backlog
+
+
 @pytest.mark.parametrize("policy", ["autoregressive", "flowspec", "pruned"])
 def test_no_token_is_given_twice_or_left_out_when_links_are_lost(policy: str) -> None:
     cluster = Cluster(Shaken([1, 0, 2]), stages=2, policies=SMALL)
@@ -369,7 +392,7 @@ def test_losses_of_one_moment_are_one_break_whenever_each_is_noticed(
 
 
 def test_a_peer_that_was_heard_after_a_break_makes_another_one() -> None:
-    driven = draft(stages=2)
+    driven = draft(stages=2, max_breaks=3)
     driven.feed(Submitted(ask(0)), LinkDown(V1), LinkUp(V1), Received(V1, Ready(V1, True)))
     driven.feed(LinkDown(V2, "silent", 2.5))
     (queued,) = driven.state.backlog

@@ -17,7 +17,7 @@ from asyncspec.core.errors import ClusterError
 from asyncspec.core.machine import Emit, Finish, Request, Stopped, Submitted
 from asyncspec.core.stats import MAX_BREAKS, SUSPECT_BREAKS
 from asyncspec_nodes.client.client import Client
-from asyncspec_nodes.client.engine import ReconnectingEngine
+from asyncspec_nodes.client.engine import Progress, ReconnectingEngine
 from asyncspec_nodes.serving.requests import ServingConfig
 from asyncspec_nodes.serving.service import TextService
 from asyncspec_protocol.clients import BREAKS
@@ -258,7 +258,19 @@ async def test_a_request_that_ends_draft_nodes_is_not_asked_again() -> None:
         (end,) = [event async for event in engine.ask(PLAIN)]
     assert isinstance(end, Finished)
     assert (end.code, len(asked)) == (BREAKS, MAX_BREAKS)
-    assert "the draft node was lost 3 times in a row" in end.detail
+    assert "the draft node was lost 2 times in a row" in end.detail
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_loss_is_held_against_what_had_brought_nothing_or_was_alone(alone: bool) -> None:
+    progress = Progress(PLAIN, ())
+    progress.add(Output(0, (1,), "a"))
+    progress.lost(alone=alone)
+    assert progress.losses == int(alone)
+    progress.lost(alone=alone)
+    assert progress.losses == 1 + int(alone)
+    progress.add(Output(0, (1,), "a"))
+    assert progress.losses == 0
 
 
 @pytest.mark.asyncio

@@ -69,8 +69,8 @@ def test_a_failing_schedule_becomes_a_small_one(monkeypatch: pytest.MonkeyPatch)
     """With a mistake: a token is given again after a restart."""
     requeued = lifecycle._requeued
 
-    def one_forgotten(*args: Any) -> QueuedRequest:
-        queued = requeued(*args)
+    def one_forgotten(*args: Any, **named: Any) -> QueuedRequest:
+        queued = requeued(*args, **named)
         return replace(queued, given=queued.given[:-1])
 
     monkeypatch.setattr(lifecycle, "_requeued", one_forgotten)

@@ -14,7 +14,7 @@ from effort import examples
 from laws import check_answer, check_empty, clusters, requests, watch_invariants
 
 BOUND = 100_000.0
-MOST = 3
+MOST = 2
 """Breaks of the pipeline that a request may see in a row."""
 
 
@@ -83,6 +83,8 @@ def test_a_poison_request_is_found_among_others(
     assert given_out == cluster.expected(bad)[: len(given_out)]
     # A draft may reach so far ahead that tokens come before the first kills.
     assert breaker.kills <= len(given_out) + MOST + 1
+    if not given_out:
+        assert breaker.kills <= MOST
     for request in asked[1:]:
         check_answer(cluster, request)
     check_empty(cluster)

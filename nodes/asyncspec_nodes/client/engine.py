@@ -37,8 +37,10 @@ class Progress:
         self._submit = submit
         self._tokens = list(submit.given)
         self._characters = submit.given_text
-        # Draft nodes lost in a row without a token between.
+        # Draft nodes lost in a row without a token between (``SUSPECT_BREAKS``).
         self.losses = 0
+        # Whether the draft node that works on it now has brought no token.
+        self._silent = True
 
     def add(self, event: Event) -> None:
         """An event of the answer has come."""
@@ -46,7 +48,12 @@ class Progress:
             self._tokens += event.token_ids
             self._characters += len(event.text)
             if event.token_ids:
-                self.losses = 0
+                self.losses, self._silent = 0, False
+
+    def lost(self, *, alone: bool) -> None:
+        """The draft node that worked on it, and ``alone`` on it, is lost."""
+        self.losses += alone or self._silent
+        self._silent = True
 
     def rest(self) -> Submit:
         """The request for what is missing."""
@@ -89,6 +96,8 @@ class ReconnectingEngine:
         # Why there is no client.
         self._error = ""
         self._closed = False
+        # Requests that are not over.
+        self._running = 0
         # Held by a request that may be what ends the draft node.
         self._trial = asyncio.Lock()
 
@@ -118,16 +127,20 @@ class ReconnectingEngine:
         ``ClusterError``, also where a lost draft node does not come back in time."""
         client = await self._back() if self._waits else self.client
         progress = Progress(submit, _model(client))
-        while progress.losses < MAX_BREAKS:
-            try:
-                async with aclosing(self._tried(client, progress)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except LinkLostError:
-                progress.losses += 1
-            client = await self._back()
-        yield progress.poison()
+        self._running += 1
+        try:
+            while progress.losses < MAX_BREAKS:
+                try:
+                    async with aclosing(self._tried(client, progress)) as events:
+                        async for event in events:
+                            yield event
+                    return
+                except LinkLostError:
+                    progress.lost(alone=self._running == 1)
+                client = await self._back()
+            yield progress.poison()
+        finally:
+            self._running -= 1
 
     async def nodes(self) -> tuple[Status, ...]:
         return await self.client.nodes()

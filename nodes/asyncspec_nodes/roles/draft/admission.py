@@ -33,9 +33,9 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     waits for a prompt that another session is reading lets others pass."""
     effects: Effects = ()
     max_sessions = state.config.max_sessions
-    while state.up and len(state.sessions) < max_sessions and not lifecycle.runs_suspect(state):
+    while state.up and len(state.sessions) < max_sessions:
         state, queued = _next(state)
-        if queued is None:
+        if queued is None or not lifecycle.may_open(state, queued):
             break
         left = tuple(other for other in state.backlog if other is not queued)
         if error := refusal(state, queued.request):

@@ -6,9 +6,9 @@ the stage reports that they are free: with the session's statistics, or with its
 ``Floor`` where a break of the pipeline has ended the session.
 
 Poison requests: a stage that dies of a request comes back, is given it again, and dies again; which
-of many sessions it was cannot be seen. So requests that have brought nothing between two breaks are
-tried one at a time, and one that has seen enough breaks in a row as the only one without a token is
-not tried again.
+of many sessions it was cannot be seen. So requests that had brought nothing when the pipeline broke
+are tried one at a time, behind those whose answers go on, and one with which it breaks again as the
+only one without a token is not tried a third time.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def link_down(
 def _broken(
     state: DraftState, now: float, *, was_up: bool, last_seen: float
 ) -> tuple[DraftState, Effects]:
-    """All sessions end, and their requests go back to the head of the backlog, suspects first, but
+    """All sessions end, and their requests go back to the head of the backlog, suspects last, but
     for a poison request. ``was_up``: they wait from now on. ``last_seen``: when the lost peer last
     sent something. Where that was before the last break, no session of now can be to blame: it
     is counted already."""
@@ -346,13 +346,13 @@ def _broken(
     silent = [session for session in state.sessions.values() if not session.committed]
     waiting: list[QueuedRequest] = []
     for session in state.sessions.values():
-        queued = _requeued(session, new_breaks)
+        queued = _requeued(session, new_breaks, alone=len(state.sessions) == 1)
         breaks = queued.counters.breaks
         if silent == [session] and breaks >= state.config.max_breaks:
             effects.append(unserved(state, queued, "error", _poison_detail(breaks), now, BREAKS))
         else:
             waiting.append(queued)
-    waiting.sort(key=lambda queued: (not queued.counters.is_suspect, queued.request.request))
+    waiting.sort(key=lambda queued: (queued.counters.is_suspect, queued.request.request))
     for session in state.sessions.values():
         state, closed = close_session(state, session)
         effects.extend(closed)
@@ -363,9 +363,11 @@ def _broken(
     return state, tuple(effects)
 
 
-def _requeued(session: DraftSession, new_breaks: int) -> QueuedRequest:
+def _requeued(session: DraftSession, new_breaks: int, *, alone: bool) -> QueuedRequest:
     counters = _with_slots(session)
-    breaks = new_breaks + (0 if session.committed else counters.breaks)
+    breaks = 0 if session.committed else counters.breaks
+    if alone or not session.committed:
+        breaks += new_breaks
     earlier = (*counters.earlier, session.session)
     counters = replace(counters, breaks=breaks, earlier=earlier)
     return QueuedRequest(session.request, counters, session.given)
@@ -378,9 +380,13 @@ def _poison_detail(breaks: int) -> str:
     )
 
 
-def runs_suspect(state: DraftState) -> bool:
-    """Whether a suspect is tried: no other session is opened until it has brought a token."""
-    return any(s.counters.is_suspect and not s.committed for s in state.sessions.values())
+def may_open(state: DraftState, queued: QueuedRequest) -> bool:
+    """Whether a session would begin as trials must: a suspect has brought a token before any other
+    session is opened, and is opened itself when all others have."""
+    silent = [one for one in state.sessions.values() if not one.committed]
+    return not silent or not any(
+        counters.is_suspect for counters in (queued.counters, *(one.counters for one in silent))
+    )
 
 
 def rejoin_failed(state: DraftState, now: float) -> tuple[DraftState, Effects]:
