@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ from msgspec.structs import replace
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, expected_tokens
 from asyncspec_nodes.http.api.errors import ApiError
-from asyncspec_nodes.http.keys import API_KEY_VARIABLE, Caller, KeySettings, read_keys
+from asyncspec_nodes.http.keys import (
+    ANYBODY,
+    API_KEY_VARIABLE,
+    BROKEN_SECONDS,
+    MOST_BROKEN,
+    Caller,
+    KeySettings,
+    read_keys,
+)
+from asyncspec_nodes.node.host import LocalEngine
+from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.messages import Finished, Output, Submit
 from toy_service import ENDLESS, Toy
 
@@ -272,3 +283,54 @@ async def test_what_the_service_cannot_do_costs_nothing(tmp_path: Path) -> None:
         for _ in range(2):
             async with web.post("/v1/completions", json={"prompt": [1] * 900}) as reply:
                 assert reply.status == 503
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, BROKEN_SECONDS / 2)), max_size=30))
+def test_a_key_whose_requests_end_nodes_is_refused_for_a_while(
+    steps: list[tuple[bool, float]],
+) -> None:
+    now, ends = 0.0, list[float]()
+    caller = Caller(KeySettings("k"), "", lambda: now)
+    for breaks, seconds in steps:
+        now += seconds
+        if sum(now - at < BROKEN_SECONDS for at in ends) >= MOST_BROKEN:
+            with pytest.raises(ApiError, match=r"nodes have ended with \d requests") as caught:
+                caller.admit(1).__enter__()
+            assert (caught.value.status, caught.value.code) == (429, "breaks")
+            assert "Retry-After" in caught.value.headers
+            assert 0 < int(caught.value.headers["Retry-After"]) <= BROKEN_SECONDS
+            continue
+        with caller.admit(1):
+            caller.blame(int(breaks))
+        if breaks:
+            ends.append(now)
+
+
+def test_without_keys_nobody_is_refused_for_what_others_requests_end() -> None:
+    ANYBODY.blame(MOST_BROKEN)
+    with ANYBODY.admit(1):
+        pass
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_that_ended_nodes_count_for_their_key(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Toy("node", keys=("k", "other")) as toy:
+
+        async def broken(self: object, submit: Submit) -> AsyncIterator[Output | Finished]:
+            yield Output(0, (1,), "a")
+            yield Finished(0, "error", "the pipeline broke", {"new_tokens": 1.0}, BREAKS)
+
+        monkeypatch.setattr(LocalEngine, "ask", broken)
+        async with aiohttp.ClientSession(toy.url) as web:
+            statuses = []
+            for key in ["k"] * (MOST_BROKEN + 1) + ["other"]:
+                body = {"model": "toy", "prompt": "a", "stream": stream}
+                headers = {"Authorization": f"Bearer {key}"}
+                async with web.post("/v1/completions", json=body, headers=headers) as reply:
+                    await reply.read()
+                    statuses.append(reply.status)
+    before = 200 if stream else 422
+    assert statuses == [before] * MOST_BROKEN + [429, before]

@@ -14,7 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec_nodes.node.supervisor import PERIOD_SECONDS, SUPERVISES, RestartBudget
+from asyncspec_nodes.node.supervisor import (
+    MOST_PAUSE_SECONDS,
+    PERIOD_SECONDS,
+    SUPERVISES,
+    RestartBudget,
+)
 
 linux = pytest.mark.skipif(not SUPERVISES, reason="nodes are forked on Linux only")
 
@@ -33,14 +38,30 @@ def test_new_starts_are_few_in_any_period(most: int, passed: list[float]) -> Non
             assert pause == (0.1 * 2 ** (len(recent) - 1) if recent else 0.0)
 
 
-@given(st.lists(st.booleans(), max_size=30))
-def test_ends_with_a_request_in_hand_do_not_count(ends: list[bool]) -> None:
-    budget = RestartBudget(3)
-    for in_hand in ends:
-        counted = len(budget.taken)
-        pause = budget.take(0.0, in_hand=in_hand)
-        assert (pause is None) == (not in_hand and counted >= 3)
-        assert len(budget.taken) == counted + (not in_hand and pause is not None)
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, PERIOD_SECONDS / 4)), max_size=40))
+def test_ends_with_a_request_in_hand_do_not_count_but_are_no_faster_and_faster(
+    ends: list[tuple[bool, float]],
+) -> None:
+    """Whatever they are, the others are counted as without them."""
+    budget, alone, now, beside = RestartBudget(3), RestartBudget(3), 0.0, list[float]()
+    for in_hand, seconds in ends:
+        now += seconds
+        pause = budget.take(now, in_hand=in_hand)
+        if not in_hand:
+            assert pause == alone.take(now)
+            continue
+        earlier = sum(now - at <= PERIOD_SECONDS for at in beside)
+        beside.append(now)
+        assert pause == (min(MOST_PAUSE_SECONDS, 0.1 * 2 ** (earlier - 1)) if earlier else 0.0)
+
+
+def test_a_node_that_ends_under_load_by_itself_is_started_a_bounded_number_of_times() -> None:
+    budget, now, starts = RestartBudget(3), 0.0, 0
+    while now < PERIOD_SECONDS:
+        pause = budget.take(now, in_hand=True)
+        assert pause is not None
+        now, starts = now + pause, starts + 1
+    assert starts <= 30
 
 
 PROGRAM = """

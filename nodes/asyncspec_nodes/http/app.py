@@ -134,6 +134,7 @@ class Service(Probes):
                 finally:
                     used = responder.tokens
                     caller.spend(used - expected)
+                    caller.blame(responder.broken)
                     if caller.name:
                         self.metrics.key_used(caller.name, used)
 

@@ -28,6 +28,11 @@ HASHED = "sha256:"
 ROUNDING = 1e-6
 """Of sums of times: a client that waits for as long as ``Retry-After`` says is not too early."""
 
+MOST_BROKEN = 3
+BROKEN_SECONDS = 600.0
+"""So many requests of a key that were not tried again, as nodes ended with them, and the key is
+refused for so many seconds: each has cost everybody two new starts of a node."""
+
 _HASH = re.compile(HASHED + "[0-9a-f]{64}")
 _COMMENT = re.compile(r"(^|\s)#.*")
 _NAME = re.compile(r"[\w.@-]{1,64}")
@@ -82,12 +87,21 @@ class Caller:
         self._requests = _Bucket(settings.requests, clock)
         self._tokens = _Bucket(settings.tokens, clock)
         self._settings = settings
+        self._clock = clock
+        # When requests have ended nodes.
+        self._broken: list[float] = []
 
     @contextlib.contextmanager
     def admit(self, count: int, tokens: int = 0) -> Iterator[None]:
         """Around ``count`` answers, which take ``tokens`` at once, and others with ``spend``.
         Raises ``ApiError`` where a limit is reached."""
         limits = self._settings
+        if wait := self._blamed_seconds():
+            text = (
+                f"nodes have ended with {len(self._broken)} requests of this API key within "
+                f"{BROKEN_SECONDS / 60:g} minutes; the nodes' logs say why; try again later"
+            )
+            raise ApiError(429, text, code="breaks", retry_after=math.ceil(wait))
         if limits.concurrent and count > limits.concurrent:
             text = f"{count} answers are asked for; this API key has {limits.concurrent} at a time"
             raise invalid(text, "n")
@@ -104,6 +118,19 @@ class Caller:
             yield
         finally:
             self._running -= count
+
+    def blame(self, requests: int) -> None:
+        """So many of its requests have ended nodes again and again (422)."""
+        if self.name:  # of a service without keys all are one caller
+            self._broken += [self._clock()] * requests
+
+    def _blamed_seconds(self) -> float:
+        """For how long the key is refused because of what its requests have ended; 0: not."""
+        now = self._clock()
+        self._broken = [at for at in self._broken if now - at < BROKEN_SECONDS]
+        if len(self._broken) < MOST_BROKEN:
+            return 0.0
+        return self._broken[-MOST_BROKEN] + BROKEN_SECONDS - now
 
     def spend(self, tokens: int) -> None:
         """Tokens of prompts and answers beyond those with which they were admitted, or fewer."""

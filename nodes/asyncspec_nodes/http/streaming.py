@@ -111,6 +111,8 @@ class Responder:
         self._shutdown = shutdown
         self._limits = limits
         self._answers = [ChoiceBuffer(expected_tokens(submit)) for submit in call.submits]
+        # Answers that are not tried again, as nodes have ended with them.
+        self.broken = 0
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         """The response. Raises ``ApiError`` while nothing has been sent."""
@@ -220,6 +222,8 @@ class Responder:
             answer.fail()
             raise event
         answer.add(event)
+        if isinstance(event, Finished):
+            self.broken += event.code == BREAKS
         if isinstance(event, Finished) and (error := error_of(event, self._call)) is not None:
             raise error
         return index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import tempfile
@@ -171,7 +172,7 @@ class SupervisedNode:
         self._start = start
         self._notify = notify
         self._budget = RestartBudget(restarts)
-        self._stopping = False
+        self._stops = asyncio.Event()
         self.child: ChildNode | None = None
 
     async def start(self) -> None:
@@ -190,19 +191,24 @@ class SupervisedNode:
                 error = await child.watch(progress)
             finally:
                 await child.stop()  # ends its remaining subprocesses
-            if self._stopping or isinstance(error, UserError) or not may_restart():
+            if self._stops.is_set() or isinstance(error, UserError) or not may_restart():
                 return error
-            if budget.take(time.monotonic(), in_hand=child.in_hand) is None:
+            pause = budget.take(time.monotonic(), in_hand=child.in_hand)
+            if pause is None:
                 count = f"{len(budget.taken)} new starts within {PERIOD_SECONDS:g} s"
                 return ClusterError(f"{error} after {count}")
-            self._notify(f"{error}; it is started again")
+            self._notify(f"{error}; it is started again{f' in {pause:g} s' if pause >= 1 else ''}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stops.wait(), pause)
+            if self._stops.is_set():
+                return error
             self.child = child = await self._start(True)
-            if self._stopping:
+            if self._stops.is_set():
                 await child.stop()
 
     async def stop(self) -> None:
         """End it; ``run`` returns then."""
-        self._stopping = True
+        self._stops.set()
         if self.child is not None:
             await self.child.stop()
 

@@ -36,6 +36,10 @@ PERIOD_SECONDS = 600.0
 PAUSE_SECONDS = 0.1
 """Before the second new start within the period; doubled with each."""
 
+MOST_PAUSE_SECONDS = 30.0
+"""Before a new start of a node that ends again and again with requests in hand: less than clients
+wait for a draft node (``client.engine``)."""
+
 HUNG_SECONDS = 15.0
 """A node that is stopped (SIGSTOP) for so long, or serves and says nothing, as its event loop
 hangs, is killed: nobody else would start it again. Busy cores delay it by less."""
@@ -48,19 +52,21 @@ class RestartBudget(Struct):
 
     most: int = RESTARTS
     taken: list[float] = []
+    # Those of a node that had a request in hand.
+    beside: list[float] = []
 
     def take(self, now: float, *, in_hand: bool = False) -> float | None:
         """Seconds to wait before a new start at ``now``; None where none is left. A node that had
-        a request ``in_hand`` has its new start in any case: the request may be the cause, which is
-        no reason to stop for the others. It is not tried for ever (``core.stats.MAX_BREAKS``)."""
-        if in_hand:
-            return PAUSE_SECONDS
-        self.taken = [at for at in self.taken if now - at <= PERIOD_SECONDS]
-        if len(self.taken) >= self.most:
+        a request ``in_hand`` has its new start in any case, if ever later: a request may be the
+        cause, which is no reason to stop for the others. Such a request is not tried for ever
+        (``core.stats.MAX_BREAKS``), nor is its key heard if it sends more (``http.keys``)."""
+        starts = self.beside if in_hand else self.taken
+        starts[:] = [at for at in starts if now - at <= PERIOD_SECONDS]
+        if not in_hand and len(starts) >= self.most:
             return None
-        self.taken.append(now)
-        earlier = len(self.taken) - 1
-        return PAUSE_SECONDS * 2 ** (earlier - 1) if earlier else 0.0
+        earlier = len(starts)
+        starts.append(now)
+        return min(MOST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** (earlier - 1)) if earlier else 0.0
 
 
 class Supervisor:
@@ -115,7 +121,7 @@ class Supervisor:
             if pause is None:
                 self._log.error("stopping", why=f"{why}, after {self._budget.most} new starts")
                 return 1
-            self._log.warning("the node is started again", why=why)
+            self._log.warning("the node is started again", why=why, seconds=pause)
             select.select([self._woken], [], [], pause)
             if self._stopping:
                 return 0
