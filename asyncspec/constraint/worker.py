@@ -1,9 +1,9 @@
 """Strangers' programs in a process of their own: grammars that compilers read, and templates.
 
 A compiler that overflows its stack, or takes all memory, ends its process, and no thread can be
-stopped from outside. So the work is done in a child of a small process that has imported what it
-needs and forks the child again where one has died, which takes milliseconds. Time is the
-child's own processor time, so that a busy machine refuses nothing.
+stopped from outside. So the work is done in a child of a small process (``worker_process``) that
+has imported what it needs and forks the child again where one has died, which takes milliseconds.
+Time is the child's own processor time, so that a busy machine refuses nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Setup(Struct, frozen=True):
     make: str
     argument: bytes
     limits: Limits
+    # The child is forked; else it is started anew after each end.
+    forks: bool = True
 
 
 class BoundError(ValueError):
@@ -55,9 +57,17 @@ class BoundError(ValueError):
 
 class Worker:
     """Does one kind of work, started with the first piece. Thread-safe: one piece at a time.
-    ``argument`` is called for what ``Setup.make`` takes."""
+    ``argument`` is called for what ``Setup.make`` takes; ``forks``: see ``Setup``."""
 
-    def __init__(self, make: str, argument: Callable[[], bytes], limits: Limits) -> None:
+    def __init__(
+        self,
+        make: str,
+        argument: Callable[[], bytes],
+        limits: Limits,
+        *,
+        forks: bool = hasattr(os, "fork"),
+    ) -> None:
+        self._forks = forks
         self._make = make
         self._argument = argument
         self._limits = limits
@@ -99,7 +109,7 @@ class Worker:
         return answer[:1], answer[1:]
 
     def _start(self) -> None:
-        setup = Setup(self._make, self._argument(), self._limits)
+        setup = Setup(self._make, self._argument(), self._limits, self._forks)
         # Forked from the process's one thread: libraries must not start more.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,22 +127,53 @@ def test_a_worker_that_is_killed_is_started_again() -> None:
     assert BOUNDED.problem('start: "c"') is None
 
 
-SIZED = """
-def sized(argument):
-    return lambda work: b"%d" % len(bytearray(int(work)))
+STRANGER = """
+import os, signal
+def make(argument):
+    def work(message):
+        kind, _, size = message.partition(b" ")
+        if kind == b"takes":
+            return b"%d" % len(bytearray(int(size)))
+        if kind == b"loops":
+            while True:
+                pass
+        if kind == b"dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if kind == b"raises":
+            raise ValueError("not so")
+        return argument + message
+    return work
 """
 
 
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "takes_memory.py").write_text(SIZED)
+@pytest.fixture(params=[True, False], ids=["forks", "spawns"])
+def stranger(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Worker]:
+    (tmp_path / "strangers_work.py").write_text(STRANGER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    worker = Worker("takes_memory:sized", lambda: b"", Limits(seconds=5, mebibytes=64))
-    try:
-        with pytest.raises(BoundError, match="more than 64 MiB of memory"):
-            worker(b"%d" % (1 << 30))
-        assert worker(b"1000") == b"1000"
-    finally:
-        worker.close()
+    limits = Limits(seconds=0.5, mebibytes=64)
+    worker = Worker("strangers_work:make", lambda: b"said ", limits, forks=request.param)
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"takes %d" % (1 << 30), "more than 64 MiB of memory"),
+        (b"loops", "more than 0.5 s of processor time"),
+        (b"dies", "more than 1024 KiB of stack"),
+    ],
+)
+def test_work_is_bounded_and_goes_on(message: bytes, reason: str, stranger: Worker) -> None:
+    assert stranger(b"a") == b"said a"
+    for _ in range(2):
+        with pytest.raises(BoundError, match=reason):
+            stranger(message)
+        assert stranger(b"takes 1000") == b"1000"
+    with pytest.raises(ValueError, match=r"^not so$"):
+        stranger(b"raises")
 
 
 @pytest.mark.parametrize(
