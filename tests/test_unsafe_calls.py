@@ -16,7 +16,7 @@ WALL_CLOCK = {
     # Whether it is the clock that a certificate's dates do not fit.
     "asyncspec/actor/mesh.py",
     # Names and labels for people; certificates' dates; ids that a stage's ``Ready`` corrects.
-    "asyncspec/plugins/llama/tokenizer.py",
+    "asyncspec/plugins/llama/templates.py",
     "asyncspec/trace/file.py",
     "nodes/asyncspec_nodes/http/app.py",
     "nodes/asyncspec_nodes/plugins/dialects/ollama.py",

@@ -68,3 +68,6 @@ class Tokenizer(Protocol):
 
     def is_byte(self, token: int) -> bool:
         """Whether it is a single raw byte."""
+
+    def close(self) -> None:
+        """End the process that writes conversations, if there is one."""

@@ -277,6 +277,11 @@ class Grammars:
             return str(error)
         return None
 
+    def close(self) -> None:
+        """End the process in which grammars are compiled first."""
+        if self._worker is not None:
+            self._worker.close()
+
     def _vocabulary(self) -> Vocabulary:
         if self._found is None:
             self._found = self._read()

@@ -89,9 +89,14 @@ class Worker:
         raise BoundError("the process that looks at it ends again and again")
 
     def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            self._end()
+        """End the process. Work that is being done goes on in a new one."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+        elif (process := self._process) is not None:
+            process.kill()
 
     def __del__(self) -> None:
         self._end()

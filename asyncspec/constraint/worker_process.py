@@ -232,6 +232,7 @@ def main(*arguments: str) -> None:
         send(sink, answer)
     if child is not None:
         child.end()
+    os._exit(0)  # at once, without an end of each module
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ def compare_all(task: Task) -> list[Comparison]:
         )
         return compare(given.token_ids, reference)
 
-    return [one(given) for given in task.requests]
+    with contextlib.closing(tokenizer):
+        return [one(given) for given in task.requests]
 
 
 if __name__ == "__main__":

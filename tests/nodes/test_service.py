@@ -55,6 +55,9 @@ class Letters:
     def is_byte(self, token: int) -> bool:
         return False
 
+    def close(self) -> None:
+        pass
+
 
 class Inbox:
     """A client's end."""

@@ -28,6 +28,9 @@ class Raw:
         name = self.tokenizer.id_to_token(token) or ""
         return re.fullmatch(r"<0x[0-9A-F]{2}>", name) is not None
 
+    def close(self) -> None:
+        pass
+
 
 def byte_level() -> Raw:
     """GPT-2's kind: every byte is a letter."""
@@ -75,6 +78,9 @@ class Pieces:
 
     def is_byte(self, token: int) -> bool:
         return False
+
+    def close(self) -> None:
+        pass
 
 
 CODECS = {

@@ -96,6 +96,9 @@ class ToyTokenizer:
     def is_byte(self, token: int) -> bool:
         return False
 
+    def close(self) -> None:
+        """There is no process."""
+
     def _token(self, character: str) -> int:
         number = 95 if character == "\n" else ord(character) - 32
         return (number if 0 <= number <= 95 else ord("?") - 32) % self._vocab

@@ -77,6 +77,9 @@ class LlamaTokenizer:
             )
         return self._write(chat)
 
+    def close(self) -> None:
+        self._write.close()
+
     def decode(self, ids: Sequence[int]) -> str:
         # ``llama_detokenize`` also deletes spaces before punctuation that comes later: streamed
         # text would change. llama.cpp's server shows tokens one by one, as here.

@@ -148,6 +148,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     serving: ServingConfig | None = None
     # What drafts, and why where "auto" chose it.
     draft: str = ""
+    # End its other processes, when it has stopped.
+    closing: tuple[Callable[[], None], ...] = ()
 
 
 def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
@@ -313,6 +315,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         abandon_job=source.source.abandon,
         tensors=source.tensors,
         tokenizer=tokenizer,
+        closing=(tokenizer.close, found.close),
         device=source.device,
         device_memory=source.device_memory,
         draft=described(config.draft),

@@ -72,6 +72,8 @@ async def serve(
             # From the start, so that health checks find it alive while it loads.
             server = await stack.enter_async_context(_http(http, rank, config, reporter))
         loaded = await _load(config, rank, reporter, stop)
+        for close in loaded.closing:
+            stack.callback(close)
         node = assemble(config, loaded, sock, security, reporter, file)
         runtime = node.runtime
         running = asyncio.create_task(runtime.run())

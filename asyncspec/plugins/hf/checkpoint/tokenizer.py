@@ -77,6 +77,9 @@ class HFTokenizer:
     def template(self) -> str:
         return used(self._templates)
 
+    def close(self) -> None:
+        self._write.close()
+
     def decode(self, ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         assert isinstance(text, str)

@@ -383,10 +383,9 @@ def _poison_detail(breaks: int) -> str:
 def may_open(state: DraftState, queued: QueuedRequest) -> bool:
     """Whether a session would begin as trials must: a suspect has brought a token before any other
     session is opened, and is opened itself when all others have."""
-    silent = [one for one in state.sessions.values() if not one.committed]
-    return not silent or not any(
-        counters.is_suspect for counters in (queued.counters, *(one.counters for one in silent))
-    )
+    silent = [session for session in state.sessions.values() if not session.committed]
+    counters = (queued.counters, *(session.counters for session in silent))
+    return not silent or not any(sums.is_suspect for sums in counters)
 
 
 def rejoin_failed(state: DraftState, now: float) -> tuple[DraftState, Effects]:
