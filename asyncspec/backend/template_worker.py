@@ -14,10 +14,10 @@ from asyncspec.constraint.worker import BoundError, Limits, Worker
 from asyncspec.core.errors import first_line
 
 LIMITS = Limits(seconds=2.0, mebibytes=512)
-"""Of one conversation's text. The longest one that is read, 4 MB, takes a fifth."""
+"""What one conversation's text may take. The longest one that is read, 4 MB, takes a fifth."""
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Of the text: four times the longest conversation."""
+"""Length of the text, UTF-8: four times the longest conversation."""
 
 
 class Templates(Struct, frozen=True):

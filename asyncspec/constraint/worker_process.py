@@ -179,7 +179,7 @@ def serve(work: Work, limits: Limits, source: IO[bytes], sink: IO[bytes]) -> Non
 
 
 def _limit_time(seconds: float) -> None:
-    """Of the processor; 0: no more. The signal's default action ends the process wherever it is."""
+    """Processor time; 0: no bound. The signal's default action ends the process wherever it is."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -25,7 +25,7 @@ def make(argument: bytes) -> Callable[[bytes], bytes]:
         return datetime.now().strftime(form)
 
     def with_tokens(templates: Templates) -> Render:
-        own = {"raise_exception": refuse, "strftime_now": now, **templates.tokens}
+        fixed = {"raise_exception": refuse, "strftime_now": now, **templates.tokens}
 
         def render(
             template: str,
@@ -34,7 +34,7 @@ def make(argument: bytes) -> Callable[[bytes], bytes]:
             options: dict[str, Any],
         ) -> str:
             said = {"messages": messages, "tools": tools, "add_generation_prompt": True, **options}
-            return str(_compiled(template).render({**said, **own}))
+            return str(_compiled(template).render({**said, **fixed}))
 
         return render
 
