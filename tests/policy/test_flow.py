@@ -833,7 +833,7 @@ def four_stages(contention: Contention) -> RoundCosts:
 def test_rounds_of_one_segment_are_tried_where_passes_take_longer_than_alone() -> None:
     """Only they tell whether passes would without other rounds: all were under way so far."""
     known = FlowMemory(shape=RoundShape(1, 1, 4), committed=64)
-    alone, longer = four_stages(Contention()), four_stages(Contention(1.8, known=True))
+    alone, longer = four_stages(Contention()), four_stages(Contention(1.8, measured_alone=True))
     assert known.choosing(alone).shape.levels
     tried = known.choosing(longer).shape
     assert tried.rows
@@ -844,7 +844,7 @@ def test_rounds_of_one_segment_are_tried_where_passes_take_longer_than_alone() -
 
 def test_several_segments_are_not_expected_to_reach_what_one_does_not() -> None:
     """What slows one down, such as late drafts, slows several down too."""
-    costs = four_stages(Contention(1.0, processors=2.0, known=True))
+    costs = four_stages(Contention(1.0, processors=2.0, measured_alone=True))
     known = FlowMemory(shape=RoundShape(3, 0, 4), committed=400)
     slow = MeasuredSpeed().observe(400, 600.0, 1.0), MeasuredSpeed()
     for memory in (known, replace(known, speculating=slow)):

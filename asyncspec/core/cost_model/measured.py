@@ -107,7 +107,7 @@ class Contention(Struct, frozen=True):
     together: float = 0.0
     busy: float = 0.0
     # Whether ``alone`` was measured.
-    known: bool = False
+    measured_alone: bool = False
 
     def at(self, busy: float, links: float = 0.0) -> float:
         """With the work of so many nodes in each second in which any is needed, as many ``links``
@@ -118,14 +118,16 @@ class Contention(Struct, frozen=True):
         """With what was ``measured`` while that many nodes were at work, for so many tokens."""
         if busy < PARAMETERS.min_busy:
             weight = PARAMETERS.alone_weight
-            alone = shorter_at_once(self.alone, measured, weight) if self.known else measured
+            alone = (
+                shorter_at_once(self.alone, measured, weight) if self.measured_alone else measured
+            )
             later = self.processors * (1.0 + PARAMETERS.other_speed_weight) ** tokens
             if self.together:  # what slows one node down by now has not come from several
                 later = max(later, self.busy * alone / self.together)
-            return replace(self, alone=alone, processors=later, known=True)
-        if not self.known and math.isinf(self.processors):
+            return replace(self, alone=alone, processors=later, measured_alone=True)
+        if not self.measured_alone and math.isinf(self.processors):
             # Nodes of different machines: until fewer are at work and faster, others slow them.
-            return replace(self, alone=measured, together=measured, busy=busy, known=True)
+            return replace(self, alone=measured, together=measured, busy=busy, measured_alone=True)
         now = replace(self, together=measured, busy=busy)
         longer = measured / self.alone
         if longer <= 1.0 + PARAMETERS.report_change:

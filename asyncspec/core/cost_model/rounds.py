@@ -143,8 +143,8 @@ def best_shape(
 
     def rate(shape: RoundShape) -> float:
         if shape not in rates:
-            rates[shape] = one = round_rate(profile, shape, costs)
-            values[shape] = one.tokens_per_second * gain(shape)
+            rates[shape] = expected = round_rate(profile, shape, costs)
+            values[shape] = expected.tokens_per_second * gain(shape)
         return values[shape]
 
     best = PLAIN
