@@ -120,7 +120,8 @@ def test_every_command_and_option_is_on_its_page() -> None:
 
 
 def test_names_of_pages_become_links() -> None:
-    assert comments.linked("see docs/reference/dip-sd.md") == "see [dip sd](dip-sd.md)"
+    assert comments.linked("docs/reference/cluster-file.md") == "[cluster file](cluster-file.md)"
+    assert comments.linked("docs/plugins/dip-sd.md") == "[dip sd](../plugins/dip-sd.md)"
     assert comments.linked("(docs/guide/install.md)") == "([install](../guide/install.md))"
 
 

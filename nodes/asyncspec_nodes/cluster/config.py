@@ -100,7 +100,7 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
 class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[[node]]``"""
 
-    # 0 is the draft node (left out: those that come are not listed, docs/reference/dip-sd.md), 1..N
+    # 0 is the draft node (left out: those that come are not listed, docs/plugins/dip-sd.md), 1..N
     # are the verify stages in pipeline order.
     rank: Annotated[int, Meta(ge=0, le=MAX_STAGES)]
     # Address the others reach this node at; it listens there, too, unless ``listen`` says where.

@@ -9,7 +9,7 @@ planner (FLOPs, tokens, drafting) and none of its steps. What is not linear is m
   a length and a prefix that a batch may be padded to, and one share of it for each member;
 - that batches have no names, by calling each after its first member.
 
-On several stages the period is that of the planner's two terms (docs/reference/dip-sd.md).
+On several stages the period is that of the planner's two terms (docs/plugins/dip-sd.md).
 """
 
 from __future__ import annotations

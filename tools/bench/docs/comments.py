@@ -32,7 +32,8 @@ def _above(lines: list[str], at: int) -> str:
 
 def linked(text: str) -> str:
     """A text of ``docs/reference`` in which names of other pages are links."""
-    return re.sub(r"\bdocs/(?:reference/(?P<near>[\w-]+)|(?P<far>guide/[\w-]+))\.md", _link, text)
+    page = r"\bdocs/(?:reference/(?P<near>[\w-]+)|(?P<far>(?:guide|plugins)/[\w-]+))\.md"
+    return re.sub(page, _link, text)
 
 
 def _link(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Planning for a running pipeline: a plan, or greedy batching.
 
 A rotation makes every user wait for others; work-conserving batching makes no user wait, and is
-close behind most plans (docs/reference/dip-sd.md). So a plan has to be better by a margin, or
+close behind most plans (docs/plugins/dip-sd.md). So a plan has to be better by a margin, or
 greedy batching is kept and the decision is about draft lengths only.
 """
 

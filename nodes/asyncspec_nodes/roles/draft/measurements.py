@@ -37,7 +37,7 @@ class AcceptanceEstimate(NamedTuple):
     """The chance of a drafted token to be accepted: Wilson's interval about the mean.
 
     Plans are made for ``low``: one for too high a chance costs far more than one for too low a
-    chance (docs/reference/dip-sd.md). ``rounds`` is the evidence, in rounds.
+    chance (docs/plugins/dip-sd.md). ``rounds`` is the evidence, in rounds.
     """
 
     low: float
