@@ -4,7 +4,7 @@ written."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -36,11 +36,13 @@ def _chat(template: str) -> str:
 
 
 @pytest.fixture(scope="module", params=MAKERS, ids=("hf", "llama"))
-def write(request: pytest.FixtureRequest) -> TemplateWorker:
+def write(request: pytest.FixtureRequest) -> Iterator[TemplateWorker]:
     texts = {"default": "{{ messages[0].content }}{{ eos_token }}"}
-    return TemplateWorker(
+    worker = TemplateWorker(
         request.param, texts | {n: t for n, (t, _) in BOMBS.items()}, {"eos_token": "<e>"}
     )
+    yield worker
+    worker.close()
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
