@@ -67,7 +67,8 @@ def test_inspecting_needs_no_torch(mine: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from asyncspec.backend import draft_trie\n"
-        "from asyncspec.plugins.hf import backend, process\n"
+        "from asyncspec.plugins.hf import backend\n"
+        "from asyncspec.plugins.hf.kernels import process\n"
         "from asyncspec.plugins.hf.checkpoint.files import headers\n"
         f"backend.BACKEND.inspect({str(mine)!r})\n"
         f"headers.list_tensors(Path({str(mine)!r}))\n"
@@ -312,7 +313,7 @@ def bad_index(path: Path) -> None:
         (lfs_pointer, "not a whole"),
         (index_of_missing_file, "'gone.safetensors'"),
         (index_out_of_directory, "cannot be read"),
-        (index_of_missing_tensor, "'nothing'"),
+        (index_of_missing_tensor, "has no tensors named"),
         (bad_index, "cannot be read"),
     ],
 )

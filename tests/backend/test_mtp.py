@@ -136,7 +136,7 @@ def check_memory(path: Path) -> None:
 def test_auto_takes_next_token_layers(tmp_path: Path) -> None:
     path = save_mtp(tmp_path / "target", "deepseek")
     for apart in (False, True):
-        assert choose(str(path), stages_here=1.0, apart=apart).source == "mtp"
+        assert choose(str(path), stages_here=1.0, apart=apart).source == "mtp+ngram"
 
 
 def test_of_a_multimodal_checkpoint(tmp_path: Path) -> None:

@@ -275,7 +275,7 @@ async def test_what_the_service_cannot_do_costs_nothing(tmp_path: Path) -> None:
         Toy("link", keys=keys) as toy,
         aiohttp.ClientSession(toy.url, headers={"Authorization": "Bearer k"}) as web,
     ):
-        refused = {"prompt": [1] * 900, "max_tokens": 10 * ENDLESS}
+        refused = {"prompt": [1] * 2 * ENDLESS, "max_tokens": 1}  # longer than the context
         for _ in range(2):
             async with web.post("/v1/completions", json=refused) as reply:
                 assert reply.status == 400

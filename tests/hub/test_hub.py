@@ -254,7 +254,7 @@ def test_up_leaves_the_download_to_those_who_join(
 ) -> None:
     argv = ("--target", MODEL, "--machines", "2", "--wait", "1", "--no-stage", "--port", "0")
     code, _, err = machine.command("up", *argv, "--token-file", str(tmp_path / "up.json"))
-    assert code == 2
+    assert code == 1
     assert "0 of 2 machines have joined within 1 s" in err
     assert weights(hub.downloads()) == set()
 

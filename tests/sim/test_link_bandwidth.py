@@ -39,6 +39,16 @@ def run(policy: str, mbit: float, latency: float = 1e-4, requests: int = 1) -> O
     return simulate(Setting(language, cost, tokens=100, requests=requests), policy)
 
 
+def decoded(outcome: Outcome) -> Outcome:
+    """Without what plain decoding is expected to bring: an estimate, to which links belong."""
+    estimates = ("plain_tokens_per_second", "times_plain_rate")
+    stats = tuple(
+        {name: value for name, value in answer.items() if name not in estimates}
+        for answer in outcome.stats
+    )
+    return replace(outcome, stats=stats)
+
+
 def speed(outcome: Outcome) -> float:
     return outcome.stats[0]["tokens_per_second"]
 
@@ -47,13 +57,13 @@ def speed(outcome: Outcome) -> float:
 def test_fast_lines_change_nothing(policy: str, inert: Callable[[], None]) -> None:
     found = run(policy, 1000)
     inert()
-    assert found == run(policy, 1000)
+    assert decoded(found) == decoded(run(policy, 1000))
 
 
 def test_fast_lines_change_nothing_for_many(inert: Callable[[], None]) -> None:
     found = run("flowspec", 1000, requests=3)
     inert()
-    assert found == run("flowspec", 1000, requests=3)
+    assert decoded(found) == decoded(run("flowspec", 1000, requests=3))
 
 
 def test_latency_does_not_shrink_segments(inert: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from tools.bench.__main__ import KINDS, main
 FROM_ZERO = {"temperature", "seed", "latency-ms", "stage-seconds"}
 """Of these zero is as good as any."""
 
-RATES = ("policies", "report", "dipsd-run", "dipsd-machines", "hybrid", "explain", "tracing")
+RATES = ("policies", "report", "dipsd-run", "dipsd-machines", "hybrid", "tracing")
 """They tell what comes after the first token."""
 
 
@@ -58,7 +58,6 @@ def wrong() -> list[tuple[str, str, str]]:
         ("quantised", "inner", "65600"),
         ("quantised", "layers", "1001"),
         ("quantised", "context", "8192"),
-        ("explain", "temperature", "inf"),
         ("serving", "soak", "inf"),
     ]
     return found
@@ -84,7 +83,7 @@ def test_a_number_that_cannot_be_is_one_line(
 ) -> None:
     (tmp_path / "set.jsonl").write_text(json.dumps({"turns": ["x"]}) + "\n")
     argv = [kind, f"--{name}={value}"]
-    if kind in ("policies", "report", "hybrid", "explain", "record-language"):
+    if kind in ("policies", "report", "hybrid", "record-language"):
         argv += ["--prompts", str(tmp_path)]
     if kind in ("report", "dipsd"):
         argv += ["--out", str(tmp_path / "out")]

@@ -121,8 +121,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-blames-the-innocent",
-        "breaks = new_breaks + (0 if session.committed else counters.breaks)",
-        "breaks = new_breaks + counters.breaks",
+        "breaks = 0 if session.committed else counters.breaks",
+        "breaks = counters.breaks",
         "test_breaks_are_counted_from_the_last_token_on",
     ),
     Mutant(

@@ -160,10 +160,10 @@ def _check_names(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
             f"{path} names its tensors without 'model.', as AutoModel saves a model without its "
             "head; save it with AutoModelForCausalLM"
         )
-    example = min(tensors, default="")
+    example = f"it has {min(tensors)!r}" if tensors else "it has none at all"
     raise CheckpointError(
-        f"{path} has no tensors named {LAYERS}* (one of its own is {example!r}); give a checkpoint "
-        "as transformers saves it"
+        f"{path} has no tensors named {LAYERS}* ({example}); give a checkpoint as transformers "
+        "saves it"
     )
 
 
