@@ -57,6 +57,8 @@ async def test_type_and_read(toy: Toy, tab: Browser) -> None:
     assert await tab.run("document.querySelector('.message.user .body').textContent") == "<b>hi</b>"
     assert await tab.run("document.querySelector('.message .body :is(b, i)')") is None
     body = {
+        # What the page asks for where a model recommends nothing.
+        **{"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
         "max_tokens": 60,
         "seed": 5,
         "messages": [
