@@ -51,16 +51,19 @@ async def fill(tab: Browser, **values: object) -> None:
 async def test_type_and_read(toy: Toy, tab: Browser) -> None:
     """What is seen is what a client gets, and each word stands in the pass that brought it."""
     assert await tab.run("!document.getElementById('welcome').hidden")
-    await fill(tab, most=60, seed=5, system="Be <i>brief</i>.")
+    await fill(tab, most=60, seed=6, system="Be <i>brief</i>.")
     await ask(tab, "<b>hi</b>")
     assert await tab.run("document.getElementById('welcome').hidden")
     assert await tab.run("document.querySelector('.message.user .body').textContent") == "<b>hi</b>"
     assert await tab.run("document.querySelector('.message .body :is(b, i)')") is None
     body = {
         # What the page asks for where a model recommends nothing.
-        **{"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
         "max_tokens": 60,
-        "seed": 5,
+        "seed": 6,
         "messages": [
             {"role": "system", "content": "Be <i>brief</i>."},
             {"role": "user", "content": "<b>hi</b>"},
