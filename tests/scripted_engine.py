@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -72,10 +72,12 @@ QWEN = ChatFacts("hermes", True, "tags", ("enable_thinking",))
 
 
 @asynccontextmanager
-async def serving(said: str = SAID, facts: ChatFacts = QWEN) -> AsyncIterator[tuple[str, Any]]:
+async def serving(
+    said: str = SAID, facts: ChatFacts = QWEN, models: Sequence[str] = ("toy",)
+) -> AsyncIterator[tuple[str, Any]]:
     engine = ScriptedEngine(said, facts)
     service = Service(ServiceOptions(ApiKeys([KEY])), pending=str)
-    service.serve(engine, "toy")
+    service.serve(engine, *models)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     async with HttpServer(service, sock) as server:

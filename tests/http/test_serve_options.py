@@ -29,13 +29,20 @@ def test_a_target_from_the_hub_keeps_its_name(
     snapshot.parent.mkdir(parents=True)
     snapshot.symlink_to(BUNDLED_TARGET)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(snapshot))
-    assert options("--target", "org/fox").http.model == "fox"
-    assert options("--target", "org/fox", "--model-name", "mine").http.model == "mine"
+    assert options("--target", "org/fox").http.models == ("fox",)
+    assert options("--target", "org/fox", "--model-name", "mine").http.models == ("mine",)
+
+
+def test_a_model_has_several_names() -> None:
+    argv = [part for name in ("a", "org/b", "a") for part in ("--served-model-name", name)]
+    assert options(*argv, "--model-name", "c").http.models == ("a", "org/b", "c")
+    with pytest.raises(UserError, match="--served-model-name is empty"):
+        options("--served-model-name", "")
 
 
 @pytest.mark.parametrize("target", [(), ("--target", str(BUNDLED_TARGET))])
 def test_a_directory_is_the_draft_nodes_to_name(target: tuple[str, ...]) -> None:
-    assert options(*target).http.model is None
+    assert options(*target).http.models == ()
 
 
 def recommending(folder: Path, text: str) -> str:

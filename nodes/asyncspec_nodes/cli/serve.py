@@ -90,18 +90,18 @@ def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> Serv
     return ServeOptions(
         host=arguments.host,
         port=arguments.port,
-        http=replace(http, model=http.model or _hub_name(arguments.target)),
+        http=replace(http, models=http.models or _hub_names(arguments.target)),
         where=_where(arguments, local=local),
         logs=cluster_options.log_directory(arguments),
         log=log.read_arguments(arguments, LogTable()),
     )
 
 
-def _hub_name(target: str | None) -> str | None:
-    """The name of a Hub target, whose download's directory is named after a commit; else None."""
+def _hub_names(target: str | None) -> tuple[str, ...]:
+    """The name of a Hub target, whose download's directory is named after a commit; else none."""
     if target is None or expanded(target).is_dir():
-        return None
-    return backend_of(target).model_name(target)
+        return ()
+    return (backend_of(target).model_name(target),)
 
 
 def _where(arguments: argparse.Namespace, *, local: bool) -> Config | ClusterAddress:
@@ -185,8 +185,8 @@ async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> in
             return 0
         cluster, engine = starting.result(), serving.engine
         draft = next(node for node in await engine.nodes() if node.role == "draft")
-        model = http.model or draft.model
-        service.serve(engine, model)
+        model, *aliases = http.models or (draft.model,)
+        service.serve(engine, model, *aliases)
         freeze_objects()
         if defaults := describe_defaults(draft.defaults):
             notify(

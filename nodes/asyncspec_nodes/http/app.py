@@ -41,7 +41,7 @@ MAX_NAMES = 16
 
 
 class Service(Probes):
-    """One HTTP service over one cluster, which serves one model under its public name. Make it
+    """One HTTP service over one cluster, which serves one model under its public names. Make it
     inside a running event loop.
 
     Until ``serve`` is called it is loading: ``/health`` answers, everything else is a 503 that
@@ -52,7 +52,7 @@ class Service(Probes):
     ) -> None:
         super().__init__(options, pending, log)
         self._engine: EngineClient | None = None
-        self.model = ""
+        self.models: tuple[str, ...] = ("",)
         self._facts: ChatFacts | None = None
         self.concurrency = ConcurrencyLimit(options.limits.concurrent)
 
@@ -67,19 +67,27 @@ class Service(Probes):
         """Raises ``ApiError`` while the service is loading: no model is served yet."""
         _ = self.engine
 
-    def serve(self, engine: EngineClient, model: str) -> None:
-        """End loading: ``engine`` serves requests for the model named ``model``."""
+    @property
+    def model(self) -> str:
+        """The name that answers state; empty while the service is loading."""
+        return self.models[0]
+
+    def serve(self, engine: EngineClient, model: str, *aliases: str) -> None:
+        """End loading: ``engine`` serves requests for the model named ``model``, or by one of its
+        ``aliases``."""
         self.report(engine.nodes)
         self._engine = engine
-        self.model = model
+        self.models = (model, *aliases)
         self.created = int(time.time())
 
     def check_model(self, name: str) -> None:
         """Raises ``ApiError`` for another model's name."""
-        if name != self.model:
+        # Ollama's clients add the tag of what they take for the newest.
+        if name not in self.models and name.removesuffix(":latest") not in self.models:
+            names = " and ".join(map(repr, self.models))
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist; this service has {self.model!r}",
+                f"the model {name!r} does not exist; this service has {names}",
                 param="model",
                 code="model_not_found",
             )
@@ -164,8 +172,7 @@ class Service(Probes):
 
     async def context(self, request: web.Request, model: str | None) -> RequestContext:
         """Of a request for the model ``model``. Raises ``ApiError``."""
-        # Ollama's clients add the tag of what they take for the newest.
-        self.check_model((model or self.model).removesuffix(":latest"))
+        self.check_model(model or self.model)
         return RequestContext(
             seed=secrets.randbits(53),  # fits any JSON number
             tenant=CALLER.get().tenant,
@@ -226,7 +233,8 @@ class Service(Probes):
 
     async def _models(self, request: web.Request) -> web.Response:
         self.check_loaded()
-        return json_response({"object": "list", "data": [await self._described(self.model)]})
+        data = [await self._described(name) for name in self.models]
+        return json_response({"object": "list", "data": data})
 
     async def _model(self, request: web.Request) -> web.Response:
         self.check_loaded()

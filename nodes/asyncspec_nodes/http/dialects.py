@@ -20,9 +20,13 @@ class ServiceView(Protocol):
     """What handlers of a dialect's routes may use of the service."""
 
     options: ServiceOptions
-    # The public name of the model, and when it was loaded (seconds since the epoch).
-    model: str
+    # The public names of the model, and when it was loaded (seconds since the epoch).
+    models: tuple[str, ...]
     created: int
+
+    @property
+    def model(self) -> str:
+        """The first name, which answers state."""
 
     def check_loaded(self) -> None:
         """Raises ``ApiError`` while the service is loading: no model is served yet."""

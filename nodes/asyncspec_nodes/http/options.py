@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from asyncspec_nodes.http.limits import Limits
 
 
 class HttpOptions(ServiceOptions, frozen=True):
-    # The model's public name; None: the name of its directory.
-    model: str | None = None
+    # The model's public names, the canonical one first; empty: the name of its directory.
+    models: tuple[str, ...] = ()
     # None: plain HTTP.
     tls: ssl.SSLContext | None = None
 
@@ -36,7 +37,14 @@ class HttpSocket(NamedTuple):
 
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--model-name", metavar="NAME", help="default: the name of the target's directory")
+    add(
+        "--served-model-name",
+        "--model-name",
+        action="append",
+        metavar="NAME",
+        help="a name of the model in the API; may be given several times: requests may use any of "
+        "them, and answers state the first (default: the name of the target's directory)",
+    )
     add(
         "--api-key-file",
         type=Path,
@@ -111,9 +119,16 @@ def read_arguments(
         origins=read_origins(arguments.allow_origin),
         limits=msgspec.convert(arguments, Limits, from_attributes=True),
         public_metrics=arguments.public_metrics,
-        model=arguments.model_name,
+        models=_names(arguments.served_model_name or ()),
         tls=server_context(arguments.tls_certificate, arguments.tls_key),
     )
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    """Each once. Raises ``UserError``."""
+    if "" in given:
+        raise UserError("--served-model-name is empty; give a name, or leave it out")
+    return tuple(dict.fromkeys(given))
 
 
 def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -84,7 +85,7 @@ async def serve(
         renewing = asyncio.create_task(renew(security, runtime.check_certificates, reporter.log))
         stack.callback(renewing.cancel)
         if http is not None and server is not None:
-            _report(server.service, node, http.options.model or _model_name(config))
+            _report(server.service, node, http.options.models or (_model_name(config),))
             reporter.log.info(server.scheme, port=server.port)
         await stop.wait()
         if server is not None and not running.done():
@@ -158,12 +159,12 @@ class Node(NamedTuple):
     engine: LocalEngine | None
 
 
-def _report(service: Probes, node: Node, model: str) -> None:
-    """End the loading of an HTTP service."""
+def _report(service: Probes, node: Node, models: Sequence[str]) -> None:
+    """End the loading of an HTTP service; ``models``: the names of its model."""
     from asyncspec_nodes.http.app import Service
 
     if isinstance(service, Service) and node.engine is not None:
-        service.serve(node.engine, model)
+        service.serve(node.engine, *models)
         return
 
     async def statuses() -> tuple[Status, ...]:

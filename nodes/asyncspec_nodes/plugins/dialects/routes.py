@@ -55,7 +55,8 @@ async def _ollama_version(service: ServiceView, request: web.Request) -> web.Res
 
 async def _tags(service: ServiceView, request: web.Request) -> web.Response:
     service.check_loaded()
-    return json_response({"models": [model_object(service.model, service.created)]})
+    models = [model_object(name, service.created) for name in service.models]
+    return json_response({"models": models})
 
 
 async def _running(service: ServiceView, request: web.Request) -> web.Response:
@@ -66,8 +67,7 @@ async def _running(service: ServiceView, request: web.Request) -> web.Response:
 async def _show(service: ServiceView, request: web.Request) -> web.Response:
     service.check_loaded()
     fields = parse(await read_body(request, service.options.limits), ShowRequest)
-    name = fields.model or fields.name or service.model
-    service.check_model(name.removesuffix(":latest"))
+    service.check_model(fields.model or fields.name or service.model)
     reasons = bool((await service.chat_facts()).reasoning)
     model = model_object(service.model, service.created)
     return json_response(shown(model, await service.context_length(), reasoning=reasons))
