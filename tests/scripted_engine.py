@@ -20,7 +20,7 @@ from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 
 KEY = "sk-test"
-STATS = {"prompt_tokens": 7.0, "new_tokens": 5.0, "shared_tokens": 2.0}
+STATS = {"prompt_tokens": 7.0, "new_tokens": 5.0, "shared_tokens": 2.0, "hits": 3.0}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 SAID = f"<think>\nRome, then.\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Rome', 'Oslo')}"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -169,6 +169,7 @@ class Completion:
         prompts = [ends[i : i + each] for i in range(0, len(ends), each)]
         prompt = sum(int(group[-1].get("prompt_tokens", 0)) for group in prompts)
         completion = sum(int(stats.get("new_tokens", 0)) for stats in ends)
+        accepted = sum(int(stats.get("hits", 0)) for stats in ends)
         cached = sum(
             min(int(stats.get("shared_tokens", 0)) for stats in group) for group in prompts
         )
@@ -177,6 +178,8 @@ class Completion:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
+            # Drafted tokens that are the target's own choice.
+            "completion_tokens_details": {"accepted_prediction_tokens": accepted},
         }
 
 
