@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import aiohttp
@@ -161,3 +162,23 @@ async def test_ollama_says_ids_of_calls() -> None:
         async with web.post("/api/chat", json=ask) as reply:
             calls = (await reply.json())["message"]["tool_calls"]
         assert len({call["id"] for call in calls} - {""}) == 2
+
+
+async def test_a_raw_prompt_and_its_answer_are_of_no_chat() -> None:
+    async with (
+        serving() as (url, engine),
+        aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as web,
+    ):
+        ask = {"model": "toy", "prompt": "def f(", "raw": True, "options": {"num_predict": 9}}
+        async with web.post("/api/generate", json={**ask, "stream": False}) as reply:
+            said = await reply.json()
+        asked = engine.asked[-1]
+        assert (asked.prompt, asked.chat, asked.max_new_tokens) == ("def f(", "", 9)
+        assert (said["response"], said.get("thinking")) == (engine.said, None)
+        async with web.post("/api/generate", json=ask) as reply:
+            lines = [json.loads(line) for line in (await reply.text()).splitlines()]
+        assert "".join(line["response"] for line in lines) == engine.said
+        for name in ("system", "suffix", "template"):
+            async with web.post("/api/generate", json={**ask, name: "x"}) as reply:
+                assert reply.status == 400
+                assert name in (await reply.json())["error"]

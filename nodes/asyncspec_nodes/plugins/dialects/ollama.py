@@ -185,13 +185,25 @@ class GenerateRequest(OllamaParameters, frozen=True, kw_only=True):
         return not self.prompt
 
     def chat(self, facts: ChatFacts) -> ChatRequest:
-        for name in ("suffix", "images", "raw", "template", "context"):
+        for name in ("suffix", "images", "template", "context"):
             if getattr(self, name):
                 raise invalid(f"{name} is not supported by this service", name)
+        if self.raw and self.system:
+            raise invalid("system is given with raw, which takes the prompt alone", "system")
         messages = [ChatMessage("user", self.prompt)]
         if self.system:
             messages.insert(0, ChatMessage("system", self.system))
         return _converted(self.settings(), messages, None)
+
+    def call(self, context: RequestContext) -> Completion:
+        """See ``OllamaParameters``; with ``raw`` neither the prompt nor the answer is of a chat."""
+        if self.empty or not self.raw:
+            return super().call(context)
+        context = msgspec.structs.replace(context, facts=ChatFacts())
+        chat = self.chat(context.facts)
+        submit = usually_sampled(chat.prepared(context))
+        submit = msgspec.structs.replace(submit, chat="", prompt=self.prompt or "")
+        return self.completion(chat, [submit], context)
 
     def completion(
         self, chat: ChatRequest, submits: Sequence[Submit], context: RequestContext
