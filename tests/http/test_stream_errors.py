@@ -77,14 +77,15 @@ async def test_a_mistake_of_ours_is_the_last_event(
 
 
 class SilentEngine:
-    """Says nothing until ``answer``."""
+    """Says nothing until ``answer``. Prompts alone are only read, as by a draft node: at once."""
 
     def __init__(self, engine: EngineClient) -> None:
         self.nodes = engine.nodes
         self.answer = asyncio.Event()
 
     async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
-        await self.answer.wait()
+        if not submit.prompt_only:
+            await self.answer.wait()
         yield Finished(submit.request, "stop", "", {})
 
 
