@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from msgspec import Struct
 
-from asyncspec.actor import silence, tcp
+from asyncspec.actor import tcp
 from asyncspec.actor.silence import SilenceWatch
 from asyncspec.core.cost_model.bandwidth import NEVER_PACK, BandwidthEstimator, should_pack
 from asyncspec.core.machine import TraceHook
@@ -46,10 +45,9 @@ OWN_ERROR = "an error of this node itself ended the link; its log describes it"
 class LinkOptions(Struct, frozen=True):
     """Times in seconds, sizes in bytes."""
 
-    # Silence on either side is broken this often once the handshake is done; more often on a short
-    # way to another node.
-    heartbeat_seconds: float = 1.0
-    # A peer that is silent for so long is lost, one that is known to be quick sooner.
+    # Between two heartbeats to a peer, once the handshake is done: .04 % of a core a link.
+    heartbeat_seconds: float = 0.5
+    # A peer whose process is silent for so long is gone; its machine sooner (``actor.silence``).
     timeout_seconds: float = 10.0
     # A dialling peer must send ``Hello`` within this time.
     hello_seconds: float = 10.0
@@ -113,11 +111,9 @@ class Link(asyncio.BufferedProtocol):
         self._held: list[bytes | memoryview] = []
         self._reason = ""
         self._over = False
-        # When bytes came last, and were written last (of heartbeats: the last one).
-        self._received_at = self._written_at = self._beat_at = 0.0
+        # When bytes came last.
+        self._received_at = 0.0
         self._silence: SilenceWatch | None = None
-        self._closely = True
-        self._interval = options.heartbeat_seconds  # between two heartbeats
         # The peer's clock in its last heartbeat, 0 if none waits for its echo, and when that came.
         self._echo = self._came = 0.0
         self._beat: asyncio.TimerHandle | None = None
@@ -164,7 +160,7 @@ class Link(asyncio.BufferedProtocol):
         previous = self._received_at
         now = self._received_at = self._loop.time()
         if self._silence is not None:
-            self._silence.received(self._interval, now)
+            self._silence.received()
         if (
             self.hook is not None
             and now - previous > SILENT_BEATS * self._options.heartbeat_seconds
@@ -241,7 +237,6 @@ class Link(asyncio.BufferedProtocol):
             return
         for piece in held:
             transport.write(piece)
-        self._written_at = self._loop.time()
         options = self._options
         client = self.peer is not None and self.peer.role == "client"
         max_unsent = options.most_unsent_client if client else options.most_unsent
@@ -273,7 +268,9 @@ class Link(asyncio.BufferedProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._received_at = self._loop.time()
-        self._silence = SilenceWatch(self._options.timeout_seconds, self._received_at)
+        self._silence = SilenceWatch(
+            self._options.heartbeat_seconds, self._options.timeout_seconds, self._received_at
+        )
         self._tick()
 
     def refuse(self, fault: Fault) -> None:
@@ -314,43 +311,23 @@ class Link(asyncio.BufferedProtocol):
         elif self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def watch_closely(self, closely: bool) -> None:
-        """Whether the peer's loss is to be noticed as soon as can be; a client sets the pace."""
-        faster, self._closely = closely and not self._closely, closely
-        if faster and self._silence is not None and self._beat is not None:
-            self._silence.restart()
-            self._beat.cancel()
-            self._tick()
-
-    @property
-    def _beat_seconds(self) -> float:
-        """Between two heartbeats. Clients are many: their beats are answered at once instead."""
-        longest = self._options.heartbeat_seconds
-        closely = self._closely and self.rank >= 0
-        return silence.beat_seconds(self.rtt, longest) if closely else longest
-
     def _tick(self) -> None:
         assert self._silence is not None
-        self._silence.load = _load()
-        now, interval = self._loop.time(), self._beat_seconds
+        now = self._loop.time()
         if self.holds_reading:
             self._received_at = now
-            self._silence.restart()
-        path = None if self._silence.has_received else tcp.path_state(self._transport)
-        if reason := self._silence.check(path, interval, now):
+            self._silence.received()
+        if reason := self._silence.check(tcp.path_state(self._transport), now):
             self.abort(reason)
             return
-        self._interval, longest = interval, self._options.heartbeat_seconds
-        if silence.beat_due(interval, longest, now - self._written_at, now - self._beat_at):
-            self._send_beat()
-        at = silence.next_check(now, self._silence.pause(path, interval), interval)
-        self._beat = self._loop.call_at(at, self._tick)
+        self._send_beat()
+        self._beat = self._loop.call_later(self._options.heartbeat_seconds, self._tick)
 
     def _send_beat(self) -> None:
         now = time.monotonic()  # uvloop's clock has whole milliseconds
         echo = self._echo and min(MAX_SECONDS, self._echo + (now - self._came))
         self.send(Heartbeat(sent=now, echo=echo, byte_seconds=self.byte_seconds))
-        self._echo, self._beat_at = 0.0, self._written_at
+        self._echo = 0.0
 
     def _take_frames(self, seconds: float) -> bool:
         """Handle complete frames for so long; whether more may be read."""
@@ -384,8 +361,6 @@ class Link(asyncio.BufferedProtocol):
         """Handle a frame: heartbeats and clock probes here, all others by ``received``."""
         message, now = frame.message, time.monotonic()
         if isinstance(message, Heartbeat):
-            if self._silence is not None:
-                self._silence.beat()
             if message.echo:
                 # Bytes wait at both ends, so this is an upper bound; keep the least.
                 trip = max(0.0, now - message.echo)
@@ -402,14 +377,6 @@ class Link(asyncio.BufferedProtocol):
                 self.hook.probed(self.rank, message.asked, message.answered, now)
         else:
             self._received(self, frame)
-
-
-def _load() -> float:
-    """Runnable threads a processor of this machine in the last minute; 0 where nobody knows."""
-    try:
-        return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
-        return 0.0
 
 
 def _uninitialised(size: int) -> memoryview:

@@ -22,8 +22,8 @@ RETRY_SECONDS = 0.1
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-_TCP_INFO = struct.Struct("=24xI28xI8x2I72xI")
-"""Linux's ``struct tcp_info``: unacked, last_ack_recv (ms), rtt, rttvar, min_rtt (us)."""
+_TCP_INFO = struct.Struct("=24xI28xI")
+"""Begin of Linux's ``struct tcp_info``: unacked, last_ack_recv (ms)."""
 
 
 def keep_alive(transport: asyncio.BaseTransport) -> None:
@@ -140,5 +140,5 @@ def path_state(transport: asyncio.BaseTransport | None) -> PathState | None:
         return None
     if len(raw) < _TCP_INFO.size:
         return None
-    unacked, last_ack, rtt, rttvar, least = _TCP_INFO.unpack(raw)
-    return PathState(unacked > 0, last_ack * 1e-3, rtt * 1e-6, rttvar * 1e-6, least * 1e-6)
+    unacked, last_ack = _TCP_INFO.unpack(raw)
+    return PathState(unacked > 0, last_ack * 1e-3)

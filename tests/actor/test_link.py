@@ -462,20 +462,6 @@ def test_a_clients_heartbeats_are_answered_at_once(run: Runner) -> None:
     run(main())
 
 
-def test_a_client_beats_faster_while_it_waits_for_an_answer(run: Runner) -> None:
-    async def main() -> None:
-        async with facing_bare() as (end, bare):
-            end.link.watch_closely(False)
-            end.link.accepted(hello(0, 1))
-            assert isinstance(await bare.read(), Heartbeat)
-            end.link.watch_closely(True)
-            # Else there were none for a minute.
-            assert isinstance(await bare.read(), Heartbeat)
-            assert isinstance(await bare.read(), Heartbeat)
-
-    run(main())
-
-
 def test_heartbeats_go_both_ways_and_measure_the_round_trip(run: Runner) -> None:
     async def main() -> None:
         async with facing_bare(BRISK) as (end, bare):

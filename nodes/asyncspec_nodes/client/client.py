@@ -126,7 +126,6 @@ class Client:
                 await loop.create_connection(lambda: link, host, port, ssl=tls)
                 client._connected = True
                 link.send(client_hello(cluster))
-                link.watch_closely(False)
                 welcome = await client._welcome
                 if problem := client._problem(welcome):
                     raise UserError(f"the node at {where} is refused: {problem}")
@@ -166,13 +165,11 @@ class Client:
             yield Finished(number, "error", text, {}, "prompt_too_long")
             return
         inbox = self._answers[number] = Inbox(lambda: self.link.send(Cancel(number)))
-        self.link.watch_closely(True)
         try:
             async for event in inbox.read():
                 yield event
         finally:
             del self._answers[number]
-            self.link.watch_closely(bool(self._answers))
             inbox.close()
 
     async def nodes(self) -> tuple[Status, ...]:
