@@ -36,6 +36,9 @@ class Request(Struct, frozen=True):
     tenant: str = ""
     # The beginning of the answer, which the user has from an earlier draft node.
     given: tuple[int, ...] = ()
+    # The user has set no bound: ``max_new_tokens`` is what the context has room for, and less is
+    # fine.
+    unbounded: bool = False
 
 
 class Received(Struct, frozen=True):

@@ -125,6 +125,17 @@ def test_a_request_that_can_never_fit_the_source_is_refused() -> None:
     assert sent(driven.feed(Submitted(plain)), Open)
 
 
+def test_a_request_without_a_bound_gets_what_the_caches_hold() -> None:
+    driven = room(0, 448)
+    policy = SMALL["flowspec"]
+    for number, asked in enumerate((2**20, 20)):
+        request = ask(number, max_new_tokens=asked, unbounded=True)
+        (opened,) = sent(driven.feed(Submitted(request)), Open)
+        fitted = replace(request, max_new_tokens=opened.capacity - len(request.prompt))
+        assert slots_needed(fitted, policy, 2) == min(448, slots_needed(request, policy, 2))
+        driven = room(0, 448)
+
+
 @settings(max_examples=examples(100, quick=24))
 @given(
     st.lists(st.integers(1, 40), min_size=2, max_size=8),

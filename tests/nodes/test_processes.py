@@ -24,7 +24,7 @@ import transformers
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli.run import cut_short
+from asyncspec_nodes.cli.terminal.run import cut_short
 from asyncspec_nodes.client import client
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
@@ -33,6 +33,7 @@ from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local.cluster import FILE, LocalCluster, LocalLauncher, local_config
 from asyncspec_nodes.node.reports import LoadingReport, Report
 from asyncspec_protocol.messages import Submit
+from asyncspec_protocol.sampling import MAX_INT
 from backend import eagle_heads
 from backend.eagle_heads import Sizes
 from certificates import make_keys
@@ -293,6 +294,23 @@ def test_of_several_answers_it_is_said_how_many_were_cut_short() -> None:
     assert cut_short([whole, stopped, cut, cut]) == (
         "2 of 4 answers end where the target's context does, before --max-new-tokens 3"
     )
+    submit = msgspec.structs.replace(submit, max_new_tokens=MAX_INT)
+    unbounded = msgspec.structs.replace(cut, submit=submit)
+    assert cut_short([unbounded]) == (
+        "the answer ends after 2 tokens, where the target's context does; -n N ends it earlier"
+    )
+
+
+def test_an_answer_goes_on_until_the_context_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--target", "toy:layers=2,vocab=64,context=300", "--draft", "none", "--stages", "1"]
+    argv += ["--prompt", "1 2", "--ignore-eos", "--json"]
+    for most in ((), ("-n", "-1")):
+        assert cli.main(["run", *argv, *most]) == 0
+        out, err = capsys.readouterr()
+        assert "where the target's context does; -n N ends it earlier" in err
+        answer = json.loads(out)
+        count = answer["stats"]["prompt_tokens"] + len(answer["token_ids"])
+        assert (count, answer["finish_reason"]) == (300, "length")
 
 
 def random_eagle3(directory: Path, *, broken: bool = False) -> Path:
@@ -441,22 +459,25 @@ def test_a_node_killed_in_the_middle_is_named_and_started_again(rank: int, name:
     assert line == f"asyncspec: {name} was killed by SIGKILL; it is started again\n"
     # Who interrupts it now leaves nothing behind either: the new one has the old one's port.
     running.process.send_signal(signal.SIGINT)
-    assert running.ended() == "asyncspec: interrupted\n"
+    assert running.ended().endswith("asyncspec: interrupted\n")
 
 
-@pytest.mark.parametrize(
-    "signum",
-    [
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ],
-)
-def test_an_interrupt_stops_every_process(signum: signal.Signals) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_signal_stops_every_process(signum: signal.Signals) -> None:
     running = Running(1)
     running.process.send_signal(signum)
     assert running.ended() == "asyncspec: interrupted\n"
     assert running.process.returncode == 1
+
+
+def test_an_interrupt_ends_the_answer_with_its_statistics_and_stops_every_process() -> None:
+    running = Running(1)
+    running.process.send_signal(signal.SIGINT)
+    said = running.ended()
+    assert said.endswith("asyncspec: interrupted\n")
+    assert running.process.returncode == 1
+    (tokens,) = (line.split()[-1] for line in said.splitlines() if line.startswith("tokens  "))
+    assert int(tokens) > 0
 
 
 def test_answers_to_a_list_are_printed_as_they_come(tmp_path: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from asyncspec.constraint import text as text_of_grammar
 from asyncspec.core.errors import ClusterError, UserError
@@ -20,7 +20,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.terminal.run import Printer
+from asyncspec_nodes.cli.terminal.run import Printer, cut_short, limited
 from asyncspec_nodes.client.answers import DEMO, Answer, Prompt, answer_all, read_list, read_text
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
@@ -37,7 +37,7 @@ from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.reference import CheckRequest, Comparison, check
 from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
-from asyncspec_protocol.sampling import Constraint
+from asyncspec_protocol.sampling import MAX_INT, Constraint
 
 SAMPLING = {
     "temperature": ("T", "0, the default, is greedy"),
@@ -52,6 +52,12 @@ SAMPLING = {
 """Metavar and help of the options that are fields of ``Sampling``."""
 
 WORDS = "the prompt, behind a model (as --target) or alone; or a model alone, with --prompt"
+
+UNBOUNDED = -1
+"""``--max-new-tokens`` without a bound, as llama.cpp writes it."""
+
+CANCEL_SECONDS = 2.0
+"""The draft node's time to say how far the answers came that Ctrl-C ends."""
 
 TOY = "the bundled model is a toy that tells children's stories; -m MODEL names another"
 
@@ -102,9 +108,9 @@ def add_arguments(parser: Parser) -> None:
     add(
         *("-n", "--max-new-tokens"),
         type=int,
-        default=128,
+        default=UNBOUNDED,
         metavar="N",
-        help="default: 128",
+        help="default: until the target ends its text, or its context does (also -1)",
     )
     for name, default in asdict(Sampling()).items():
         if name not in SAMPLING:
@@ -163,7 +169,8 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
     read_words(arguments)
     arguments.constraint = Constraint(_grammar(arguments))
     sampling = Sampling.of(arguments)
-    if problem := settings_problem(arguments.max_new_tokens, sampling):
+    most = MAX_INT if arguments.max_new_tokens == UNBOUNDED else arguments.max_new_tokens
+    if problem := settings_problem(most, sampling):
         raise UserError(f"--{problem}")
     if problem := stop_problem(arguments.stop):
         raise UserError(f"--stop: {problem}")
@@ -188,7 +195,7 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         submit=Submit(
             request=0,
             prompt="",
-            max_new_tokens=arguments.max_new_tokens,
+            max_new_tokens=most,
             policy=policy,
             ignore_eos=arguments.ignore_eos,
             stop=tuple(arguments.stop),
@@ -235,7 +242,19 @@ def _chat(arguments: argparse.Namespace) -> bool | None:
 def run(arguments: argparse.Namespace) -> int:
     """The whole command. Raises ``AsyncSpecError``; signals end in ``KeyboardInterrupt``."""
     options = read_arguments(arguments)
-    return asyncio.run(until_signal(Run(options).work()))
+    asked = Run(options)
+    code = asyncio.run(until_signal(asked.work(), asked.interrupt))
+    if asked.interrupted:
+        raise KeyboardInterrupt
+    return code
+
+
+def _to_check(answer: Answer) -> CheckRequest:
+    """An answer to an unbounded request ends where the cluster's caches do."""
+    submit = answer.submit
+    if answer.finish_reason == "length":
+        submit = replace(submit, max_new_tokens=len(answer.token_ids))
+    return CheckRequest(submit, answer.token_ids)
 
 
 def start_cluster(config: Config, progress: ReportSink, logs: Path | None) -> LocalCluster:
@@ -251,10 +270,25 @@ class Run:
         self._start = start
         self._printer = Printer(many=options.many, json=options.json, checked=options.check)
         self._answers: list[Answer] = []
+        self._answering = False
+        self._interrupt = asyncio.Event()
         where = options.where
         stages = f", {where.stages} stages" if isinstance(where, Config) else ""
         title = f"{options.submit.policy or 'the default policy'}{stages}"
         self._trace = None if options.trace is None else TraceWriter(options.trace, title)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether ``interrupt`` has ended the answers."""
+        return self._interrupt.is_set()
+
+    def interrupt(self) -> bool:
+        """End the answers where they are, with their statistics. Returns False where there are
+        none, or for the second time."""
+        if not self._answering or self.interrupted:
+            return False
+        self._interrupt.set()
+        return True
 
     async def work(self) -> int:
         options, where = self._options, self._options.where
@@ -272,10 +306,8 @@ class Run:
                 self._trace.close()
         failed = [answer.error for answer in self._answers if answer.error is not None]
         checks: list[Comparison] = []
-        if options.check and not failed and isinstance(where, Config):
-            checks = await check(
-                where, [CheckRequest(a.submit, a.token_ids) for a in self._answers]
-            )
+        if options.check and not (failed or self.interrupted) and isinstance(where, Config):
+            checks = await check(where, [*map(_to_check, self._answers)])
         if failed and not options.many:
             raise failed[0]
         self._printer.end(self._answers, checks)
@@ -315,7 +347,7 @@ class Run:
                 own = trace_from < 0  # others' clusters have others' requests
                 download = TraceDownload(client, self._trace, last=trace_from, tokens=own)
                 await stack.enter_async_context(download)
-            await answer_all(
+            answering = answer_all(
                 engine,
                 options.prompts,
                 options.submit,
@@ -325,31 +357,27 @@ class Run:
                 show=self._printer.show,
                 done=self._done,
             )
+            await self._unless_interrupted(answering, engine)
+
+    async def _unless_interrupted(
+        self, answering: Coroutine[Any, Any, None], engine: ReconnectingEngine
+    ) -> None:
+        working = asyncio.create_task(answering)
+        interrupt = asyncio.create_task(self._interrupt.wait())
+        self._answering = True
+        try:
+            await asyncio.wait((working, interrupt), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                engine.cancel()
+                await asyncio.wait((working,), timeout=CANCEL_SECONDS)
+            if working.done():
+                working.result()
+        finally:
+            self._answering = False
+            for task in (working, interrupt):
+                task.cancel()
+            await asyncio.gather(working, interrupt, return_exceptions=True)
 
     def _done(self, answer: Answer) -> None:
         self._answers.append(answer)
         self._printer.done(answer)
-
-
-def cut_short(answers: Sequence[Answer]) -> str | None:
-    """The notice about answers that the context ends before --max-new-tokens; None without any."""
-    cut = [
-        answer
-        for answer in answers
-        if answer.finish_reason == "length" and len(answer.token_ids) < answer.submit.max_new_tokens
-    ]
-    if not cut:
-        return None
-    which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
-    some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
-    most = cut[0].submit.max_new_tokens
-    return f"{which} {some}where the target's context does, before --max-new-tokens {most}"
-
-
-def limited(answers: Sequence[Answer]) -> str | None:
-    """The notice about answers that --max-new-tokens ends; None without any."""
-    cut = [answer for answer in answers if answer.finish_reason == "length"]
-    if not cut:
-        return None
-    which = "the answer is" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers are"
-    return f"{which} cut at {cut[0].submit.max_new_tokens} tokens (--max-new-tokens)"

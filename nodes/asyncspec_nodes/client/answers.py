@@ -120,18 +120,24 @@ async def answer_all(
     done: Callable[[Answer], None],
 ) -> None:
     """Answer all prompts, ``concurrency`` at a time; ``chat`` and ``system``: see ``Conversation``.
-    ``show`` receives text as it arrives, ``done`` whole answers in the prompts' order."""
+    ``show`` receives text as it arrives, ``done`` whole answers in the prompts' order. After
+    one that was cancelled no prompt is asked."""
     slots = asyncio.Semaphore(concurrency)
+    cancelled = False
     queues = [asyncio.Queue[Answer | None]() for _ in prompts]
 
     async def answer_turns(index: int, prompt: Prompt) -> None:
+        nonlocal cancelled
         try:
             async with slots:
                 conversation = Conversation(settings, chat=chat, system=system)
                 for number, turn in enumerate(prompt.turns):
+                    if cancelled:
+                        break
                     blank = Answer(conversation.ask(turn), index, number, prompt.id)
                     answer = await _ask(client, blank, show)
                     queues[index].put_nowait(answer)
+                    cancelled = cancelled or answer.finish_reason == "cancelled"
                     if answer.error is not None:
                         break
                     conversation.answered(answer.text)

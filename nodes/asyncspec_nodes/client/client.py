@@ -172,6 +172,11 @@ class Client:
             del self._answers[number]
             inbox.close()
 
+    def cancel(self) -> None:
+        """Cancel all requests; their last events say how far they came."""
+        for number in self._answers:
+            self.link.send(Cancel(number))
+
     async def nodes(self) -> tuple[Status, ...]:
         """Status of every reachable node, by rank. Raises ``ClusterError``."""
         number = self._number()

@@ -142,6 +142,12 @@ class ReconnectingEngine:
         finally:
             self._running -= 1
 
+    def cancel(self) -> None:
+        """Cancel all requests that the draft node works on; their last events say how far they
+        came."""
+        if self._client is not None and not self._client.link.gone.done():
+            self._client.cancel()
+
     async def nodes(self) -> tuple[Status, ...]:
         return await self.client.nodes()
 

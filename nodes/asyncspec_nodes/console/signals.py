@@ -27,11 +27,20 @@ def on_termination(action: Callable[[], None]) -> None:
             loop.add_signal_handler(signum, cache(action))
 
 
-async def until_signal(work: Coroutine[Any, Any, int]) -> int:
+async def until_signal(
+    work: Coroutine[Any, Any, int], interrupt: Callable[[], bool] = lambda: False
+) -> int:
     """Run ``work``; its result is the exit code. A termination signal cancels it, and once it has
-    cleaned up ``KeyboardInterrupt`` is raised."""
+    cleaned up ``KeyboardInterrupt`` is raised. ``interrupt`` is called at SIGINT: where it returns
+    True, the work ends by itself."""
     interrupted = asyncio.Event()
     on_termination(interrupted.set)
+
+    def on_interrupt() -> None:
+        if not interrupt():
+            interrupted.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_interrupt)
     working = asyncio.create_task(work)
     waiting = asyncio.create_task(interrupted.wait())
     try:

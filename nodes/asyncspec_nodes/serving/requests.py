@@ -22,7 +22,7 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import GenerationConfig
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Submit
-from asyncspec_protocol.sampling import RANGES, range_problem
+from asyncspec_protocol.sampling import MAX_INT, RANGES, range_problem
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 # Every emitted token is compared with each stop string.
@@ -252,6 +252,7 @@ def prepare(
         top_logprobs=submit.top_logprobs,
         tenant=submit.tenant,
         given=submit.given,
+        unbounded=submit.max_new_tokens == MAX_INT,
     )
 
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from asyncspec.policy.flow import describe
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.reference import Comparison
+from asyncspec_protocol.sampling import MAX_INT
 
 
 class Printer:
@@ -62,7 +63,11 @@ class Printer:
                 for answer, check in zip_longest(answers, checks):
                     self._print_object(answer, check)
             return
-        fine = [answer for answer in answers if answer.error is None]
+        fine = [
+            answer
+            for answer in answers
+            if answer.error is None and (answer.token_ids or answer.finish_reason != "cancelled")
+        ]
         if fine:
             console = Console(stderr=True)
             console.print()
@@ -179,3 +184,28 @@ def number(name: str, value: float) -> float:
     """Counts as integers; what is measured or divided stays a float."""
     measured = name.endswith(("seconds", "_rate")) or "_per_" in name
     return value if measured or not value.is_integer() else int(value)
+
+
+def cut_short(answers: Sequence[Answer]) -> str | None:
+    """The notice about answers that the context ends before --max-new-tokens; None without any."""
+    cut = [
+        answer
+        for answer in answers
+        if answer.finish_reason == "length" and len(answer.token_ids) < answer.submit.max_new_tokens
+    ]
+    if not cut:
+        return None
+    which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
+    some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
+    most = cut[0].submit.max_new_tokens
+    end = "; -n N ends it earlier" if most == MAX_INT else f", before --max-new-tokens {most}"
+    return f"{which} {some}where the target's context does{end}"
+
+
+def limited(answers: Sequence[Answer]) -> str | None:
+    """The notice about answers that --max-new-tokens ends; None without any."""
+    cut = [answer for answer in answers if answer.finish_reason == "length"]
+    if not cut:
+        return None
+    which = "the answer is" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers are"
+    return f"{which} cut at {cut[0].submit.max_new_tokens} tokens (--max-new-tokens)"

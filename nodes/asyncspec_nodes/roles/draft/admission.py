@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 
 from asyncspec.core import tree as trees
 from asyncspec.core.feature_log import FeatureLog
+from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Effects, Request, Send
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec_nodes.roles.draft import lifecycle, prefix_cache
@@ -38,6 +39,7 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if queued is None or not lifecycle.may_open(state, queued):
             break
         left = tuple(other for other in state.backlog if other is not queued)
+        queued = replace(queued, request=_fitted(state, queued.request))
         if error := refusal(state, queued.request):
             state = replace(state, backlog=left)
             effects = (*effects, lifecycle.unserved(state, queued, "error", error, now, TOO_LARGE))
@@ -167,6 +169,19 @@ def refusal(state: DraftState, request: Request) -> str:
         f"{bound}; ask for fewer tokens or for a policy with smaller trees, or raise [limits] "
         "cache_mib there"
     )
+
+
+def _fitted(state: DraftState, request: Request) -> Request:
+    """A request, where its user has set no bound, of as many tokens as the caches can hold."""
+    bounds = [b for b in (slots_total(state), _source_slots(state, request)) if b is not None]
+    if not request.unbounded or not bounds:
+        return request
+    excess = _needed(state, request) - min(bounds)
+    if excess <= 0:
+        return request
+    fewest = len(request.given) + 1
+    most = request.max_new_tokens - whole_blocks(excess)
+    return replace(request, max_new_tokens=max(fewest, most))
 
 
 def _needed(state: DraftState, request: Request) -> int:
