@@ -38,6 +38,14 @@ def keep_alive(transport: asyncio.BaseTransport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_PROBES)
 
 
+def end_unacknowledged(sock: socket.socket | None, seconds: float) -> None:
+    """Let the kernel end a connection when what was sent is not acknowledged, or not read, for so
+    long; without an effect where the system has no such limit, or the connection is over."""
+    if sys.platform == "linux" and sock is not None and sock.fileno() >= 0:
+        milliseconds = round(1000 * seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
 class TlsListener(Generic[P]):
     """Accepts connections and agrees on TLS with them. Event loops' own servers do so with any
     number at a time, each with its buffers, and a protocol cannot close its connection before."""

@@ -19,7 +19,17 @@ from asyncspec_nodes.plugins.join.assignment import Assigned
 from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions
 from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions
 from asyncspec_nodes.plugins.join.members import Members
-from asyncspec_nodes.plugins.join.messages import PORTS, Failed, Offer, Orders, Refused, ToMember
+from asyncspec_nodes.plugins.join.messages import (
+    PORTS,
+    Alive,
+    Dropped,
+    Failed,
+    Leaving,
+    Offer,
+    Orders,
+    Refused,
+    ToMember,
+)
 from asyncspec_nodes.plugins.join.server import check_offer
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
@@ -127,6 +137,27 @@ async def test_several_stages_of_a_member_fail(tmp_path: Path) -> None:
     assert [one for one in started.sent["b"] if isinstance(one, Refused)] == [
         Refused("its stage has failed: no memory", user=False)
     ]
+
+
+@pytest.mark.asyncio
+async def test_others_get_the_layers_of_a_machine_that_falls_silent(tmp_path: Path) -> None:
+    """It is told, for when it goes on, and may join anew."""
+    started = Started(tmp_path)
+    coordinator, members = started.coordinator, started.coordinator.members
+    changes = 0
+    while "b" in members.by_id:
+        for name in "ac":
+            coordinator.received(name, Alive())
+        changes += members.tick()
+        await coordinator._repair()
+        assert members.by_id["a"].presence.silent_seconds == 0
+    assert changes == 2  # suspected, then gone
+    assert "b is gone: silent for 6 s" in started.said
+    assert started.sent["b"][-1] == Dropped()
+    assert {one.member for one in members.assignment} == {"a", "c"}
+    assert coordinator.received("b", Leaving())  # its connection is its to end
+    started.admit(offer("b"), "10.0.0.2")
+    assert members.spares == [members.by_id["b"]]
 
 
 @pytest.mark.asyncio

@@ -170,7 +170,7 @@ def test_three_machines_without_a_file(names: Sequence[str], tmp_path: Path) -> 
             wait_for(other, "serves", times=2)
         running[1].kill()
         assert ask(names[0]) == first
-        assert "two" in wait_for(log, "is gone for")
+        assert "two" in wait_for(log, "is gone: ")
     finally:
         for one in reversed(running):
             one.terminate()

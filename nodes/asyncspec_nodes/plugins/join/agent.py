@@ -25,8 +25,10 @@ from asyncspec_nodes.plugins.join import messages
 from asyncspec_nodes.plugins.join.authority import Identity
 from asyncspec_nodes.plugins.join.connection import Connector, NobodyThereError, near
 from asyncspec_nodes.plugins.join.messages import (
-    GRACE_SECONDS,
+    KEEP_SECONDS,
     Admitted,
+    Alive,
+    Dropped,
     Ended,
     Failed,
     FromMember,
@@ -39,10 +41,14 @@ from asyncspec_nodes.plugins.join.messages import (
     ToMember,
 )
 from asyncspec_nodes.plugins.join.parts import PartsSource
+from asyncspec_nodes.plugins.join.presence import PING_SECONDS, Presence
 from asyncspec_nodes.plugins.join.token import Token
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
 PAUSE_SECONDS = 1.0
+SHORT_PAUSE_SECONDS = 0.1
+"""After a connection that stood: the cluster counts a machine as gone two seconds later."""
+
 WAIT_SECONDS = 600.0
 """A machine looks for its cluster for so long, at its start and after a loss."""
 
@@ -115,6 +121,8 @@ class Agent:
         self._targets: dict[int, str | None] = {}
         # The cluster's run that it has joined.
         self._run = ""
+        # Whether a message of the cluster is being followed, and others wait.
+        self._is_busy = False
         # Whether it was said to be a spare.
         self._is_spare = False
 
@@ -123,7 +131,7 @@ class Agent:
         ``RefusedError`` after a failure, and ``ClusterError`` where no cluster answers for
         ``wait_seconds``."""
         if self._speed is None:
-            # Before it is connected: it does not answer heartbeats meanwhile.
+            # Before it is connected, as it is a busy machine meanwhile.
             self._speed = await asyncio.to_thread(read_speed)
         try:
             while True:
@@ -145,8 +153,9 @@ class Agent:
                 except (aiohttp.ClientError, OSError, ClusterError) as error:
                     problem = f"the connection is lost ({error})" if self._reached else str(error)
                 self._channel = None
+                pause = SHORT_PAUSE_SECONDS if self._lost is None else PAUSE_SECONDS
                 self._miss(problem)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(pause)
         finally:
             self._found()
             await self._connector.close()
@@ -171,9 +180,12 @@ class Agent:
 
     async def _give_up(self) -> None:
         """Others get its stages after a while: then it is a new machine."""
-        await asyncio.sleep(GRACE_SECONDS)
+        await asyncio.sleep(KEEP_SECONDS)
         if self._stages:
             self._say("stops its stages: others get them")
+        await self._begin_anew()
+
+    async def _begin_anew(self) -> None:
         await self._stop_all()
         self.id = secrets.token_hex(8)
 
@@ -207,26 +219,57 @@ class Agent:
         """Until the connection ends; whether the cluster does. Raises ``UserError`` or
         ``RefusedError`` where it refuses."""
         self._channel = channel
-        async for raw in channel:
-            if raw.type is not aiohttp.WSMsgType.TEXT:
-                break
-            message: ToMember = messages.decode(raw.data, ToMember)  # type: ignore[arg-type]
-            match message:
-                case Refused(text, user):
-                    raise UserError(text) if user else RefusedError(text)
-                case Ended():
+        presence = Presence()
+        pinging = asyncio.create_task(self._ping(channel, presence))
+        try:
+            async for raw in channel:
+                if raw.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                presence.received()
+                self._is_busy = True
+                if await self._receive(messages.decode(raw.data, ToMember)):  # type: ignore[arg-type]
                     return True
-                case Admitted(authority, certificate, run):
-                    if self._run not in ("", run):
-                        await self._stop_all()
-                    self._run = run
-                    self._identity.receive(authority, certificate)
-                    self._found()
-                    self._say("joined")
-                    for outcome in list(self._outcomes.values()):
-                        await self._tell(outcome)
-                case Orders():
-                    await self._follow(message)
+                self._is_busy = False
+        finally:
+            self._is_busy = False
+            pinging.cancel()
+        return False
+
+    async def _ping(self, channel: aiohttp.ClientWebSocketResponse, presence: Presence) -> None:
+        """Say that this machine is alive, until the cluster is gone."""
+        while presence.state != "gone":
+            await asyncio.sleep(PING_SECONDS)
+            await self._tell(Alive())
+            if self._is_busy:  # messages wait to be read
+                presence.received()
+            else:
+                presence.tick()
+        await channel.close()
+
+    async def _receive(self, message: ToMember) -> bool:
+        """Whether the cluster ends. Raises as ``_serve``, and ``ClusterError`` where it wants this
+        machine to join anew."""
+        match message:
+            case Refused(text, user):
+                raise UserError(text) if user else RefusedError(text)
+            case Ended():
+                return True
+            case Dropped():
+                await self._begin_anew()
+                raise ClusterError("this machine was silent, and joins anew")
+            case Admitted(authority, certificate, run):
+                if self._run not in ("", run):
+                    await self._stop_all()
+                self._run = run
+                self._identity.receive(authority, certificate)
+                self._found()
+                self._say("joined")
+                for outcome in list(self._outcomes.values()):
+                    await self._tell(outcome)
+            case Orders():
+                await self._follow(message)
+            case Alive():
+                pass
         return False
 
     async def _follow(self, orders: Orders) -> None:

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 import aiohttp
 import psutil
 
+from asyncspec.actor.tcp import end_unacknowledged
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.console.hosts import address, is_loopback
-from asyncspec_nodes.plugins.join.messages import HEARTBEAT_SECONDS, MAX_BYTES
+from asyncspec_nodes.plugins.join.messages import MAX_BYTES
+from asyncspec_nodes.plugins.join.presence import GONE_SECONDS
 from asyncspec_nodes.plugins.join.token import Token
 
 if TYPE_CHECKING:
@@ -129,6 +131,10 @@ CONNECT_SECONDS = 5.0
 """For TLS and the WebSocket with a machine that accepts."""
 
 
+CLOSE_SECONDS = 1.0
+"""For the cluster to close the connection, too."""
+
+
 class NobodyThereError(ClusterError):
     """No cluster answers now."""
 
@@ -221,13 +227,15 @@ class Connector:
         self.base = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                return await session.ws_connect(
+                channel = await session.ws_connect(
                     f"{self.base}/join",
                     headers=self.headers,
                     ssl=self.fingerprint,
-                    heartbeat=HEARTBEAT_SECONDS,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
                     max_msg_size=MAX_BYTES,
                 )
+                end_unacknowledged(channel.get_extra_info("socket"), GONE_SECONDS)
+                return channel
         except aiohttp.ServerFingerprintMismatch:
             raise UserError(
                 f"the cluster at {host}:{port} has another certificate: the token is an old one; "
@@ -259,3 +267,17 @@ async def _accepting(places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]
 
     answers = await asyncio.gather(*(accepts(*place) for place in places))
     return [place for place, answer in zip(places, answers, strict=True) if answer]
+
+
+async def refuses(places: Sequence[tuple[str, int]]) -> bool:
+    """Whether one of these refuses connections now: the process that listened there has ended."""
+    for host, port in places:
+        try:
+            async with asyncio.timeout(REACH_SECONDS):
+                _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            continue
+        writer.transport.abort()
+    return False

@@ -25,9 +25,9 @@ from asyncspec_nodes.node.reports import ReadyReport, Report
 from asyncspec_nodes.plugins.join.agent import AgentOptions
 from asyncspec_nodes.plugins.join.authority import CA, CERTIFICATE, KEY
 from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions
-from asyncspec_nodes.plugins.join.members import Member, Members
+from asyncspec_nodes.plugins.join.members import Member, Members, watch_end, watch_presence
 from asyncspec_nodes.plugins.join.messages import (
-    GRACE_SECONDS,
+    Alive,
     Ended,
     Failed,
     FromMember,
@@ -185,6 +185,7 @@ class Coordinator:
         self._formation.expected = server.machines
         token = await stack.enter_async_context(server)
         self._show(token)
+        self._start(watch_presence(self.members, self._changed.set))
         if options.holds:
             self._start(self._hold(server.here(token)))
 
@@ -223,16 +224,17 @@ class Coordinator:
 
     def lost(self, member: Member) -> None:
         if self.members.by_id.get(member.offer.member) is member:
-            member.lost_at = time.monotonic()
-            self.say(
-                f"{self.members.name(member.offer.member)} has no connection any more: in "
-                f"{GRACE_SECONDS + 1.0:g} s it counts as gone"
-            )
+            member.presence.disconnected()
+            self.say(f"{self.members.name(member.offer.member)} has no connection any more")
             self._changed.set()
+            self._start(watch_end(self.members, member, self._changed.set))
 
     def received(self, name: str, message: FromMember) -> bool:
         members = self.members
-        if name not in members.by_id:  # an earlier stage of it has failed: it has been refused
+        if name not in members.by_id:  # it has been told so
+            return True
+        members.by_id[name].presence.received()
+        if isinstance(message, Alive):
             return True
         match message:
             case Step(version, rank, text) if members.is_current(name, rank, version):

@@ -14,7 +14,7 @@ from asyncspec.core.placement.model import FREE, Constraints, TargetCost
 from asyncspec_nodes.cluster.placement import why_not
 from asyncspec_nodes.plugins.join.assignment import Assignment
 from asyncspec_nodes.plugins.join.members import Members
-from asyncspec_nodes.plugins.join.messages import GRACE_SECONDS
+from asyncspec_nodes.plugins.join.messages import Dropped
 
 
 class FormationOptions(Struct, frozen=True, kw_only=True):
@@ -138,8 +138,8 @@ class Formation:
         where there is none."""
         members = self._members
         here = frozenset(members.by_id)
-        lost = any(member.lost_at is not None for member in members.by_id.values())
-        if not members.ready or not members.spares or lost or here == self._planned_for:
+        all_here = all(member.presence.state == "here" for member in members.by_id.values())
+        if not (members.ready and members.spares and all_here) or here == self._planned_for:
             return None
         fresh = await asyncio.to_thread(members.form())
         if fresh is None or not self._are_here(fresh) or not members.ready:
@@ -195,11 +195,15 @@ class Formation:
             self._say(f"spare: {members.name(spare.offer.member)}")
 
     def _forget_lost(self) -> None:
-        """Those who were without a connection for too long have left: they stop by themselves."""
-        now = time.monotonic()
+        """Those who are gone have left: they stop by themselves, or join anew."""
         for name, member in list(self._members.by_id.items()):
-            if member.lost_at is not None and now - member.lost_at > GRACE_SECONDS + 1.0:
-                self._say(f"{self._members.name(name)} is gone for {now - member.lost_at:.0f} s")
+            presence = member.presence
+            if presence.state == "gone":
+                why = "its process has ended"
+                if not presence.has_ended:
+                    why = f"silent for {presence.silent_seconds:g} s"
+                self._say(f"{self._members.name(name)} is gone: {why}")
+                member.send(Dropped())
                 del self._members.by_id[name]
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.core.errors import ClusterError
@@ -23,7 +23,9 @@ from asyncspec_nodes.plugins.join.assignment import (
     predicted,
     relieved,
 )
-from asyncspec_nodes.plugins.join.messages import Offer, Orders, ToMember
+from asyncspec_nodes.plugins.join.connection import refuses
+from asyncspec_nodes.plugins.join.messages import Alive, Offer, Orders, ToMember
+from asyncspec_nodes.plugins.join.presence import PING_SECONDS, Presence
 from asyncspec_protocol.clients import Status
 
 Search = Callable[[], Assignment | None]
@@ -38,8 +40,7 @@ class Member(Struct):
     send: Callable[[ToMember], None]
     # On the first machine, whose address may change.
     local: bool = False
-    # Without a connection since then, by any clock; None: connected.
-    lost_at: float | None = None
+    presence: Presence = field(default_factory=Presence)
 
     @property
     def device(self) -> Device:
@@ -87,7 +88,7 @@ class Members:
         of the connected members has reached it under, so that one on another network, which joins
         later, changes nothing."""
         if not self._is_advertised:
-            here = [one.offer.reached for one in self.by_id.values() if one.lost_at is None]
+            here = [one.offer.reached for one in self.by_id.values() if one.presence.is_connected]
             found = next((host for host in here if not is_loopback(host)), self._reached)
             self._reached = found
         for member in self.by_id.values():
@@ -170,7 +171,7 @@ class Members:
     def tell(self, name: str) -> None:
         """A member its orders, once there are some."""
         member = self.by_id[name]
-        if not self.assignment or member.lost_at is not None:
+        if not self.assignment or not member.presence.is_connected:
             return
         held = [(rank, one) for rank, one in enumerate(self.assignment, 1) if one.member == name]
         member.send(
@@ -182,6 +183,21 @@ class Members:
                 max([self._since[rank] for rank, _ in held], default=0),
             )
         )
+
+    def tick(self) -> bool:
+        """``PING_SECONDS`` have passed: all are told that this machine is alive. Returns whether
+        somebody is suspected or gone who was not, or here again."""
+        states = [member.presence.state for member in self.by_id.values()]
+        for member in self.by_id.values():
+            member.presence.tick()
+            if member.presence.is_connected:
+                member.send(Alive())
+        return states != [member.presence.state for member in self.by_id.values()]
+
+    def listening(self, member: Member) -> list[tuple[str, int]]:
+        """Where the stages of a machine listen, as long as it lives."""
+        ports = [one.port for one in self.assignment if one.member == member.offer.member]
+        return [(member.host, member.offer.ports[port]) for port in ports]
 
     def is_current(self, name: str, rank: int, version: int) -> bool:
         """Whether a member's report of a stage is of the one that it holds now."""
@@ -205,6 +221,26 @@ class Members:
             name = self.name(one.member) if member is not None else ""
             nodes.append(NodeTable(rank, host, port, layers=one.layers, name=name))
         return replace(self._config, node=tuple(nodes))
+
+
+async def watch_presence(members: Members, changed: Callable[[], None]) -> None:
+    """Until cancelled, ping all members; ``changed`` is called where one is suspected or gone that
+    was not, or here again."""
+    while True:
+        await asyncio.sleep(PING_SECONDS)
+        if members.tick():
+            changed()
+
+
+async def watch_end(members: Members, member: Member, changed: Callable[[], None]) -> None:
+    """After the end of a connection: find out whether the machine's process has ended, until it
+    has another connection or is gone."""
+    while member.presence.state != "gone" and member in members.by_id.values():
+        if await refuses(members.listening(member)):
+            member.presence.has_ended = True
+            changed()
+            return
+        await asyncio.sleep(PING_SECONDS)
 
 
 PATIENCE_SECONDS = 10.0

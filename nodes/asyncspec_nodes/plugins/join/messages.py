@@ -21,12 +21,9 @@ MAX_BYTES = 1 << 22
 PORTS = 4
 """Of a member, each for one stage."""
 
-HEARTBEAT_SECONDS = 3.0
-"""A member that does not answer one within half of it has lost the connection."""
-
-GRACE_SECONDS = 6.0
-"""For so long a member without a connection keeps its stages and tries to connect again; then it
-stops them, and others get its layers."""
+KEEP_SECONDS = 6.0
+"""For so long a member without a connection keeps its stages, which it may be given again where
+nobody else had room for them."""
 
 
 class Offer(Struct, frozen=True, tag="offer"):
@@ -113,8 +110,16 @@ class Leaving(Struct, frozen=True, tag="leaving"):
     """The member stops."""
 
 
-FromMember = Offer | Step | Serving | Failed | Leaving
-ToMember = Admitted | Refused | Ended | Orders
+class Alive(Struct, frozen=True, tag="alive"):
+    """Sent by both ends every ``presence.PING_SECONDS``."""
+
+
+class Dropped(Struct, frozen=True, tag="dropped"):
+    """The member was silent for so long that others may have its layers: it is to join anew."""
+
+
+FromMember = Offer | Step | Serving | Failed | Leaving | Alive
+ToMember = Admitted | Refused | Ended | Orders | Alive | Dropped
 
 M = TypeVar("M")
 

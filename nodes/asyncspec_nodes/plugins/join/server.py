@@ -17,7 +17,7 @@ from typing import Protocol
 from aiohttp import WSMsgType, web
 from msgspec.structs import replace
 
-from asyncspec.actor.tcp import stop_listening
+from asyncspec.actor.tcp import end_unacknowledged, stop_listening
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.security import NODE
 from asyncspec_nodes.http.limits import Limits
@@ -36,7 +36,6 @@ from asyncspec_nodes.plugins.join.authority import (
 from asyncspec_nodes.plugins.join.connection import announced, listening_addresses, near, unmapped
 from asyncspec_nodes.plugins.join.members import Member
 from asyncspec_nodes.plugins.join.messages import (
-    HEARTBEAT_SECONDS,
     MAX_BYTES,
     PORTS,
     Admitted,
@@ -47,6 +46,7 @@ from asyncspec_nodes.plugins.join.messages import (
     ToMember,
 )
 from asyncspec_nodes.plugins.join.parts import routes
+from asyncspec_nodes.plugins.join.presence import GONE_SECONDS
 from asyncspec_nodes.plugins.join.token import Token, TokenFile, new_cluster
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
@@ -175,8 +175,9 @@ class JoinServer:
             refused = web.Response(status=401)
             refused.force_close()
             return refused
-        channel = web.WebSocketResponse(heartbeat=HEARTBEAT_SECONDS, max_msg_size=MAX_BYTES)
+        channel = web.WebSocketResponse(max_msg_size=MAX_BYTES)
         await channel.prepare(request)
+        end_unacknowledged(channel.get_extra_info("socket"), GONE_SECONDS)
         try:
             async with asyncio.timeout(OFFER_SECONDS):
                 offer = messages.decode(await channel.receive_str(), Offer)
