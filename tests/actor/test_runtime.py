@@ -6,12 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
 
 from actor.local_cluster import LocalCluster
+from asyncspec.actor.link import Link
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Cancelled, Received
@@ -208,6 +209,50 @@ def test_a_peers_mistake_costs_it_its_link_and_nothing_else(run: Runner) -> None
                 pass
             finish = await cluster.ask(ask(1, max_new_tokens=9))
             assert finish.reason == "length"
+
+    run(main())
+
+
+class FlippingTransport:
+    """Flips the last bit of a link's next writes."""
+
+    def __init__(self, link: Link, writes: int = 1) -> None:
+        self._transport: Any = link._transport
+        self._left = writes
+        link._transport = cast("asyncio.Transport", self)
+
+    def write(self, data: bytes | memoryview) -> None:
+        if self._left:
+            self._left -= 1
+            data = bytes(data[:-1]) + bytes([data[-1] ^ 1])
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [(0, 1), (1, 2), (2, 3), (3, 0), (0, 3)])
+def test_a_bit_flipped_on_its_way_costs_a_link_and_no_wrong_token(
+    run: Runner, sender: int, receiver: int
+) -> None:
+    """Tokens, hidden states, verdicts, prunes."""
+
+    async def main() -> None:
+        async with LocalCluster(3) as cluster:
+            asked = ask(0, max_new_tokens=60)
+            end = asyncio.ensure_future(cluster.ask(asked))
+            await cluster.shells[0].has(0, 20)
+            while not (changes := cluster.shells[receiver].changes).empty():
+                changes.get_nowait()
+            FlippingTransport(cluster.nodes[sender].links[Rank(receiver)])
+            assert (await end).stats["sessions"] >= 2
+            lost = await changes.get()
+            while lost[1] or "flipped" not in lost[2]:
+                lost = await changes.get()
+            assert lost[0] == sender
+            next_token = partial(cluster.model.next_token, settings=asked.sampling)
+            expected = decode(next_token, asked.prompt, asked.max_new_tokens)
+            assert tuple(cluster.shells[0].tokens[0]) == expected
 
     run(main())
 

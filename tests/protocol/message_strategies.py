@@ -14,6 +14,7 @@ from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.messages import (
     FINAL,
     Collect,
+    Events,
     Expand,
     Expanded,
     Features,
@@ -253,9 +254,11 @@ messages: st.SearchStrategy[Any] = st.one_of(*map(of_kind, KINDS))
 
 
 @st.composite
-def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
+def frames(
+    draw: st.DrawFn, drawn: st.SearchStrategy[Any] = messages
+) -> tuple[Any, TensorSpec | None, memoryview | None]:
     """A message, with hidden states where it may carry some and features where it must."""
-    message = draw(messages)
+    message = draw(drawn)
     shape: tuple[int, ...]
     if isinstance(message, Verdict) and draw(st.booleans()):
         featured = tuple(draw(st.lists(nodes, min_size=1, max_size=8, unique=True)))
@@ -264,7 +267,15 @@ def frames(draw: st.DrawFn) -> tuple[Any, TensorSpec | None, memoryview | None]:
         message, shape = replace(message, count=2), (2, 3)
     elif isinstance(message, Segment) and draw(st.booleans()):
         shape = (len(message.ids), *([1 + message.aux_states] if message.aux_states else []), 3)
+    elif isinstance(message, Events) and draw(st.booleans()):
+        text = draw(st.binary(min_size=1, max_size=20))
+        return message, TensorSpec("uint8", (len(text),)), memoryview(text)
     else:
         return message, None, None
     spec = TensorSpec(draw(st.sampled_from(["float32", "bfloat16"])), shape)
     return message, spec, memoryview(draw(st.binary(min_size=spec.nbytes, max_size=spec.nbytes)))
+
+
+tensor_frames = frames(st.one_of(*map(of_kind, (Segment, Verdict, Features, Events)))).filter(
+    lambda item: item[2] is not None
+)

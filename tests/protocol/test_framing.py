@@ -15,8 +15,9 @@ from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import AHEAD_BYTES, Frame, FrameReader, write_frame, zeroed
 from asyncspec_protocol.limits import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_TENSOR_BYTES
 from asyncspec_protocol.messages import Credit, Segment
-from protocol.message_strategies import frames
+from protocol.message_strategies import frames, tensor_frames
 from tools.bench.limits.codec import feed
+from tools.fuzz_wire.mutations import unchecked
 
 
 def wire(items: list[Any]) -> bytes:
@@ -49,13 +50,38 @@ def test_garbage_is_the_peers_fault(data: bytes) -> None:
         feed(FrameReader(), data)
 
 
+def with_flipped_bit(stream: bytes, data: st.DataObject, first: int = 0) -> bytes:
+    flipped = bytearray(stream)
+    where = data.draw(st.integers(first, len(stream) - 1))
+    flipped[where] ^= 1 << data.draw(st.integers(0, 7))
+    return bytes(flipped)
+
+
 @given(frames(), st.data())
-def test_a_flipped_bit_is_a_frame_a_wait_or_the_peers_fault(item: Any, data: Any) -> None:
-    stream = bytearray(wire([item]))
-    where = data.draw(st.integers(0, len(stream) - 1))
-    stream[where] ^= 1 << data.draw(st.integers(0, 7))
+def test_a_flipped_bit_is_never_a_frame(item: Any, data: st.DataObject) -> None:
+    try:
+        assert feed(FrameReader(), with_flipped_bit(wire([item]), data)) == []
+    except RemoteProtocolError:
+        return
+
+
+@given(tensor_frames, st.data())
+def test_a_flipped_bit_of_a_tensor_is_found_when_its_last_byte_comes(item: Any, data: Any) -> None:
+    stream = wire([item])
+    with pytest.raises(RemoteProtocolError, match="checksum is wrong: bits have flipped"):
+        feed(FrameReader(), with_flipped_bit(stream, data, len(stream) - item[2].nbytes))
+
+
+@given(frames(), st.data())
+def test_a_flipped_bit_of_a_frame_without_a_checksum(item: Any, data: st.DataObject) -> None:
     with contextlib.suppress(RemoteProtocolError):
-        feed(FrameReader(), bytes(stream))
+        feed(FrameReader(), with_flipped_bit(unchecked(wire([item])), data))
+
+
+@given(frames())
+def test_a_frame_without_a_checksum_is_read(item: Any) -> None:
+    (frame,) = feed(FrameReader(), unchecked(wire([item])))
+    assert content(frame) == (*item[:2], None if item[2] is None else bytes(item[2]))
 
 
 @pytest.mark.parametrize(
