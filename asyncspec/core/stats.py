@@ -113,6 +113,10 @@ class Counters(Struct, frozen=True):
     # When the first of its sessions was opened.
     opened: float | None = None
     first_token: float | None = None
+    # Kinds of processors along the layers, each with the end of its layers, as of the last session;
+    # and how often an answer went on where some layers had come to another kind.
+    processors: tuple[tuple[int, str], ...] = ()
+    processor_changes: int = 0
     # From the stages (``Closed``).
     rows: int = 0
     dead_rows: int = 0
@@ -129,6 +133,17 @@ class Counters(Struct, frozen=True):
     def plus(self, **amounts: Any) -> Counters:
         """Counters with these amounts, or places, added."""
         return replace(self, **{name: getattr(self, name) + n for name, n in amounts.items()})
+
+    def on_processors(
+        self, processors: tuple[tuple[int, str], ...], *, continued: bool
+    ) -> Counters:
+        """Counters of a session that opens on these kinds of processors; ``continued``: the answer
+        has begun. An empty tuple says nothing."""
+        if not processors:
+            return self
+        changed = continued and self.processors not in ((), processors)
+        changes = self.processor_changes + changed
+        return replace(self, processors=processors, processor_changes=changes)
 
     def with_stage_stats(self, stage: Closed) -> Counters:
         """Add what a stage reports, within the wire format's range whatever the stage says."""
@@ -162,6 +177,7 @@ def summary(
     # A stop string may have taken tokens back.
     chosen = max(0, new_tokens - given - sum(place < new_tokens for place in counters.firsts))
     misses = sum(place < new_tokens for place in counters.misses)
+    changes = counters.processor_changes
     return {
         "new_tokens": new_tokens,
         "prompt_tokens": prompt_tokens,
@@ -187,6 +203,7 @@ def summary(
         "bytes_sent": counters.bytes_sent,
         "sessions": counters.sessions,
         "shared_tokens": min(counters.shared, prompt_tokens),
+        **({"processor_changes": changes} if changes else {}),
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
 from msgspec.structs import asdict
 
 from .base import Depths, WireMessage, check_depths
@@ -28,6 +29,10 @@ GGUF_PREFIX = "gguf:"
 
 MIXED = "mixed:"
 """How the fingerprint of a target begins whose file has another format on some stages."""
+
+
+MAX_PROCESSOR = 64
+"""Characters of the name of a kind of processor."""
 
 
 class Facts(WireMessage, array_like=True, frozen=True):
@@ -82,6 +87,10 @@ class Ready(WireMessage, array_like=True, frozen=True, tag="ready"):
     # Where the link is down: seconds since the next stage was heard last. A break that the draft
     # node has seen meanwhile and this one are the same.
     silent: Seconds = 0.0
+    # Stage: the kind of processor that computes, and the layers [first, end) it computes: another
+    # kind may round differently. Empty: not known.
+    processor: Annotated[str, Meta(max_length=MAX_PROCESSOR)] = ""
+    layers: tuple[Count, Count] = (0, 0)
 
     def check(self) -> None:
         check_depths(self.features)

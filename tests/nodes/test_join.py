@@ -181,6 +181,17 @@ def test_a_spare_takes_the_place_and_else_layers_are_split_anew() -> None:
     assert after_loss(target, [replace(a, memory=45), replace(c, memory=30)], three, 4) is None
 
 
+def test_a_machine_of_the_lost_ones_kind_takes_over_where_it_is_as_fast() -> None:
+    target = layered(8)
+    a, c, d = (Device(name, 1000, 1.0, processor="Intel AVX2") for name in "acd")
+    like = replace(d, processor="AMD AVX2", speed=0.97)
+    old = (Assigned("a", 0, (0, 4)), Assigned("b", 0, (4, 8)))
+    kinds = {"a": "Intel AVX2", "b": "AMD AVX2"}
+    assert after_loss(target, [a, c, like], old, 4, kinds) == (old[0], Assigned("d", 0, (4, 8)))
+    slow = replace(like, speed=0.5)
+    assert after_loss(target, [a, c, slow], old, 4, kinds) == (old[0], Assigned("c", 0, (4, 8)))
+
+
 def test_a_spare_relieves_a_machine_that_runs_two_stages() -> None:
     target = layered(8)
     a, b, c = (Device(name, 46, 1.0) for name in "abc")

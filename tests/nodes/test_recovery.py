@@ -166,6 +166,46 @@ def test_a_restarted_job_goes_on_behind_the_last_token_that_was_given() -> None:
     assert sum((message.tokens for message in sent(effects, Segment)), ()) == (1, 2, 8, 9, 10)
 
 
+def computes(rank: Rank, layers: tuple[int, int], processor: str) -> Received:
+    """A stage's report of its layers."""
+    return Received(rank, Ready(rank, True, processor=processor, layers=layers))
+
+
+@pytest.mark.parametrize("cut", [1, 4, 7])
+def test_where_layers_are_cut_among_like_processors_makes_no_difference(cut: int) -> None:
+    driven = draft(stages=2)
+    driven.feed(computes(V1, (0, cut), "Intel AVX2"), computes(V2, (cut, 8), "Intel AVX2"))
+    assert driven.state.layer_processors == ((8, "Intel AVX2"),)
+    driven.feed(computes(V2, (cut, 8), "AMD AVX2"))
+    assert driven.state.layer_processors == ((cut, "Intel AVX2"), (8, "AMD AVX2"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "changes"),
+    [
+        ("AMD AVX2", 1, None),
+        ("Intel AVX2", 1, 1),
+        # Nothing was written before, or nothing is known.
+        ("Intel AVX2", 0, None),
+        ("", 1, None),
+    ],
+)
+def test_an_answer_that_goes_on_on_an_unlike_processor_says_so(
+    kind: str, tokens: int, changes: int | None
+) -> None:
+    driven = draft(stages=2)
+    driven.feed(computes(V1, (0, 4), "Intel AVX2"), computes(V2, (4, 8), "AMD AVX2"))
+    driven.feed(Submitted(ask(0, prompt=(1, 2), policy="autoregressive")))
+    for node in range(tokens):
+        said = Verdict(SessionId(0), SegmentId(node), Version(0), (NodeId(1 + node),), (7,))
+        driven.feed(Received(V2, said))
+    driven.feed(LinkDown(V2), LinkUp(V2), computes(V2, (4, 8), kind))
+    assert 1 in driven.state.sessions
+    effects = driven.feed(Cancelled(0), *(TimerFired(f"stats:{n}") for n in (0, 1)))
+    (finish,) = (effect for effect in effects if isinstance(effect, Finish))
+    assert finish.stats.get("processor_changes") == changes
+
+
 def test_a_source_that_reports_late_ends_no_kept_prompt() -> None:
     """Else the stages would not know what the next session begins with, and it would not end."""
     driven = draft(source=V2, min_common_prefix=1)

@@ -95,6 +95,14 @@ def test_the_summary_begins_with_times_plain_decoding(answers: list[Answer], say
     assert (next(iter(labels.cells)), next(iter(values.cells))) == ("times plain decoding", says)
 
 
+def test_the_summary_says_how_many_answers_went_on_on_another_kind_of_processor() -> None:
+    answers = [answered(processor_changes=2), answered(), answered(processor_changes=1)]
+    cells = [*summary(answers, 3, "bitwise").columns[1].cells]
+    assert (
+        "2 answers went on where layers had moved to another kind: bits may differ there" in cells
+    )
+
+
 def test_speculation_is_told_of_the_whole_answer() -> None:
     """Not only what the policy had come to by its end."""
     reached = {"first_choice_rate": 0.5, "row_cost_rate": 0.1, "speed_rate": 1.0}

@@ -114,6 +114,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "ready-slots": (m.Ready(2, True, 4096),),
     "ready-opened": (m.Ready(2, True, 4096, 7),),
     "ready-silent": (m.Ready(2, False, 4096, 7, 8, (), 2.5),),
+    "ready-processor": (
+        m.Ready(2, True, 4096, 7, 8, processor="Intel AVX-512 AMX", layers=(4, 8)),
+    ),
     "ready-floor": (m.Ready(2, True, 4096, 7, 8),),
     "floor": (m.Floor(8),),
     "close": (m.Close(7),),

@@ -119,6 +119,8 @@ class Device(Struct, frozen=True):
     # One-way latency of its connection in seconds, and bytes a second; 0: no limit.
     latency: float = 0.0
     bandwidth: float = 0.0
+    # Its kind: layers that move to another one may round differently. Empty: not known.
+    processor: str = ""
 
 
 class Connection(Struct, frozen=True):

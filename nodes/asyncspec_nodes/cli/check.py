@@ -26,6 +26,7 @@ from asyncspec_nodes.console.arguments import Parser, host_and_port
 from asyncspec_nodes.console.bounds import GIB
 from asyncspec_nodes.console.hosts import address, is_loopback
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
+from asyncspec_nodes.node.processor import processor_here
 
 LOOPBACK = "127.0.0.1"
 """Where HTTP listens without ``--http-host``."""
@@ -34,7 +35,9 @@ LOOPBACK = "127.0.0.1"
 def add_arguments(parser: Parser) -> None:
     """Arguments of ``check``."""
     parser.add_argument("file", type=Path, metavar="FILE", help="cluster file")
-    parser.add_argument("--json", action="store_true", help='{"faults": [...]} on stdout')
+    parser.add_argument(
+        "--json", action="store_true", help='{"faults": [...], "processor": "..."} on stdout'
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,11 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         with exit_on_interrupt():
             faults += list(faults_here(config))
     if arguments.json:
-        sys.stdout.write(msgspec.json.encode({"faults": faults}).decode() + "\n")
+        found = {"faults": faults, "processor": processor_here()}
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     elif faults:
         sys.stderr.writelines(f"{arguments.file}: {fault}\n" for fault in faults)
     else:
-        sys.stdout.write(f"{arguments.file}: no fault found\n")
+        sys.stdout.write(f"{arguments.file}: no fault found\nprocessor: {processor_here()}\n")
     return 2 if faults else 0
 
 

@@ -52,6 +52,10 @@ class NodeHost(Host):
             prompt_tokens=effect.stats.get("prompt_tokens"),
             new_tokens=effect.stats.get("new_tokens"),
         )
+        if changes := effect.stats.get("processor_changes"):
+            self._log.warning(
+                "unlike_processors", session=int(effect.session), changes=int(changes)
+            )
         if self.service is not None:
             rest = self.service.finish(effect)
             if self.record_text is not None and rest:

@@ -48,6 +48,7 @@ from asyncspec_nodes.cluster.checkpoints import (
 )
 from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
+from asyncspec_nodes.node.processor import processor_of
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import (
     MIB,
@@ -240,6 +241,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 first_layer=span[0],
                 end_layer=span[1],
                 layers=layers,
+                processor=processor_of(stage.device, lambda name: backend.device_of(name)[0]),
                 tried_rows=tuple(pass_seconds),
                 tried_microseconds=tuple(round(1e6 * took) for took in pass_seconds.values()),
                 shares_prefixes=model.info.shares_prefixes,

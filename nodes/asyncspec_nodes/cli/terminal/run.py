@@ -118,6 +118,7 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
         ("bytes sent", decimal(int(total("bytes_sent")))),
         ("stages", str(stages)),
         ("speculation", speculation(answers)),
+        ("processors", unlike_processors(answers)),
     ):
         if value:
             table.add_row(name, value)
@@ -150,6 +151,15 @@ def speculation(answers: Sequence[Answer]) -> str:
     tokens = hits + sum(answer.stats.get("misses", 0.0) for answer in answers)
     line = f"{hits:.0f} of {tokens:.0f} tokens were drafted ahead"
     return f"{line}; at the end {last}" if last else line
+
+
+def unlike_processors(answers: Sequence[Answer]) -> str:
+    """In how many answers layers came to another kind of processor, which may round otherwise;
+    nothing where in none."""
+    count = sum(bool(answer.stats.get("processor_changes")) for answer in answers)
+    if not count:
+        return ""
+    return f"{count} answers went on where layers had moved to another kind: bits may differ there"
 
 
 def guarantee_of(answer: Answer, stages: str) -> str:

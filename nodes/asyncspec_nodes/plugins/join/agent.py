@@ -19,6 +19,7 @@ from msgspec import Struct
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.local.children import ChildNode
 from asyncspec_nodes.local.cluster import SupervisedNode
+from asyncspec_nodes.node.processor import processor_here
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 from asyncspec_nodes.node.resources import free_memory, read_speed
 from asyncspec_nodes.plugins.join import messages
@@ -213,6 +214,7 @@ class Agent:
             ),
             reached=self._connector.host,
             request=self._identity.request,
+            processor=processor_here(),
         )
 
     async def _serve(self, channel: aiohttp.ClientWebSocketResponse) -> bool:

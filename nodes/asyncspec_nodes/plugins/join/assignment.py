@@ -21,6 +21,11 @@ WORTH = 1.5
 loaded again, where else only the lost one is."""
 
 
+AS_FAST = 1.05
+"""Times as long as the fastest one's that a pass of a machine that is as fast may take: measured
+speeds of one machine differ by as much."""
+
+
 class Assigned(Struct, frozen=True):
     """A stage: the machine's name and the number of its port, and its layers [first, end)."""
 
@@ -49,12 +54,14 @@ def after_loss(
     devices: Sequence[Device],
     old: Assignment,
     sessions: int,
+    processors: Mapping[str, str] = {},
 ) -> Assignment | None:
     """Machines of ``old`` that are not among ``devices`` have left for good. A spare takes a lost
     stage's place; without one, machines with room for it do, or all layers are split anew. None
-    where the target does not fit any more."""
+    where the target does not fit any more. ``processors``: kinds of the machines of ``old``; among
+    machines that are as fast, one of the lost one's kind goes on."""
     by_name = {device.name: device for device in devices}
-    kept = _with_replacements(target, by_name, old)
+    kept = _with_replacements(target, by_name, old, processors)
     if kept is not None and all(count == 1 for count in _stages(kept).values()):
         return kept
     fresh = _split_anew(target, by_name, len(old), sessions)
@@ -112,7 +119,10 @@ def fits(target: TargetCost, devices: Mapping[str, Device], assignment: Assignme
 
 
 def _with_replacements(
-    target: TargetCost, devices: Mapping[str, Device], old: Assignment
+    target: TargetCost,
+    devices: Mapping[str, Device],
+    old: Assignment,
+    processors: Mapping[str, str],
 ) -> Assignment | None:
     """Every lost stage on the machine that it makes the least slow, an idle one first."""
     chosen = [(one.member if one.member in devices else None, one.layers) for one in old]
@@ -129,7 +139,15 @@ def _with_replacements(
             options.append((used[name] > 0, took, name))
         if not options:
             return None
-        chosen[rank] = (min(options)[2], layers)
+        busy, least, _ = min(options)
+        kind = processors.get(old[rank].member, "")
+        like = [
+            option
+            for option in options
+            if option[0] == busy and option[1] <= AS_FAST * least
+            if devices[option[2]].processor == kind
+        ]
+        chosen[rank] = (min(like or options)[2], layers)
     return _keeping_ports(old, [(name, span) for name, span in chosen if name is not None])
 
 

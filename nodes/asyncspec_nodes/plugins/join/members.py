@@ -45,7 +45,8 @@ class Member(Struct):
     @property
     def device(self) -> Device:
         """Named by the member's id: names may be alike."""
-        return Device(self.offer.member, self.offer.memory, self.offer.speed)
+        offer = self.offer
+        return Device(offer.member, offer.memory, offer.speed, processor=offer.processor)
 
 
 class Members:
@@ -74,11 +75,14 @@ class Members:
         self._version = 0
         # By rank: the version that its present holder was told in.
         self._since: dict[int, int] = {}
+        # The kind of processor of every machine that has ever joined.
+        self._processors: dict[str, str] = {}
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> bool:
         """A machine has connected from the address ``seen``; whether it is new."""
         host = offer.host or seen
         is_new = offer.member not in self.by_id
+        self._processors[offer.member] = offer.processor
         self.by_id[offer.member] = Member(offer, host, send, is_loopback(host))
         self._update_local()
         return is_new
@@ -137,7 +141,10 @@ class Members:
 
     def repaired(self) -> Search:
         """An assignment without those who have left; None where the target does not fit."""
-        return partial(after_loss, self._target, self.devices, self.assignment, self._sessions)
+        processors = {one.member: self._processors[one.member] for one in self.assignment}
+        return partial(
+            after_loss, self._target, self.devices, self.assignment, self._sessions, processors
+        )
 
     def relieved(self) -> Search | None:
         """An assignment in which a machine with several stages gives one to a spare; None where

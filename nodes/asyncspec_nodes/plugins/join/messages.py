@@ -44,6 +44,8 @@ class Offer(Struct, frozen=True, tag="offer"):
     reached: Name
     # Signing request, PEM.
     request: Text
+    # Its kind of processor: others may round differently.
+    processor: Name = ""
 
 
 class Admitted(Struct, frozen=True, tag="admitted"):

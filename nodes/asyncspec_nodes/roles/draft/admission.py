@@ -82,6 +82,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
     counters = queued.counters.plus(sessions=1, shared=shared)
     if counters.opened is None:
         counters = replace(counters, opened=now)
+    counters = counters.on_processors(state.layer_processors, continued=bool(resumed))
     session = DraftSession(
         session=state.next_session,
         request=request,

@@ -272,6 +272,9 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
     if echo and (not message.up or floor >= echoes[rank]):
         echoes = {other: since for other, since in echoes.items() if other != rank}
     state = replace(state, slots={**state.slots, rank: message.slots}, break_echoes=echoes)
+    if rank <= state.config.stages:
+        computes = (message.layers, message.processor)
+        state = replace(state, processors={**state.processors, rank: computes})
     if floor >= 0 and rank <= state.config.stages:
         state = replace(state, floor_aware=state.floor_aware | {rank})
         state = _released(state, rank, lambda release: release.session < floor)

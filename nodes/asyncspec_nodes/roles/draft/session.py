@@ -291,6 +291,8 @@ class DraftState(Struct, frozen=True):
     last_break: float = -math.inf
     # Reported cache slots of the stages and of a token source's node; 0: no bound.
     slots: Mapping[Rank, int] = {}
+    # By stage: the layers [first, end) there, and the kind of processor that computes them.
+    processors: Mapping[Rank, tuple[tuple[int, int], str]] = {}
     # Stages that answer a ``Floor``, and so report what is free there.
     floor_aware: frozenset[Rank] = frozenset()
     # What policies have learned, by name and parameters and kind of sampling; the latest is last.
@@ -331,6 +333,21 @@ class DraftState(Struct, frozen=True):
     def linked_stages(self) -> tuple[Rank, ...]:
         """The stages this node is linked to, in order."""
         return tuple(sorted(rank for rank in self.peers if rank <= self.config.stages))
+
+    @property
+    def layer_processors(self) -> tuple[tuple[int, str], ...]:
+        """The kinds of processors along the layers, each with the end of its layers: the same for
+        every cut among like ones. Empty where a stage's kind is not known."""
+        spans: dict[int, str] = {}
+        previous = ""
+        for rank in range(1, self.config.stages + 1):
+            (_, end), kind = self.processors.get(Rank(rank), ((0, 0), ""))
+            if not kind:
+                return ()
+            if kind == previous:
+                spans.popitem()
+            spans[end], previous = kind, kind
+        return tuple(spans.items())
 
     def with_session(self, session: DraftSession) -> DraftState:
         """The state with a session as it is now; a new one is the last to be served."""

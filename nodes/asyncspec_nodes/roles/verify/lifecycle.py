@@ -247,8 +247,18 @@ def ready(state: VerifyState, draft: Rank, silent: float = 0.0) -> Send:
     ``silent``: since the next stage was heard, where it is lost."""
     config, marks = state.config, state.marks(draft)
     up = config.last or config.next_rank in state.peers
-    slots = state.slot_share
-    return Send(draft, Ready(config.rank, up, slots, marks.opened, marks.floor, (), silent))
+    report = Ready(
+        rank=config.rank,
+        up=up,
+        slots=state.slot_share,
+        opened=marks.opened,
+        floor=marks.floor,
+        silent=silent,
+    )
+    if config.processor:
+        layers = (config.first_layer, config.end_layer)
+        report = replace(report, processor=config.processor, layers=layers)
+    return Send(draft, report)
 
 
 def link_down(state: VerifyState, event: LinkDown, now: float) -> tuple[VerifyState, Effects]:

@@ -55,6 +55,8 @@ class VerifyConfig(Struct, frozen=True):
     first_layer: int = 0
     end_layer: int = 2**31
     layers: int = 2**31
+    # The kind of processor that computes them; empty: not known.
+    processor: str = ""
     # Bound of a link's credit, whatever its latency (docs/reference/protocol.md).
     max_window: int = 64
     # Cache slots there is memory for; 0: no bound.
