@@ -12,9 +12,13 @@ used, so that commands start fast and a broken package harms nobody who does not
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from asyncspec.core.errors import AsyncSpecError, UserError, first_line
@@ -135,6 +139,15 @@ def _plugin(entry: EntryPoint) -> Plugin:
     package = distribution.name if distribution else "an unknown package"
     version = distribution.version if distribution else ""
     return Plugin(entry.name, entry.value, package, version, tuple(entry.extras))
+
+
+def pip_install(requirement: str, *options: str) -> str:
+    """The command that installs a requirement into the environment of this process."""
+    python = Path(sys.executable)
+    # As short as a user would write it, where it is below the current directory.
+    with suppress(OSError, ValueError):
+        python = python.relative_to(Path.cwd())
+    return shlex.join([str(python), "-m", "pip", "install", *options, requirement])
 
 
 def missing_requirements(plugin: Plugin) -> list[str]:

@@ -147,7 +147,7 @@ def compare_all(task: Task) -> list[Comparison]:
     ]
     stages[-1].constrain(grammars(backend, model, tokenizer))
     serving = ServingConfig(
-        context_length=model.info.context_length,
+        context_length=config.limits.context_of(model.info.context_length),
         eos=frozenset(model.info.eos_token_ids),
         policy=config.draft.policy,
     )

@@ -20,7 +20,6 @@ from asyncspec_nodes.http.api.answers import ChoiceBuffer, expected_tokens
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.keys import (
     ANYBODY,
-    API_KEY_VARIABLE,
     BROKEN_SECONDS,
     MOST_BROKEN,
     Caller,
@@ -58,10 +57,9 @@ def test_a_hash_in_upper_case_and_a_file_with_a_byte_order_mark(tmp_path: Path) 
             keys.check(f"Bearer {key}")
 
 
-def test_a_hash_that_is_none_is_no_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(API_KEY_VARIABLE, "sha256:1234")
-    with pytest.raises(UserError, match=f"{API_KEY_VARIABLE}: behind sha256: stand the 64"):
-        read_keys(None)
+def test_a_hash_that_is_none_is_no_key() -> None:
+    with pytest.raises(UserError, match=r"--api-key \(ASYNCSPEC_API_KEY\): behind sha256: stand"):
+        read_keys(None, ("sha256:1234",))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import serve
 from asyncspec_nodes.cli.serve import ServeOptions
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.cluster.config import Config, LimitsTable
 from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.http.api.errors import ApiError
 
 
 def options(*argv: str) -> ServeOptions:
@@ -102,3 +103,28 @@ def test_keys_share_prompt_prefixes_only_where_the_operator_says_so(tmp_path: Pa
     assert not any(key in tenant for key in ("one", "other") for tenant in tenants())
     assert tenants("--share-prefixes", "all") == {""}
     assert options().http.keys.check(None).tenant == ""
+
+
+def test_keys_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = options("--api-key", "one", "--api-key", "other").http.keys
+    assert [keys.check(f"Bearer {key}").name for key in ("one", "other")] == ["key1", "key2"]
+    # One with a comma, as the environment may have it; the command line comes first.
+    monkeypatch.setattr(Parser, "environment", {"ASYNCSPEC_API_KEY": "a,b"})
+    assert options().http.keys.check("Bearer a,b").name == "key1"
+    file = tmp_path / "keys"
+    file.write_text("of-a-file")
+    for argv, key in (
+        (("--api-key", "typed"), "typed"),
+        (("--api-key-file", str(file)), "of-a-file"),
+    ):
+        keys = options(*argv).http.keys
+        assert keys.check(f"Bearer {key}").name == "key1"
+        with pytest.raises(ApiError, match="not one of this service"):
+            keys.check("Bearer a,b")
+
+
+def test_the_context_is_bounded() -> None:
+    where = options("-c", "512").where
+    assert isinstance(where, Config)
+    assert [where.limits.context_of(longest) for longest in (2048, 256)] == [512, 256]
+    assert LimitsTable().context_of(2048) == 2048

@@ -46,7 +46,10 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["--sessions", "0"], "--sessions is 0; it must be at least 1"),
         (["--stages", "0"], "--stages is 0; it must be at least 1"),
         (["--allow-origin", "x.example/"], "--allow-origin is x.example/; it must be SCHEME://"),
-        (["--host", "0.0.0.0"], "give --api-key-file FILE, or --no-api-key on a network you trust"),
+        (
+            ["--host", "0.0.0.0"],
+            "give --api-key KEY or --api-key-file FILE, or --no-api-key on a network you trust",
+        ),
         (["--api-key-file", "/nowhere"], "cannot read the API keys in /nowhere: No such file"),
         (["--chat-template", "/nowhere"], "cannot read the chat template /nowhere: No such file"),
         (["--connect", "h:1", "--stages", "2"], "--stages is the running cluster's choice"),
@@ -67,9 +70,13 @@ def test_serve(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["serve", "--api-key", "x"], "did you mean --api-key-file?"),
+        (["serve", "--n-ctx", "9"], "did you mean --ctx-size?"),
+        (["serve", "--max-model-len", "9"], "did you mean --ctx-size?"),
+        (["run", "qwen3-8b"], "what is qwen3-8b to be asked?"),
+        (["chat", "qwen3-8b", "-m", "x"], "qwen3-8b and --target both name the model"),
         (["run", "--n-predict", "8"], "did you mean --max-new-tokens?"),
-        (["run", "--model", "x"], "did you mean --target?"),
+        (["memory", "--target", "x", "--model", "x"], "did you mean --target?"),
+        (["run", "--model", "/nowhere", "Why?"], "/nowhere"),
         (["run", "a", "b", "c"], "'c' is one argument too many"),
         (["run", "a", "b", "--prompt", "x"], "'b' is one argument too many"),
         (["run", "/nowhere", "Why?"], "/nowhere"),

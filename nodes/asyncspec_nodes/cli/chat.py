@@ -40,10 +40,13 @@ from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
 
-OF_A_SERVICE = ("api_key", "model")
+OF_A_SERVICE = ("api_key",)
 """Arguments that go with --url."""
 
-OF_A_CLUSTER = ("connect", "config", "cluster", "policy", *cluster_options.CLUSTERS_CHOICE)
+OF_A_CLUSTER = (
+    *("connect", "config", "cluster", "policy"),
+    *(name for name in cluster_options.CLUSTERS_CHOICE if name != "target"),
+)
 """Arguments that do not."""
 
 
@@ -66,10 +69,14 @@ class ChatOptions(Struct, frozen=True):
 
 
 def add_arguments(parser: Parser) -> None:
+    cluster_options.add_model_word(parser)
     add = parser.add_argument
-    add("--url", metavar="URL", help="of a running service, such as http://127.0.0.1:8000")
+    add(
+        "--url",
+        metavar="URL",
+        help="of a running service, such as http://127.0.0.1:8000; --model: one of those it serves",
+    )
     add("--api-key", metavar="KEY", help=f"for --url (default: {API_KEY_VARIABLE})")
-    add("--model", metavar="NAME", help="for --url (default: the first that it serves)")
     add("--system", default="", metavar="TEXT", help="a system prompt")
     group = parser.add_argument_group("sampling", "default: the model's choice")
     texts = SAMPLING | {"temperature": ("T", "0: greedy"), "max_new_tokens": ("N", None)}
@@ -100,6 +107,7 @@ def read_arguments(arguments: argparse.Namespace) -> ChatOptions:
 
 
 def _where(arguments: argparse.Namespace) -> Config | ClusterAddress | Service:
+    cluster_options.take_model_word(arguments)
     if arguments.url is None:
         for name, value in given(arguments, OF_A_SERVICE).items():
             # The variable may be there for ``asyncspec serve``, whose key it is as well.
@@ -115,7 +123,7 @@ def _where(arguments: argparse.Namespace) -> Config | ClusterAddress | Service:
     for name in given(arguments, OF_A_CLUSTER):
         raise UserError(f"{option(name)} is the running service's choice; leave it out")
     key = arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")
-    return Service(arguments.url, key, arguments.model or "")
+    return Service(arguments.url, key, arguments.target or "")
 
 
 def run(arguments: argparse.Namespace) -> int:

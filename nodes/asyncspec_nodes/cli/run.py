@@ -28,6 +28,7 @@ from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.automatic import described
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.cluster.named_models import named
 from asyncspec_nodes.console.arguments import Parser, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import unless_failed, until_signal
@@ -161,6 +162,11 @@ def read_words(arguments: argparse.Namespace) -> None:
         )
     if len(words) == 2 or (words and prompted):
         arguments.target, *words = words
+    if words and arguments.target is None and named(words[0]) is not None:
+        raise UserError(
+            f'what is {words[0]} to be asked? asyncspec run {words[0]} "question", or asyncspec '
+            f"chat {words[0]}"
+        )
     if words:
         (arguments.prompt,) = words
 

@@ -23,6 +23,7 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
 from asyncspec_nodes.cluster.config import Config, GenerationConfig
+from asyncspec_nodes.cluster.named_models import named
 from asyncspec_nodes.console import log
 from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
@@ -61,6 +62,7 @@ class ServeOptions(Struct, frozen=True):
 
 def add_arguments(parser: Parser, *, local: bool = True) -> None:
     """``local``: as in ``cluster_options``."""
+    cluster_options.add_model_word(parser)
     add = parser.add_argument
     add("--host", default="127.0.0.1", metavar="HOST", help="default: 127.0.0.1")
     add("--port", type=int, default=8000, metavar="PORT", help="default: 8000; 0: any free one")
@@ -84,6 +86,7 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
 
 def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> ServeOptions:
     """``local``: as in ``cluster_options``."""
+    cluster_options.take_model_word(arguments)
     if not 0 <= arguments.port < 65536:
         raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
     http = http_options.read_arguments(arguments, arguments.host)
@@ -98,9 +101,12 @@ def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> Serv
 
 
 def _hub_names(target: str | None) -> tuple[str, ...]:
-    """The name of a Hub target, whose download's directory is named after a commit; else none."""
+    """The name of a Hub target, whose download's directory is named after a commit, or its short
+    name here; else none."""
     if target is None or expanded(target).is_dir():
         return ()
+    if (model := named(target)) is not None:
+        return (model.name,)
     return (backend_of(target).model_name(target),)
 
 

@@ -153,6 +153,8 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     # head, and features); 0: half of what is free once it is loaded, shared with the stages of its
     # machine.
     draft_mib: Annotated[int, Meta(ge=0)] = 0
+    # Tokens of a request, prompt and answer together; 0: as many as the target was made for.
+    context: Annotated[int, Meta(ge=0)] = 0
     # Requests that may wait; a further one is refused.
     waiting: Positive = 1024
     # Passes whose segments may wait at a stage besides the one in service.
@@ -169,6 +171,10 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     # seconds, and than 50 times what such jobs have taken, ends with an error, for its supervisor
     # to start it again. The first jobs of a type may take ten times as long.
     device_seconds: Seconds = 60.0
+
+    def context_of(self, longest: int) -> int:
+        """Tokens of a request of a target that was made for ``longest``."""
+        return min(self.context or longest, longest)
 
     @property
     def requests(self) -> int:

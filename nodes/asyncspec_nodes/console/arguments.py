@@ -22,8 +22,11 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 MEANT = {
-    "--api-key": "--api-key-file",
     "--model": "--target",
+    "--max-model-len": "--ctx-size",
+    "--n-ctx": "--ctx-size",
+    "--num-ctx": "--ctx-size",
+    "--n-gpu-layers": "--gpu-layers",
     "--max-tokens": "--max-new-tokens",
     "--n-predict": "--max-new-tokens",
     "--num-predict": "--max-new-tokens",

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import hmac
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -208,12 +207,13 @@ def _checked(key: str, where: str) -> str:
     return key.lower()
 
 
-def read_keys(file: Path | None, *, share_prefixes: bool = False) -> ApiKeys:
+def read_keys(
+    file: Path | None, keys: Iterable[str] = (), *, share_prefixes: bool = False
+) -> ApiKeys:
     """Keys from a file, one a line with its settings; ``#`` at the start or after a space begins a
-    comment. Without a file, the environment's key. Raises ``UserError``."""
+    comment. Without a file, the ``keys``. Raises ``UserError``."""
     if file is None:
-        key = os.environ.get(API_KEY_VARIABLE, "").strip()
-        keys = [_checked(key, API_KEY_VARIABLE)] if key else []
+        keys = [_checked(key.strip(), f"--api-key ({API_KEY_VARIABLE})") for key in keys]
         return ApiKeys(keys, share_prefixes=share_prefixes)
     with reading(f"the API keys in {file}"):
         lines = file.read_text(encoding="utf-8-sig").splitlines()

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from asyncspec_nodes.console.arguments import Parser, option
 from asyncspec_nodes.console.bounds import BYTES, COUNT, POSITIONS, SOME_SECONDS
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.http.access import ServiceOptions, read_hosts, read_origins
-from asyncspec_nodes.http.keys import API_KEY_VARIABLE, read_keys
+from asyncspec_nodes.http.keys import read_keys
 from asyncspec_nodes.http.limits import Limits
 
 
@@ -26,6 +26,13 @@ class HttpOptions(ServiceOptions, frozen=True):
     models: tuple[str, ...] = ()
     # None: plain HTTP.
     tls: ssl.SSLContext | None = None
+
+
+class _Key(argparse.Action):
+    """Collects keys; commas of one in the environment are its own."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), value))
 
 
 class HttpSocket(NamedTuple):
@@ -45,12 +52,20 @@ def add_arguments(parser: Parser) -> None:
         help="a name of the model in the API; may be given several times: requests may use any of "
         "them, and answers state the first (default: the name of the target's directory)",
     )
-    add(
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument(
+        "--api-key",
+        action=_Key,
+        default=(),
+        metavar="KEY",
+        help="a key that opens the service; may be given several times",
+    )
+    keys.add_argument(
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help=f"keys that open the service, one a line (or one in {API_KEY_VARIABLE}), each with "
-        "its name and limits (docs/reference/http.md)",
+        help="keys that open the service, one a line, each with its name and limits "
+        "(docs/reference/http.md)",
     )
     add(
         "--share-prefixes",
@@ -104,11 +119,15 @@ def read_arguments(
     """Checked options of a service on ``host``; ``closed``: one that has nothing to protect but
     metrics, which beyond loopback are not served without keys or --public-metrics. Raises
     ``UserError``."""
-    keys = read_keys(arguments.api_key_file, share_prefixes=arguments.share_prefixes == "all")
+    keys = read_keys(
+        arguments.api_key_file,
+        arguments.api_key,
+        share_prefixes=arguments.share_prefixes == "all",
+    )
     opened = arguments.no_api_key or (closed and arguments.public_metrics)
     if not keys and not opened and not is_loopback(host):
         raise UserError(
-            f"{host} is not a loopback address: give --api-key-file FILE, or "
+            f"{host} is not a loopback address: give --api-key KEY or --api-key-file FILE, or "
             f"{'--public-metrics' if closed else '--no-api-key'} on a network you trust"
         )
     if keys and arguments.no_api_key:

@@ -101,6 +101,7 @@ def local_config(
     separate_source: bool = False,
     stage_pace: PaceTable | None = None,
     draft_pace: PaceTable | None = None,
+    context: int = 0,
     llama: EngineOptions = DEFAULT_OPTIONS,
 ) -> Config:
     """``separate_source``: the token source has its own process. Ports are filled in at launch."""
@@ -112,7 +113,7 @@ def local_config(
         target=target,
         draft=draft,
         llama=llama,
-        limits=LimitsTable(sessions=sessions, rejoin_seconds=REJOIN_SECONDS),
+        limits=LimitsTable(sessions=sessions, context=context, rejoin_seconds=REJOIN_SECONDS),
         trace=TRACED if traced else TraceTable(),
         source=SourceTable(host="127.0.0.1", port=1) if separate_source else None,
         pace={rank: table for rank, table in pace.items() if table is not None},

