@@ -33,6 +33,9 @@ Address = tuple[str, int]
 _NOT_YET_VALID, _EXPIRED = 9, 10
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
+MOVED_SECONDS = 0.1
+"""Between two looks whether a peer that is dialled has another address."""
+
 MAX_REFUSALS = 64
 """Refusals that are remembered as reported; a stranger may cause any number."""
 
@@ -249,35 +252,42 @@ class Mesh:
         shortest, longest = self._options.redial_seconds
         pause = shortest
         while True:
-            reason = await self._linked(rank)
+            address = self._peers[rank]
+            reason = await self._linked(rank, address)
             self.refusals.pop(rank, None)
             if reason is None:
                 pause = shortest
             elif reason:
                 self.refusals[rank] = reason
                 self._report_refusal(rank, reason)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._moved(rank, address)
+                pause = shortest
+            except TimeoutError:
+                pause = min(2 * pause, longest)
 
-    async def _linked(self, rank: Rank) -> str | None:
-        """Dial once and wait for the link's end. None if there was one, else why; "": no answer."""
-        host, port = self._peers[rank]
+    async def _moved(self, rank: Rank, address: Address) -> None:
+        """Wait until a peer has another address: its machine may be gone, and a new one there."""
+        while True:
+            if self._peers[rank] != address:
+                return
+            await asyncio.sleep(MOVED_SECONDS)
+
+    async def _linked(self, rank: Rank, address: Address) -> str | None:
+        """Dial once and wait for the link's end. None if there was one, else why; "": no answer,
+        or another address by now."""
         try:
-            async with asyncio.timeout(self._options.dial_seconds):
-                _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
-                    host,
-                    port,
-                    ssl=self._security.client,
-                )
+            link = await self._connected(rank, address)
         except ssl.SSLError as error:
             return tls_problem(error)
-        except OSError:  # also where it took too long
+        except OSError:
             return ""
         self._all.add(link)
         link.expect(self._options.welcome_seconds, "welcome")
         link.send(self._me)
         reason = await link.gone
+        self._all.discard(link)  # it may have ended before it was added
         if link.peer is not None:
             return None
         if reason != CLOSED:
@@ -285,6 +295,28 @@ class Mesh:
         if self._security.client is None:
             return f"{reason}: it may want TLS, as in a cluster file with [security]"
         return f"{reason}: {REFUSED_CERTIFICATE}"
+
+    async def _connected(self, rank: Rank, address: Address) -> Link:
+        """Raises ``OSError``, also where it takes too long or the peer has moved meanwhile."""
+        loop = asyncio.get_running_loop()
+        connecting = loop.create_task(
+            loop.create_connection(
+                lambda: Link(self._options, partial(self._welcomed, rank), self._gone),
+                *address,
+                ssl=self._security.client,
+            )
+        )
+        tasks = connecting, loop.create_task(self._moved(rank, address))
+        limit = self._options.dial_seconds
+        try:
+            await asyncio.wait(tasks, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise TimeoutError
+            return connecting.result()[1]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _welcomed(self, rank: Rank, link: Link, frame: Frame) -> None:
         """The answer to our hello, or a later frame."""

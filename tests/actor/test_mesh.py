@@ -16,8 +16,8 @@ import pytest
 import uvloop
 
 from actor.local_cluster import QUICK, bound, hello
-from asyncspec.actor.link import Link
-from asyncspec.actor.mesh import REFUSED_CERTIFICATE, Mesh, Security
+from asyncspec.actor.link import Link, LinkOptions
+from asyncspec.actor.mesh import REFUSED_CERTIFICATE, Address, Mesh, Security
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_protocol.framing import Frame, FrameReader, write_frame
@@ -126,6 +126,44 @@ class Peer:
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
             self._sock.close()
+
+
+class Linking(Owner):
+    """One that waits for a link."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linked = asyncio.Event()
+
+    def joined(self, link: Link) -> None:
+        self.linked.set()
+
+
+def test_a_peer_that_moves_is_found_while_its_old_address_does_not_answer(run: Runner) -> None:
+    """A machine that is gone answers no attempt to connect, and the next one may be long after."""
+
+    async def main() -> None:
+        nowhere = socket.create_server(("127.0.0.1", 0), backlog=0)
+        waiting = [socket.socket() for _ in range(4)]
+        for sock in waiting:  # its queue is full: the kernel leaves out what comes
+            sock.setblocking(False)
+            sock.connect_ex(nowhere.getsockname())
+        peers: dict[Rank, Address] = {Rank(1): nowhere.getsockname()}
+        options = LinkOptions(dial_seconds=600.0, redial_seconds=(300.0, 600.0))
+        owner = Linking()
+        draft = Mesh(hello(0, 1), peers, owner, options, Security())
+        await draft.start(bound())
+        stage, listening = Mesh(hello(1, 1), {}, Linking(), options, Security()), bound()
+        await stage.start(listening)
+        await asyncio.sleep(0)
+        peers[Rank(1)] = listening.getsockname()
+        await owner.linked.wait()
+        for mesh in (draft, stage):
+            await mesh.close("over")
+        for sock in (nowhere, *waiting):
+            sock.close()
+
+    run(main())
 
 
 def test_a_certificate_of_another_authority_is_reported_once(
