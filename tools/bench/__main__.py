@@ -27,7 +27,6 @@ from tools.bench import (  # noqa: E402
     enlarge,
     grid,
     hybrid,
-    masks,
     node_time,
     padded,
     placement,
@@ -73,7 +72,6 @@ KINDS = {
     "quantised": (quantised, "int8 and int4 weights next to dense ones"),
     "padded": (padded, "policies on six emulated clusters, next to the simulator"),
     "placement": (placement, "tokens/s that asyncspec plan layers predicts, and measured ones"),
-    "masks": (masks, "constrained decoding on a large vocabulary, and random schemas"),
     "tracing": (tracing, "what recording a trace costs"),
     "docs": (docs, "the generated parts of the documentation, and whether they are up to date"),
 }
