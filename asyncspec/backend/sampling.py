@@ -17,6 +17,8 @@ import numpy.typing as npt
 from asyncspec.core.rng import GOLDEN, LARGEST, MIX_1, MIX_2, stream
 from asyncspec.core.sampling import NOTHING, Sampling, Seen
 from asyncspec.source.expand import Proposal
+from asyncspec_protocol.limits import MIN_LOG_PROB
+from asyncspec_protocol.messages import PromptLogprobs
 
 Floats = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
@@ -214,6 +216,23 @@ def log_probs_of(logits: Logits, tokens: Sequence[int]) -> tuple[float, ...]:
     """The log-probability of one token for each row of ``logits`` [n, vocab]."""
     log_probs = logits[np.arange(len(tokens)), list(tokens)] - _log_sum_exp(logits)[:, 0]
     return tuple(np.minimum(log_probs, 0.0).tolist())
+
+
+def prompt_logprobs(logits: Logits, tokens: Sequence[int], top: int) -> PromptLogprobs:
+    """One prompt token for each row of ``logits`` [n, vocab], and the ``top`` best in its place."""
+    best = best_successors(logits, top) if top else []
+    return PromptLogprobs(
+        finite(log_probs_of(logits, tokens)),
+        # Row by row: of a long chunk and a large vocabulary a comparison takes much memory.
+        tuple(1 + int(np.count_nonzero(r > r[t])) for r, t in zip(logits, tokens, strict=True)),
+        tuple(token for ids, _ in best for token in ids),
+        tuple(log_prob for _, values in best for log_prob in finite(values)),
+    )
+
+
+def finite(log_probs: Sequence[float]) -> tuple[float, ...]:
+    """Log-probabilities within the wire's limits; NaN counts as the least."""
+    return tuple([p if p >= MIN_LOG_PROB else MIN_LOG_PROB for p in log_probs])
 
 
 def _log_sum_exp(logits: Logits) -> Logits:

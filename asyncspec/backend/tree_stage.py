@@ -12,6 +12,7 @@ from timeit import Timer
 from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from asyncspec.backend import sampling
 from asyncspec.backend.base import CPU, DeviceMemory, Guarantee, ModelInfo
@@ -23,7 +24,7 @@ from asyncspec.core.jobs import Admit, Batch, Forward, Release, Row, SamplerOutp
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.ids import SessionId
-from asyncspec_protocol.limits import ITEM_BYTES, MIN_LOG_PROB
+from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 
 
@@ -131,7 +132,22 @@ class Session(Generic[C]):
     def sample(
         self, job: Forward, logits: sampling.Logits, features: object | None
     ) -> tuple[int, ...] | SamplerOutput:
-        """Sample from logits [len(job.sampled_rows), vocab]. ``features``: [n, F], of all rows."""
+        """Score and sample from logits [len(job.head_rows), vocab]. ``features``: [n, F], of all
+        rows."""
+        tokens = job.scored_tokens
+        drawn = self._sample(job, logits[len(tokens) :], features)
+        if not tokens:
+            return drawn
+        output = drawn if isinstance(drawn, SamplerOutput) else SamplerOutput(drawn, features)
+        scores = sampling.prompt_logprobs(
+            logits[: len(tokens)], tokens, max(0, self.admit.prompt_logprobs)
+        )
+        return replace(output, prompt_logprobs=scores)
+
+    def _sample(
+        self, job: Forward, logits: sampling.Logits, features: object | None
+    ) -> tuple[int, ...] | SamplerOutput:
+        """Sample from logits [len(job.sampled_rows), vocab]."""
         rows = [job.rows[row] for row in job.sampled_rows]
         if not rows:
             return () if features is None else SamplerOutput((), features)
@@ -154,8 +170,8 @@ class Session(Generic[C]):
         return SamplerOutput(
             tokens,
             features,
-            top_tokens=tuple((tuple(t), _finite(p)) for t, p in top),
-            token_log_probs=_finite(log_probs),
+            top_tokens=tuple((tuple(t), sampling.finite(p)) for t, p in top),
+            token_log_probs=sampling.finite(log_probs),
         )
 
     def _not_ending(
@@ -272,8 +288,10 @@ class TreeStage(ABC, Generic[C]):
     def begin(self, job: Forward) -> Session[C]:
         """Check a pass and record its tokens. Raises ``ValueError``."""
         session = self._session(job.session)
-        if job.sampled_rows and not self.has_head:
+        if job.head_rows and not self.has_head:
             raise ValueError("only the last stage samples")
+        if job.scored_tokens and max(job.scored_tokens) >= self.info.vocab_size:
+            raise ValueError(f"a scored token that is not among {self.info.vocab_size}")
         if self.has_embedding or session.tokens is not None:
             vocab = self.info.vocab_size
             if len(job.tokens) != len(job.rows) or not job.rows:
@@ -339,8 +357,3 @@ def check_hidden_states(
     size = math.prod(shape) * ITEM_BYTES[dtype]
     if wire.data.nbytes != size:
         raise ValueError(f"hidden states of {wire.data.nbytes} bytes, expected {size}")
-
-
-def _finite(log_probs: Sequence[float]) -> tuple[float, ...]:
-    """Log-probabilities within the wire's limits; NaN counts as the least."""
-    return tuple([p if p >= MIN_LOG_PROB else MIN_LOG_PROB for p in log_probs])

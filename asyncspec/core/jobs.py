@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SegmentId, SessionId
-from asyncspec_protocol.messages import Expand, Expanded
+from asyncspec_protocol.messages import Expand, Expanded, PromptLogprobs
 
 
 class TensorRows(Struct, frozen=True):
@@ -37,6 +37,8 @@ class Admit(Struct, frozen=True):
     # Slots [0, common_prefix) are copied from ``parent_session``, without penalties only.
     parent_session: SessionId = SessionId(-1)
     common_prefix: int = 0
+    # Likeliest tokens beside each scored prompt token, as in ``Open.prompt_logprobs``.
+    prompt_logprobs: int = -1
 
 
 class Row(Struct, frozen=True, gc=False):
@@ -53,7 +55,8 @@ class Forward(Struct, frozen=True):
 
     The first stage needs ``tokens``, later ones ``hidden``; the last one needs both where sampling
     penalises tokens of a row's path. ``sampled_rows``: the rows (indices into ``rows``) whose next
-    token the last stage samples, for position ``row.position + 1``. The result is a handle to
+    token the last stage samples, for position ``row.position + 1``; ``scored_tokens``: the prompt
+    tokens whose log-probabilities after the first rows it computes. The result is a handle to
     hidden states [n, H], or on the last stage a tuple of one token per sampled row.
 
     In a session with features a stage adds the depths it computes to what came with each row, low
@@ -68,11 +71,20 @@ class Forward(Struct, frozen=True):
     tokens: tuple[int, ...] = ()
     hidden: TensorRows | None = None
     sampled_rows: tuple[int, ...] = ()
+    scored_tokens: tuple[int, ...] = ()
 
     @property
     def row_count(self) -> int:
         """Rows of the pass."""
         return len(self.rows)
+
+    @property
+    def head_rows(self) -> tuple[int, ...]:
+        """The rows that the last stage needs logits of, ascending: those that are scored, then
+        those that are sampled, as a prompt token before the last is never both."""
+        if not self.scored_tokens:
+            return self.sampled_rows
+        return (*range(len(self.scored_tokens)), *self.sampled_rows)
 
 
 class Batch(Struct, frozen=True):
@@ -99,6 +111,8 @@ class SamplerOutput(Struct, frozen=True):
     top_tokens: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...] = ()
     # The log-probability of each token, where it is wanted.
     token_log_probs: tuple[float, ...] = ()
+    # Those of ``Forward.scored_tokens``, where there are some.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Compact(Struct, frozen=True):

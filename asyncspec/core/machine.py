@@ -16,7 +16,7 @@ from asyncspec.core.accept import TargetOutput
 from asyncspec.core.jobs import Job, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Closed, Message
+from asyncspec_protocol.messages import Closed, Message, PromptLogprobs
 
 
 class Request(Struct, frozen=True):
@@ -36,6 +36,9 @@ class Request(Struct, frozen=True):
     tenant: str = ""
     # The beginning of the answer, which the user has from an earlier draft node.
     given: tuple[int, ...] = ()
+    # Likeliest tokens that are returned in the place of each prompt token, with the log-probability
+    # of each but the first; -1: none is scored.
+    prompt_logprobs: int = -1
     # The user has set no bound: ``max_new_tokens`` is what the context has room for, and less is
     # fine.
     unbounded: bool = False
@@ -160,6 +163,8 @@ class Emit(Struct, frozen=True, array_like=True, tag="emit", gc=False):
     session: SessionId = SessionId(-1)
     # The target's log-probabilities for each token, if requested.
     outputs: tuple[TargetOutput, ...] = ()
+    # Those of the prompt, if requested, before the first token; in parts, as they came.
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 class Finish(Struct, frozen=True, array_like=True, tag="finish"):

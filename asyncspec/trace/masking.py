@@ -14,7 +14,15 @@ from msgspec.structs import replace
 
 from asyncspec.core import machine
 from asyncspec.trace import records
-from asyncspec_protocol.messages import Expand, Expanded, Message, Open, Segment, Verdict
+from asyncspec_protocol.messages import (
+    Expand,
+    Expanded,
+    Message,
+    Open,
+    PromptLogprobs,
+    Segment,
+    Verdict,
+)
 from asyncspec_protocol.sampling import UNCONSTRAINED
 
 
@@ -40,8 +48,9 @@ class Mask:
     def message(self, message: Message) -> Message:
         """A message without tokens."""
         match message:
-            case Segment(session=session, tokens=tokens):
-                return replace(message, tokens=self._hashed(session, tokens))
+            case Segment(session=session, tokens=tokens, scored_tokens=scored):
+                tokens, scored = self._hashed(session, tokens), self._hashed(session, scored)
+                return replace(message, tokens=tokens, scored_tokens=scored)
             case Verdict(session=session, tokens=tokens):
                 return replace(
                     message,
@@ -49,6 +58,7 @@ class Mask:
                     top_tokens=_hidden(message.top_tokens),
                     top_token_log_probs=_hidden(message.top_token_log_probs),
                     token_log_probs=_hidden(message.token_log_probs),
+                    prompt_logprobs=_unscored(message.prompt_logprobs),
                 )
             case Expand():
                 return replace(
@@ -90,6 +100,7 @@ class Mask:
             expanded=result.expanded and _without_tokens(result.expanded),
             top_tokens=tuple((_hidden(ids), _hidden(scores)) for ids, scores in result.top_tokens),
             token_log_probs=_hidden(result.token_log_probs),
+            prompt_logprobs=_unscored(result.prompt_logprobs),
             parts=tuple(map(self._result, result.parts)),
         )
 
@@ -113,6 +124,14 @@ class Mask:
 
 def _without_tokens(tree: Expanded) -> Expanded:
     return replace(tree, tokens=_hidden(tree.tokens), scores=_hidden(tree.scores))
+
+
+def _unscored(scores: PromptLogprobs | None) -> PromptLogprobs | None:
+    if scores is None:
+        return None
+    likeliest = _hidden(scores.top_tokens)
+    ranks = (1,) * len(scores.ranks)
+    return PromptLogprobs(_hidden(scores.log_probs), ranks, likeliest, likeliest)
 
 
 def _hidden(values: Sequence[float]) -> tuple[int, ...]:

@@ -175,6 +175,7 @@ def _result(result: object, job: int, seconds: float) -> records.JobResult:
             has_features=result.features is not None,
             top_tokens=result.top_tokens,
             token_log_probs=result.token_log_probs,
+            prompt_logprobs=result.prompt_logprobs,
         )
     # Sampled tokens; the handles of toy stages are tuples too.
     plain = isinstance(result, tuple) and all(type(token) is int for token in result)
@@ -198,7 +199,8 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
         case machine.RunNext(_, job):
             return records.NextJob() if job is None else records.NextJob(*job_summary(job))
         case machine.Emit():
-            return replace(effect, outputs=()) if effect.outputs else effect
+            scored = effect.outputs or effect.prompt_logprobs
+            return replace(effect, outputs=(), prompt_logprobs=()) if scored else effect
         case machine.SendClosed(to, session, passes, rows, dead_rows):
             return records.Reported(to, session, passes, rows, dead_rows, nbytes)
         case machine.Finish() | machine.SetTimer():
@@ -258,6 +260,7 @@ def _without_handles(job: Job) -> object:
             return (session, start, tuple(some.rows for some in rows))
         case Forward(session, segment, committed, rows, tokens, hidden):
             indices = None if hidden is None else hidden.rows
-            return (session, segment, committed, rows, tokens, indices, job.sampled_rows)
+            work = (session, segment, committed, rows, tokens, indices, job.sampled_rows)
+            return (*work, job.scored_tokens) if job.scored_tokens else work
         case _:
             return job

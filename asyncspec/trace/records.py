@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec.core import machine
-from asyncspec_protocol.messages import Expanded, Message
+from asyncspec_protocol.messages import Expanded, Message, PromptLogprobs
 
 FORMAT = 1
 
@@ -75,6 +75,8 @@ class JobResult(Struct, frozen=True, array_like=True, tag="computed", gc=False):
     parts: tuple[JobResult, ...] = ()
     # As in ``Computed``.
     waited: float = 0.0
+    # As in ``SamplerOutput``.
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class TaskResult(Struct, frozen=True, array_like=True, tag="task_done", gc=False):

@@ -8,7 +8,16 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from .errors import RemoteProtocolError
-from .limits import ITEM_BYTES, MAX_DIMENSIONS, MAX_FEATURES, MAX_TENSOR_BYTES
+from .limits import (
+    ITEM_BYTES,
+    MAX_COUNT,
+    MAX_DIMENSIONS,
+    MAX_FEATURES,
+    MAX_TENSOR_BYTES,
+    MAX_TOP_LOGPROBS,
+    LogProb,
+    Token,
+)
 
 FINAL = -1
 """As a depth: the last hidden state after the final norm, which the head reads."""
@@ -48,6 +57,26 @@ class TensorSpec(Struct, array_like=True, frozen=True):
         require(0 < len(self.shape) <= MAX_DIMENSIONS, "a tensor has 1 to 4 dimensions")
         require(min(self.shape) > 0, "a tensor is not empty")
         require(self.nbytes <= MAX_TENSOR_BYTES, "the tensor is too large")
+
+
+class PromptLogprobs(Struct, array_like=True, frozen=True, gc=False):
+    """Log-probabilities of successive prompt tokens given those before them, in nats, before any
+    sampling setting."""
+
+    log_probs: tuple[LogProb, ...]
+    # Their places among all tokens by probability; 1 is the likeliest.
+    ranks: tuple[Annotated[int, Meta(ge=1, le=MAX_COUNT)], ...]
+    # In the place of each as many of the likeliest tokens, best first, one place after the other.
+    top_tokens: tuple[Token, ...] = ()
+    top_log_probs: tuple[LogProb, ...] = ()
+
+    def check(self) -> None:
+        """Raise ``RemoteProtocolError`` where lists differ in length."""
+        count, top = len(self.log_probs), len(self.top_tokens)
+        require(count == len(self.ranks), "every prompt token has a rank")
+        require(top == len(self.top_log_probs), "every likeliest token has a log-probability")
+        require(top <= count * MAX_TOP_LOGPROBS, "a prompt token has at most 256 likeliest tokens")
+        require(not top or top % count == 0, "every prompt token has as many likeliest tokens")
 
 
 class WireMessage(Struct, array_like=True, frozen=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from .base import TensorSpec, WireMessage, require
+from .base import PromptLogprobs, TensorSpec, WireMessage, require
 from .ids import Rank
 from .limits import Count, Finite, LogProb, NonNegative, OptionalSeconds, Seconds, Token
 from .links import Role
@@ -62,6 +62,11 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     # many characters of its text: the answer continues behind them.
     given: tuple[Token, ...] = ()
     given_text: Count = 0
+    # The answer begins with the prompt's tokens (``Output.prompt_ids``), unless it continues behind
+    # ``given``; with their log-probabilities and so many of the likeliest tokens in the place of
+    # each, where ``prompt_logprobs`` is not -1.
+    echo: bool = False
+    prompt_logprobs: int = -1
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):
@@ -78,6 +83,13 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
     # The bytes that those tokens mean, of ``token_ids`` and then of ``top_tokens``: a client has no
     # tokenizer.
     token_bytes: tuple[bytes, ...] = ()
+    # With ``Submit.echo``, before any token of the answer: prompt tokens from ``prompt_start`` on;
+    # the log-probabilities of all of them but the prompt's first, if requested; and the bytes that
+    # they mean, then those of the likeliest tokens.
+    prompt_start: Count = 0
+    prompt_ids: tuple[Token, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_bytes: tuple[bytes, ...] = ()
 
     def check(self) -> None:
         tokens, top = len(self.token_log_probs), len(self.top_tokens)
@@ -85,6 +97,13 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
         require(top == len(self.top_token_log_probs), "lists differ in length")
         require(not top or top % max(1, tokens) == 0, "every token has as many")
         require(len(self.token_bytes) == tokens + top, "every token is spelled, or none")
+        prompt, likeliest = len(self.prompt_ids), 0
+        if (scores := self.prompt_logprobs) is not None:
+            scores.check()
+            scored = max(0, prompt - (self.prompt_start == 0))
+            require(len(scores.log_probs) == scored, "every prompt token but the first is scored")
+            likeliest = len(scores.top_tokens)
+        require(len(self.prompt_bytes) == prompt + likeliest, "every prompt token is spelled")
 
 
 BREAKS = "breaks"

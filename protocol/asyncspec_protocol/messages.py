@@ -8,6 +8,7 @@ with every prune and ids do not (docs/reference/protocol.md).
 from __future__ import annotations
 
 from .base import FINAL as FINAL
+from .base import PromptLogprobs as PromptLogprobs
 from .clients import *  # noqa: F403
 from .clients import ClientMessage
 from .links import *  # noqa: F403

@@ -66,6 +66,7 @@ RANGES: Mapping[str, Any] = {
     "presence_penalty": Penalty,
     "frequency_penalty": Penalty,
     "top_log_probs": TopLogprobs,
+    "prompt_log_probs": TopLogprobs,
 }
 
 

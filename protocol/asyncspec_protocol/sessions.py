@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .base import Depths, TensorSpec, WireMessage, check_depths, require
+from .base import Depths, PromptLogprobs, TensorSpec, WireMessage, check_depths, require
 from .ids import NodeId, Rank, SegmentId, SessionId, Version
 from .limits import (
     MAX_CANDIDATES,
@@ -83,12 +83,17 @@ class Open(WireMessage, array_like=True, frozen=True, tag="open"):
     max_tree_nodes: Annotated[int, Meta(ge=-1, le=MAX_TREE_NODES)] = -1
     # With a grammar segments bear tokens everywhere, as with penalties.
     constraint: Constraint = UNCONSTRAINED
+    # Verdicts have the log-probability of every prompt token but the first, and so many of the
+    # likeliest in its place. -1: they do not.
+    prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] = -1
 
     def check(self) -> None:
         length, parent = self.prompt_length, self.parent_session
         require(self.session >= 0 and length <= self.capacity, "a session holds its prompt")
         require(self.resumed_tokens < length, "resumed tokens come after the user's prompt")
         require(self.common_prefix < length, "a prompt's last token is never shared")
+        scored = self.prompt_logprobs >= 0
+        require(not (scored and self.common_prefix), "a prompt that is scored is read as a whole")
         older = 0 <= parent < self.session if self.common_prefix else parent == -1
         require(older, "a common prefix is that of an older session")
         check_depths(self.features)
@@ -160,11 +165,15 @@ class Segment(WireMessage, array_like=True, frozen=True, tag="segment", gc=False
     # In which of its session's passes at the first stage it was, abandoned ones not counted, from 1
     # on. 0: in none yet.
     pass_number: Count = 0
+    # With ``Open.prompt_logprobs`` the prompt token after each of the first rows, which the last
+    # stage scores: that of a chunk's last row is in no segment yet.
+    scored_tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_NODES)] = ()
 
     def check(self) -> None:
         ids, count = self.ids, len(self.ids)
         require(len(self.parents) == count, "every node of a segment has a parent")
         require(len(self.tokens) in (0, count), "every node of a segment has a token, or none")
+        require(len(self.scored_tokens) <= count, "a node has at most one token scored")
         require(len(set(ids)) == count, "the nodes of a segment are distinct")
         require(all(map(lt, self.parents, ids)), "a parent is older than its child")
 
@@ -203,6 +212,8 @@ class Verdict(WireMessage, array_like=True, frozen=True, tag="verdict", gc=False
     stage_seconds: Seconds = 0.0
     # As in ``Segment``.
     pass_number: Count = 0
+    # Log-probabilities of ``Segment.scored_tokens``.
+    prompt_logprobs: PromptLogprobs | None = None
 
     def check(self) -> None:
         nodes, top, featured = len(self.ids), len(self.top_tokens), self.feature_ids
@@ -214,6 +225,8 @@ class Verdict(WireMessage, array_like=True, frozen=True, tag="verdict", gc=False
         require(not top or top % nodes == 0, "every node has as many likeliest tokens")
         drawn = len(self.token_log_probs)
         require(drawn in (0, nodes), "every token has a log-probability, or none")
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.check()
 
     def check_tensor(self, tensor: TensorSpec | None) -> None:
         if tensor is None:

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
 from asyncspec.backend.reference import SESSION, chain, decode
@@ -247,6 +248,33 @@ def test_log_probabilities_are_those_of_the_whole_file(tmp_path: Path) -> None:
         assert top_log_probs == pytest.approx(log_probs[best], abs=NEAR)
         assert top_log_probs == pytest.approx(log_probs[list(top)], abs=NEAR)
         known, tokens = known + len(tokens), [token]
+
+
+def test_scores_of_a_prompt_are_those_of_the_whole_file(tmp_path: Path) -> None:
+    """What the model has written, read as a prompt in two chunks."""
+    path = save_random(tmp_path / "model.gguf")
+    new, logits = own_logits(path, PROMPT, 12)
+    prompt, stages = [*PROMPT, *new], stages_of(path, 2)
+    for stage in stages:
+        stage.run(Admit(SESSION, 512, Sampling(), prompt_logprobs=2))
+    parts = []
+    for start, end in ((0, 8), (8, len(prompt))):
+        tokens, after = prompt[start:end], prompt[start + 1 : end + 1]
+        hidden = stages[0].run(chain(SESSION, start, tokens, None, ()))
+        job = chain(SESSION, start, tokens, hidden, ())
+        output = stages[1].run(replace(job, scored_tokens=tuple(after)))
+        assert isinstance(output, SamplerOutput)
+        assert output.prompt_logprobs is not None
+        parts.append(output.prompt_logprobs)
+    said = [value for part in parts for value in part.log_probs]
+    assert len(said) == len(prompt) - 1
+    assert [rank for part in parts for rank in part.ranks][-len(new) :] == [1] * len(new)
+    scores = [row - np.logaddexp.reduce(row) for row in logits]
+    want = [row[token] for row, token in zip(scores, new, strict=True)]
+    assert said[-len(new) :] == pytest.approx(want, abs=NEAR)
+    likeliest = [value for part in parts for value in part.top_log_probs][-2 * len(new) :]
+    best = [value for row in scores for value in np.sort(row)[:-3:-1]]
+    assert likeliest == pytest.approx(best, abs=NEAR)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")

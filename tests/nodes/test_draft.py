@@ -479,7 +479,7 @@ def test_a_verdict_on_what_still_waits_for_credit(node: int) -> None:
         driven.feed(verdict(0, {node: 5}))
 
 
-@pytest.mark.parametrize("changes", [{"prompt": ()}, {"max_new_tokens": 0}, {"policy": "oracle"}])
+@pytest.mark.parametrize("changes", [{"prompt": ()}, {"max_new_tokens": -1}, {"policy": "oracle"}])
 def test_a_request_no_shell_should_let_through(changes: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError):
         draft().feed(Submitted(ask(0, **changes)))

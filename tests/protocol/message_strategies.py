@@ -23,6 +23,7 @@ from asyncspec_protocol.messages import (
     Output,
     PassTimes,
     PlanStatus,
+    PromptLogprobs,
     PruneIndices,
     Ready,
     Schedule,
@@ -45,7 +46,21 @@ def segments(draw: st.DrawFn) -> Segment:
     tokens = tuple(draw(count) for _ in ids) if draw(st.booleans()) else ()
     aux_states = draw(st.integers(0, 3))
     names = (draw(count), draw(count), draw(count))
-    return Segment(*names, tuple(ids), parents, tokens, aux_states, stage_seconds=draw(seconds))
+    scored = tuple(draw(st.lists(count, max_size=len(ids))))
+    return Segment(
+        *(*names, tuple(ids), parents, tokens, aux_states),
+        stage_seconds=draw(seconds),
+        scored_tokens=scored,
+    )
+
+
+@st.composite
+def prompt_scores(draw: st.DrawFn, size: int) -> PromptLogprobs:
+    per_token = draw(st.integers(0, 3))
+    log_probs = tuple(draw(st.floats(-50, 0)) for _ in range(size * (1 + per_token)))
+    ranks = tuple(draw(st.integers(1, 99)) for _ in range(size))
+    likely = tuple(draw(count) for _ in range(size * per_token))
+    return PromptLogprobs(log_probs[:size], ranks, likely, log_probs[size:])
 
 
 @st.composite
@@ -53,7 +68,8 @@ def verdicts(draw: st.DrawFn) -> Verdict:
     pairs = draw(st.lists(st.tuples(nodes, count), max_size=8))
     ids, tokens = tuple(n for n, _ in pairs), tuple(t for _, t in pairs)
     names = (draw(count), draw(count), draw(count))
-    return Verdict(*names, ids, tokens, stage_seconds=draw(seconds))
+    scores = draw(st.none() | prompt_scores(draw(st.integers(1, 4))))
+    return Verdict(*names, ids, tokens, stage_seconds=draw(seconds), prompt_logprobs=scores)
 
 
 @st.composite
@@ -120,7 +136,21 @@ def openings() -> st.SearchStrategy[Open]:
 
 
 @st.composite
+def prompts(draw: st.DrawFn) -> Output:
+    """The beginning of an answer with ``Submit.echo``."""
+    ids = tuple(draw(st.lists(count, min_size=1, max_size=4)))
+    start = draw(st.integers(0, 9))
+    scores = draw(st.none() | prompt_scores(len(ids) - (start == 0)))
+    spelled = len(ids) + (0 if scores is None else len(scores.top_tokens))
+    names = tuple(draw(st.binary(max_size=4)) for _ in range(spelled))
+    said: dict[str, Any] = {"prompt_logprobs": scores, "prompt_bytes": names}
+    return Output(draw(count), (), "", prompt_start=start, prompt_ids=ids, **said)
+
+
+@st.composite
 def outputs(draw: st.DrawFn) -> Output:
+    if draw(st.booleans()):
+        return draw(prompts())
     tokens = tuple(draw(st.lists(count, max_size=4)))
     text = draw(st.text(max_size=12))
     if not draw(st.booleans()):

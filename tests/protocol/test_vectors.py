@@ -84,6 +84,24 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             device_held_bytes=5_000_000_000,
         ),
     ),
+    "open-prompt-logprobs": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, prompt_logprobs=2),),
+    "segment-scored": (m.Segment(7, 3, 0, (0, 1), (-1, 0), (5, 600), scored_tokens=(600, 9)),),
+    "verdict-prompt": (
+        m.Verdict(
+            *(7, 3, 0, (), ()),
+            prompt_logprobs=m.PromptLogprobs((-0.25, -1.5), (1, 30), (600, 4), (-0.25, -0.5)),
+        ),
+    ),
+    "submit-echo": (m.Submit(7, "Hello", 0, 0, 0.0, 0, 1.0, echo=True, prompt_logprobs=2),),
+    "output-prompt": (
+        m.Output(
+            *(1, (), ""),
+            prompt_start=1024,
+            prompt_ids=(600,),
+            prompt_logprobs=m.PromptLogprobs((-1.5,), (3,), (4,), (-0.25,)),
+            prompt_bytes=(b" a", b"\xc3"),
+        ),
+    ),
     "submit-prompt": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True),),
     "submit-given": (m.Submit(7, "Hello", 9, 0, 0.0, 0, 1.0, given=(5, 600), given_text=4),),
     "submit-constraint": (

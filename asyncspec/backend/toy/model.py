@@ -190,7 +190,7 @@ class ToyStage(TreeStage[ToyCache]):
         if FINAL in session.depths:
             captured = [(model.norm(h),) for h in hidden]
         features = tuple(map(feature, captured)) if session.admit.features else None
-        logits = model.logits([hidden[i] for i in job.sampled_rows])
+        logits = model.logits([hidden[i] for i in job.head_rows])
         return session.sample(job, logits, features)
 
     def _inputs(self, job: Forward) -> tuple[list[int], list[tuple[int, ...]]]:

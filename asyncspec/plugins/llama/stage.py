@@ -112,8 +112,8 @@ class LlamaStage(TreeStage[TreeCache]):
             given, captured = self._inputs(one)
             nodes = session.cache.grow(one.committed, one.rows, [*given])
             rows += [(session.cache.branches, node) for node in nodes]
-            sampled = set(one.sampled_rows)
-            wanted += [row in sampled for row in range(len(nodes))]
+            head_rows = set(one.head_rows)
+            wanted += [row in head_rows for row in range(len(nodes))]
             earlier.append(captured)
         self.engine.resume()
         self._running = job
@@ -129,14 +129,14 @@ class LlamaStage(TreeStage[TreeCache]):
             own = slice(row, row + len(one.rows))
             taken = [*before, *(found.captured[name][own, None] for name in own_names)]
             if self.has_head:
-                logits = found.logits[head : head + len(one.sampled_rows)]
+                logits = found.logits[head : head + len(one.head_rows)]
                 joined = np.concatenate(taken, 1) if session.admit.features else None
                 features = None if joined is None else joined.reshape(len(joined), -1)
                 results.append(session.sample(one, logits, features))
             else:
                 last = found.captured[self.engine.last][own]
                 results.append(np.concatenate([last[:, None], *taken], 1) if taken else last)
-            row, head = own.stop, head + len(one.sampled_rows)
+            row, head = own.stop, head + len(one.head_rows)
         return tuple(results)
 
     def _captured_tensor(self, depth: int) -> str:

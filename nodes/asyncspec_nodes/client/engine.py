@@ -37,18 +37,26 @@ class Progress:
         self._submit = submit
         self._tokens = list(submit.given)
         self._characters = submit.given_text
+        # Tokens of the prompt, with which an answer may begin.
+        self._prompt = 0
         # Draft nodes lost in a row without a token between (``SUSPECT_BREAKS``).
         self.losses = 0
         # Whether the draft node that works on it now has brought no token.
         self._silent = True
 
-    def add(self, event: Event) -> None:
-        """An event of the answer has come."""
+    def add(self, event: Event) -> bool:
+        """An event of the answer has come. False: it has come before, from a draft node that was
+        lost before the first token."""
         if isinstance(event, Output):
+            if event.prompt_ids:
+                new = event.prompt_start >= self._prompt
+                self._prompt = max(self._prompt, event.prompt_start + len(event.prompt_ids))
+                return new
             self._tokens += event.token_ids
             self._characters += len(event.text)
             if event.token_ids:
                 self.losses, self._silent = 0, False
+        return True
 
     def lost(self, *, alone: bool) -> None:
         """The draft node that worked on it, and ``alone`` on it, is lost."""
@@ -161,10 +169,11 @@ class ReconnectingEngine:
                 raise ClusterError("the draft node is back with another target: ask again")
             async with aclosing(client.ask(progress.rest())) as events:
                 async for event in events:
-                    progress.add(event)
+                    new = progress.add(event)
                     if not progress.losses:
                         await trial.aclose()
-                    yield event
+                    if new:
+                        yield event
 
     async def _back(self) -> Client:
         """The client, once the draft node is back. Raises ``ClusterError``."""

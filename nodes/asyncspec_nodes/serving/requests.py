@@ -201,18 +201,21 @@ def prepare(
 ) -> Request | Refusal:
     """The draft machine's request for ``submit``, or why it is refused.
 
-    ``max_new_tokens`` is cut to the room left in the context, or refused if it ``must_fit``.
+    ``max_new_tokens`` is cut to the room left in the context, or refused if it ``must_fit``; 0: the
+    prompt is read.
     """
     policy = submit.policy or config.policy
     sampling = config.defaults.fill(Sampling.of(submit), submit.unset)
     problem = (
         policy_problem(policy, drafts=config.drafts)
-        or settings_problem(submit.max_new_tokens, sampling)
+        or settings_problem(submit.max_new_tokens or 1, sampling)
         or stop_problem(submit.stop)
         or range_problem({"top_log_probs": submit.top_logprobs})
     )
     if submit.top_logprobs and not submit.log_probs:
         problem = problem or "top-log-probs is given without log-probs"
+    if submit.prompt_logprobs != -1:
+        problem = problem or range_problem({"prompt_log_probs": submit.prompt_logprobs})
     if problem is not None:
         return Refusal(problem)
     if (refusal := _constraint_refusal(submit, policy, config)) is not None:
@@ -221,7 +224,7 @@ def prepare(
     if isinstance(prompt, Refusal):
         return prompt
     room = config.context_length - len(prompt)
-    if room < 1:
+    if room < min(1, submit.max_new_tokens):
         return Refusal(
             f"the prompt has {len(prompt)} tokens, but the target's context is "
             f"{config.context_length}, answer included; shorten the prompt",
@@ -252,6 +255,7 @@ def prepare(
         top_logprobs=submit.top_logprobs,
         tenant=submit.tenant,
         given=submit.given,
+        prompt_logprobs=submit.prompt_logprobs if submit.echo else -1,
         unbounded=submit.max_new_tokens == MAX_INT,
     )
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
+from asyncspec_nodes.serving.prompts import finite, prompt_outputs
 from asyncspec_nodes.serving.requests import (
     BAD_GRAMMAR,
     AnswerMatcher,
@@ -92,9 +93,6 @@ class _Waiting(NamedTuple):
 
 DRAINS = "drains: it takes no new requests"
 
-UNKNOWN = -9999.0
-"""The OpenAI API's log-probability of tokens too unlikely to have one."""
-
 
 class _Answer:
     """A running request."""
@@ -115,6 +113,8 @@ class _Answer:
         self.id = submit.id
         self.text = answer_text(tokenizer, submit, prompt)
         self.top_logprobs = submit.top_logprobs
+        # Sent before the answer, which a client that has some of it has seen.
+        self.echo = () if submit.given or not submit.echo else prompt
         # Tokens sent, and the stop string that has ended the answer.
         self.tokens = 0
         self.stop = ""
@@ -248,6 +248,13 @@ class TextService:
         answer = self._answers[effect.request]
         if answer.stop:
             return ""  # emitted before the machine processed ``Stopped``
+        if answer.echo:
+            scores, spell = effect.prompt_logprobs, self._tokenizer.spell
+            for part in prompt_outputs(answer.number, answer.echo, scores, spell):
+                answer.client.send(part)
+            answer.echo = ()
+        if not effect.tokens:
+            return ""
         piece = answer.push(effect.tokens)
         self.totals.emitted(effect.request, piece.tokens)
         tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
@@ -258,10 +265,10 @@ class TextService:
             chosen = zip(outputs, tokens, strict=True)
             output = replace(
                 output,
-                token_log_probs=tuple(_finite(one.log_prob_of(token)) for one, token in chosen),
+                token_log_probs=tuple(finite(one.log_prob_of(token)) for one, token in chosen),
                 top_tokens=top_tokens,
                 top_token_log_probs=tuple(
-                    _finite(log_prob) for one in outputs for log_prob in one.top_log_probs[:most]
+                    finite(log_prob) for one in outputs for log_prob in one.top_log_probs[:most]
                 ),
                 token_bytes=tuple(map(self._tokenizer.spell, (*tokens, *top_tokens))),
             )
@@ -403,7 +410,3 @@ def _outputs(number: int, tokens: Sequence[int], text: str) -> Iterator[Output]:
     for i in range(count):
         some = tokens[i * _MESSAGE_TOKENS : (i + 1) * _MESSAGE_TOKENS]
         yield Output(number, tuple(some), text[i * _MESSAGE : (i + 1) * _MESSAGE])
-
-
-def _finite(log_prob: float | None) -> float:
-    return UNKNOWN if log_prob is None else max(UNKNOWN, log_prob)

@@ -170,10 +170,11 @@ class Player:
             return source.expanded
         if source.tokens is None:
             return next(self._handles)
-        if not source.has_features and not source.top_tokens and not source.token_log_probs:
+        scores = source.token_log_probs, source.prompt_logprobs
+        if not source.has_features and not source.top_tokens and not any(scores):
             return source.tokens
         features = next(self._handles) if source.has_features else None
-        return SamplerOutput(source.tokens, features, source.top_tokens, source.token_log_probs)
+        return SamplerOutput(source.tokens, features, source.top_tokens, *scores)
 
 
 def _comparable(effect: records.Effect) -> records.Effect:

@@ -105,10 +105,10 @@ class HFStage(TreeStage[KVCache]):
     ) -> Tensor | tuple[int, ...] | SamplerOutput:
         """The result of one session's pass on the CPU, whose hidden states nobody else reads."""
         tree = self._attention(job, [one], [session])
-        output = self._output(self._inputs(one), tree, one.sampled_rows)
+        output = self._output(self._inputs(one), tree, one.head_rows)
         if not self.has_head:
             return output
-        logits = output if one.sampled_rows else output[:0]
+        logits = output if one.head_rows else output[:0]
         return session.sample(one, logits.float().numpy(), None)
 
     def _attention(
@@ -123,12 +123,12 @@ class HFStage(TreeStage[KVCache]):
         return tree
 
     def _output(
-        self, inputs: Tensor, tree: TreeAttention | BatchedAttention, sampled: Sequence[int]
+        self, inputs: Tensor, tree: TreeAttention | BatchedAttention, head_rows: Sequence[int]
     ) -> Tensor:
-        """Logits of the ``sampled`` rows; hidden states of all rows where there are none."""
+        """Logits of ``head_rows``; hidden states of all rows where there are none."""
         given = (inputs, tree.positions, tree)
-        if sampled:
-            return self.shard.logits(*given, self.shard.device.integers(sampled))
+        if head_rows:
+            return self.shard.logits(*given, self.shard.device.integers(head_rows))
         return self.shard.hidden(*given)
 
     def _run(
@@ -141,16 +141,16 @@ class HFStage(TreeStage[KVCache]):
         depths = {depth for session in sessions for depth in session.depths}
         # Copied to the same strides as without captured hidden states.
         hidden = _joined([rows[:, 0].contiguous() if rows.dim() == 3 else rows for rows in inputs])
-        sampled = [
+        head_rows = [
             own.start + row
             for one, own in zip(passes, tree.slices, strict=True)
-            for row in one.sampled_rows
+            for row in one.head_rows
         ]
         with capture_hidden_states(self.shard, depths) as captured:
-            output = self._output(device.put(hidden), tree, sampled)
+            output = self._output(device.put(hidden), tree, head_rows)
         output, *states = device.fetch([output, *captured.values()])
         captured = dict(zip(captured, states, strict=True))
-        ends = [0, *accumulate(len(one.sampled_rows) for one in passes)]
+        ends = [0, *accumulate(len(one.head_rows) for one in passes)]
         return [
             _Output(
                 _some(output, slice(ends[i], ends[i + 1]) if self.has_head else own),
@@ -218,6 +218,7 @@ def _part(job: Forward, start: int, end: int) -> Forward:
         tokens=job.tokens[start:end],
         hidden=hidden and TensorRows(hidden.handle, hidden.rows[start:end]),
         sampled_rows=tuple(row - start for row in job.sampled_rows if start <= row < end),
+        scored_tokens=job.scored_tokens[start:end],
     )
 
 

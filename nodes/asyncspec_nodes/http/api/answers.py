@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import inf
 
 from msgspec import Struct
 
+from asyncspec_nodes.http.api.prompt_scores import PromptPosition, prompt_positions
+from asyncspec_nodes.http.api.token_logprobs import PositionLogprobs, position_logprobs
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Finished, Output, Submit
 
@@ -27,37 +28,6 @@ class RequestContext(Struct, frozen=True):
     facts: ChatFacts = ChatFacts()
 
 
-class TokenLogprob(Struct, frozen=True):
-    """A token's bytes and its log-probability (natural logarithm)."""
-
-    spelled: bytes
-    logprob: float
-
-    @property
-    def text(self) -> str:
-        """Bytes that are not valid UTF-8 appear as escapes."""
-        return self.spelled.decode(errors="backslashreplace")
-
-
-class PositionLogprobs(Struct, frozen=True):
-    """The token of one position, and the most likely tokens there, best first."""
-
-    chosen: TokenLogprob
-    top: tuple[TokenLogprob, ...]
-
-
-def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
-    """Of every token of an ``Output`` that carries log-probabilities."""
-    count = len(output.token_log_probs)
-    if not count:
-        return
-    most = len(output.top_tokens) // count
-    top = tuple(map(TokenLogprob, output.token_bytes[count:], output.top_token_log_probs))
-    for i, logprob in enumerate(output.token_log_probs):
-        chosen = TokenLogprob(output.token_bytes[i], logprob)
-        yield PositionLogprobs(chosen, top[i * most : (i + 1) * most])
-
-
 TOKEN_BYTES = 4
 """Of text in UTF-8, about."""
 
@@ -75,6 +45,8 @@ class ChoiceBuffer:
         self._text: list[str] = []
         self.tokens: list[int] = []
         self.logprobs: list[PositionLogprobs] = []
+        # The prompt, where the answer begins with it.
+        self.prompt: list[PromptPosition] = []
         # Characters of written tokens with log-probabilities.
         self.offset = 0
         self.end: Finished | None = None
@@ -84,6 +56,11 @@ class ChoiceBuffer:
     @property
     def text(self) -> str:
         return "".join(self._text)
+
+    @property
+    def prompt_complete(self) -> bool:
+        """Whether all of ``prompt`` is there, as something behind it is."""
+        return bool(self.tokens) or self.end is not None
 
     @property
     def mean_logprob(self) -> float:
@@ -103,6 +80,7 @@ class ChoiceBuffer:
         self._text.append(event.text)
         self.tokens.extend(event.token_ids)
         self.logprobs.extend(position_logprobs(event))
+        self.prompt.extend(prompt_positions(event))
 
     def fail(self) -> None:
         """The service cannot answer: the prompt is not counted."""
@@ -115,5 +93,8 @@ class ChoiceBuffer:
 
     def clear(self) -> None:
         """The output is written."""
+        if self.prompt_complete:
+            self.offset += sum(len(position.text) for position in self.prompt)
+            self.prompt = []
         self.offset += sum(len(one.chosen.text) for one in self.logprobs)
         self._text, self.tokens, self.logprobs = [], [], []

@@ -13,15 +13,12 @@ from msgspec.structs import asdict, replace
 from asyncspec_nodes.chat.answers import answer_parser, forced_call, in_content
 from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, Tool, described
 from asyncspec_nodes.chat.parser import AnswerPart, Parser, Part, WholeCalls
-from asyncspec_nodes.http.api.answers import (
-    ChoiceBuffer,
-    PositionLogprobs,
-    RequestContext,
-    TokenLogprob,
-)
+from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import invalid, unsupported
 from asyncspec_nodes.http.api.parameters import CompletionParameters
+from asyncspec_nodes.http.api.prompt_scores import ranked
+from asyncspec_nodes.http.api.token_logprobs import PositionLogprobs, TokenLogprob
 from asyncspec_nodes.serving.requests import encode_chat
 from asyncspec_nodes.serving.templates import EFFORT, ChatFacts
 from asyncspec_nodes.serving.text import CONTINUES
@@ -362,6 +359,10 @@ class ChatCompletion(Completion):
         if calls:
             message["tool_calls"] = calls
         return {"message": message, **self._logprobs_of(answer.logprobs)}
+
+    def extra(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        count = self.prompt_logprobs
+        return {} if count is None else {"prompt_logprobs": ranked(answers[0].prompt, count)}
 
     def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
         deltas: list[Json] = []

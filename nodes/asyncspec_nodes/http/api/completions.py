@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
+from msgspec import Meta
 from msgspec.structs import replace
 
-from asyncspec_nodes.http.api.answers import (
-    ChoiceBuffer,
-    PositionLogprobs,
-    RequestContext,
-)
+from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.errors import ALIVE, DONE, HEADERS, ApiError, frame, invalid
 from asyncspec_nodes.http.api.parameters import MAX_CHOICES, CompletionParameters, seed_of_choice
+from asyncspec_nodes.http.api.prompt_scores import PromptPosition, ranked
 from asyncspec_protocol.limits import MAX_TOKEN
 from asyncspec_protocol.messages import Finished, Submit
-from asyncspec_protocol.sampling import TopLogprobs
+from asyncspec_protocol.sampling import MAX_INT, TopLogprobs
+
+_UNSCORED: dict[str, Any] = {"echo": False, "prompt_logprobs": -1}
+"""Of further answers to a prompt, which come with that of the first one."""
 
 FINGERPRINT = f"asyncspec-{version('asyncspec')}"
 
@@ -46,19 +47,22 @@ class Completion:
         # Answers to each prompt, of which the best ``_choices`` are returned.
         self._candidates = request.candidates
         compared = self._candidates > self._choices
+        self.stream = bool(request.stream)
         self.submits = tuple(
             replace(
                 submit,
                 seed=seed_of_choice(self._seed, choice),
                 log_probs=submit.log_probs or compared,
+                **({} if choice == 0 or self.stream else _UNSCORED),
             )
             for submit in submits
             for choice in range(self._candidates)
         )
-        self.stream = bool(request.stream)
         # The parameter blamed in errors of the answer's grammar.
         _, self.form_name = request.form()
         self._logprobs = submits[0].log_probs
+        # Of the prompt, in the response's own field.
+        self.prompt_logprobs = request.prompt_logprobs
         self._details = bool(request.return_details)
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)
@@ -93,8 +97,14 @@ class Completion:
         """An error in a stream that has begun."""
         return frame(error.body())
 
+    def extra(self, answers: Sequence[ChoiceBuffer]) -> Json:
+        """Further fields of a whole response."""
+        return {}
+
     def body(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """The JSON of a whole response."""
+        for i, answer in enumerate(answers):
+            answer.prompt = answers[i - i % self._candidates].prompt
         choices = [
             self._choice(place, self.choice(i, answers[i]), answers[i].tokens, answers[i].end)
             for place, i in enumerate(self._best(answers))
@@ -103,6 +113,7 @@ class Completion:
             **self._object(self.full_object, choices),
             "usage": self._usage(answers),
             "seed": self._seed,
+            **self.extra(answers),
         }
 
     def _best(self, answers: Sequence[ChoiceBuffer]) -> list[int]:
@@ -195,18 +206,22 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
     logprobs: TopLogprobs | None = None
     # Answers begin with their prompts.
     echo: bool | None = None
+    # 0: the prompt alone is read.
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
 
     def check(self) -> None:
         super().check()
-        if self.echo and self.logprobs is not None:
-            raise invalid("echo is not served with logprobs; leave one out", "echo")
-        if self.echo and not all(isinstance(one, str) for one in _prompts(self.prompt)):
-            raise invalid("echo is served for prompts of text, not of tokens", "echo")
+        if self.given_token_ids and self.echo:
+            raise invalid("echo is not for an answer that goes on; leave one out", "echo")
+
+    @property
+    def scored(self) -> int:
+        return max(super().scored, -1 if self.logprobs is None or not self.echo else self.logprobs)
 
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
         submit = replace(
-            self.submit(self.limit or DEFAULT_TOKENS, context.tenant),
+            self.submit(DEFAULT_TOKENS if self.limit is None else self.limit, context.tenant),
             id=context.id,
             log_probs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
@@ -214,7 +229,7 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
         submits = [
             replace(submit, prompt=prompt)
             if isinstance(prompt, str)
-            else replace(submit, prompt_ids=prompt)
+            else replace(submit, prompt_ids=prompt, echo=submit.echo or bool(self.echo))
             for prompt in _prompts(self.prompt)
         ]
         if len(submits) * self.candidates > MAX_CHOICES:
@@ -251,38 +266,59 @@ class TextCompletion(Completion):
         self, request: CompletionRequest, submits: Sequence[Submit], context: RequestContext
     ) -> None:
         super().__init__(request, submits, context)
-        self._echo = bool(request.echo)
+        self._echo, self._count = bool(request.echo), request.logprobs or 0
 
     def begin(self) -> bytes:
-        if not self._echo:
-            return b""
-        prompts: list[Json] = [{"text": one.prompt, "logprobs": None} for one in self.submits]
-        return b"".join(self._chunk(i, prompt) for i, prompt in enumerate(prompts))
+        """The prompts that are repeated and that the draft node need not send."""
+        texts = [submit.prompt if self._echo else "" for submit in self.submits]
+        return b"".join(
+            self._chunk(i, {"text": text, "logprobs": None})
+            for i, text in enumerate(texts)
+            if text and not self.submits[i].echo
+        )
 
     def choice(self, index: int, answer: ChoiceBuffer) -> Json:
         """See ``Completion``; with ``echo`` texts begin with their prompts."""
-        said = self._content(answer.text, answer.logprobs)
-        return {**said, "text": self.submits[index].prompt + answer.text} if self._echo else said
+        prompt = answer.prompt if self._echo else []
+        said = self._content(self._prompt_text(index, prompt) + answer.text, prompt, answer)
+        if self.prompt_logprobs is not None:
+            said["prompt_logprobs"] = ranked(answer.prompt, self.prompt_logprobs)
+        return said
 
     def pieces(self, index: int, answer: ChoiceBuffer) -> Iterator[Json]:
-        if answer.text or answer.logprobs or (answer.tokens and self._details):
-            yield self._content(answer.text, answer.logprobs, answer.offset)
+        prompt = answer.prompt if self._echo and answer.prompt_complete else []
+        text = self._prompt_text(index, prompt) if prompt else ""
+        if text or answer.text or answer.logprobs or (answer.tokens and self._details):
+            yield self._content(text + answer.text, prompt, answer)
 
-    def _content(self, text: str, logprobs: list[PositionLogprobs], offset: int = 0) -> Json:
-        """``offset``: characters of earlier tokens."""
+    def _prompt_text(self, index: int, prompt: Sequence[PromptPosition]) -> str:
+        """The text of a prompt in an answer that begins with it."""
+        if not self._echo:
+            return ""
+        spelled = b"".join(position.spelled for position in prompt)
+        return self.submits[index].prompt or spelled.decode(errors="replace")
+
+    def _content(self, text: str, prompt: Sequence[PromptPosition], answer: ChoiceBuffer) -> Json:
+        """``prompt``: what of it the text begins with."""
         if not self._logprobs:
             return {"text": text, "logprobs": None}
-        texts = [one.chosen.text for one in logprobs]
+        answered, count = answer.logprobs, self._count
+        texts = [position.text for position in prompt]
+        texts += [position.chosen.text for position in answered]
+        scores = [position.logprob for position in prompt]
+        # The API includes the chosen token.
+        likeliest = [position.likeliest(count) for position in prompt]
+        for position in answered:
+            shown = (*position.top, position.chosen)
+            scores.append(position.chosen.logprob)
+            likeliest.append({token.text: token.logprob for token in shown})
+        offsets = list(accumulate(map(len, texts), initial=answer.offset))[:-1]
         return {
             "text": text,
             "logprobs": {
                 "tokens": texts,
-                "token_logprobs": [one.chosen.logprob for one in logprobs],
-                # The API includes the chosen token.
-                "top_logprobs": [
-                    {token.text: token.logprob for token in (*one.top, one.chosen)}
-                    for one in logprobs
-                ],
-                "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
+                "token_logprobs": scores,
+                "top_logprobs": likeliest,
+                "text_offset": offsets,
             },
         }

@@ -40,6 +40,7 @@ from asyncspec_protocol.sampling import (
     NewTokens,
     Penalty,
     RepetitionPenalty,
+    TopLogprobs,
 )
 
 _MASK = (1 << 63) - 1
@@ -76,7 +77,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "chat_template": (),
     "documents": ([],),
     "logits_processors": ([],),
-    "prompt_logprobs": (),
     "stop_token_ids": ([],),
     "truncate_prompt_tokens": (-1,),
     "use_beam_search": (False,),
@@ -182,6 +182,9 @@ class CompletionParameters(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     # Token ids with every piece and the counters of docs/reference/metrics.md at the end.
     return_details: bool | None = None
+    # vLLM's: log-probabilities of the prompt's tokens, with so many of the likeliest in the place
+    # of each.
+    prompt_logprobs: TopLogprobs | None = None
 
     @property
     def choices(self) -> int:
@@ -213,8 +216,18 @@ class CompletionParameters(Struct, frozen=True, kw_only=True):
             raise invalid("best_of is not for stream: true: all answers are compared", "best_of")
         if self.given_token_ids and self.candidates > 1:
             raise invalid("given_token_ids is for one answer; leave n and best_of out", _GIVEN)
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs is not for stream: true", "prompt_logprobs")
+        if self.given_token_ids and self.scored >= 0:
+            raise invalid("given_token_ids is for an answer whose prompt is not scored", _GIVEN)
         if self.policy is not None and (problem := POLICIES.problem(self.policy)) is not None:
             raise invalid(problem, "policy")
+
+    @property
+    def scored(self) -> int:
+        """Likeliest tokens that are given in the place of each prompt token with the latter's
+        log-probability; -1: no prompt is scored."""
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -275,6 +288,8 @@ class CompletionParameters(Struct, frozen=True, kw_only=True):
             unset=tuple(name for name in Defaults.__struct_fields__ if name not in sampling),
             tenant=tenant,
             given=self.given_token_ids or (),
+            echo=self.scored >= 0,
+            prompt_logprobs=self.scored,
             **asdict(Sampling(**{"temperature": 1.0, **sampling, "constraint": self.constraint()})),
         )
 

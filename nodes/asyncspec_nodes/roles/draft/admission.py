@@ -111,6 +111,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         parent_session=match.parent_session,
         common_prefix=match.common_prefix,
         coalesce=policy.coalesce,
+        prompt_logprobs=queued.prompt_logprobs,
         **asdict(request.sampling),
     )
     state = replace(state, next_session=SessionId(state.next_session + 1))

@@ -157,7 +157,8 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
 
 def _submitted(state: DraftState, request: Request, now: float) -> tuple[DraftState, Effects]:
     """Queue a request. Raises ``LocalProtocolError`` for an impossible one."""
-    fine = request.prompt and request.max_new_tokens > len(request.given)
+    limit = request.max_new_tokens
+    fine = request.prompt and limit >= 0 and max(1, limit) > len(request.given)
     if not fine or request.policy not in state.config.policies:
         raise LocalProtocolError(f"request {request.request} is not one a user may make")
     queued = QueuedRequest(request, Counters(started=now), request.given)

@@ -52,6 +52,8 @@ def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
     featured = bool(state.features and config.policies[request.policy].uses_draft)
     prefix = request.prompt + queued.given
     shareable = request.sampling.shareable(len(request.prompt), len(prefix))
+    if queued.prompt_logprobs >= 0:
+        shareable = 0  # what is scored is computed
     return PromptKey(prefix, request.tenant, featured, shareable)
 
 

@@ -73,8 +73,16 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
         speculated=len(session.sent) > 1,
         sessions=sum([other.decoding for other in state.sessions.values()]),
     )
-    state = state.learn(session, committed)
-    emit = Emit(request, accepted.tokens, accepted.hits, session.session, accepted.outputs)
+    if accepted.tokens:
+        state = state.learn(session, committed)
+    emit = Emit(
+        request,
+        accepted.tokens,
+        accepted.hits,
+        session.session,
+        accepted.outputs,
+        session.prompt_logprobs,
+    )
     if accepted.prune is None:
         state, ended = finish_request(state, moved, accepted.finish, now)
         return state, (emit, *ended)
@@ -216,7 +224,10 @@ def _prefill(session: DraftSession, rows: int) -> tuple[DraftSession, Segment]:
     ids = tuple(NodeId(i) for i in range(start, end))
     parents = tuple(NodeId(i - 1) if i else NO_PARENT for i in ids)
     name, number = session.session, session.next_segment
-    message = Segment(name, number, session.version, ids, parents, session.prefix[start:end])
+    tokens = session.prefix[start:end]
+    scored = session.prefix[start + 1 : end + 1] if session.scores_prompt else ()
+    version = session.version
+    message = Segment(name, number, version, ids, parents, tokens, scored_tokens=scored)
     session = replace(session, prefilled=end, next_segment=SegmentId(number + 1))
     if root in ids:
         session = replace(

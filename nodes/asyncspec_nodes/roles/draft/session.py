@@ -21,7 +21,7 @@ from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.measurements import DraftMeasurements
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import Expand, Rates
+from asyncspec_protocol.messages import Expand, PromptLogprobs, Rates
 
 FIRST = Rank(1)
 
@@ -89,6 +89,11 @@ class QueuedRequest(Struct, frozen=True):
     given: tuple[int, ...] = ()
     # A session that is reading a common prefix of its prompt, for which it waits.
     pending_prefix: SessionId | None = None
+
+    @property
+    def prompt_logprobs(self) -> int:
+        """As in ``Open``. Not -1 until the first token is given."""
+        return -1 if self.given else self.request.prompt_logprobs
 
 
 MemoryName = tuple[str, tuple[int, bool, bool, bool]]
@@ -176,6 +181,8 @@ class DraftSession(Struct, frozen=True):
     planned_length: int = 0
     reported: Rates | None = None
     sent_at: float = 0.0
+    # Log-probabilities of its prompt, in parts, until the first token.
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     # A node has ended it, as after the loss of a neighbour: the report of a break follows.
     break_expected: bool = False
     counters: Counters = Counters()
@@ -216,9 +223,19 @@ class DraftSession(Struct, frozen=True):
         return self.policy.top_logprobs or self.request.top_logprobs
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt are requested and not given yet."""
+        return self.request.prompt_logprobs >= 0 and not self.resumed
+
+    @property
+    def scored(self) -> int:
+        """Prompt tokens whose log-probabilities have come."""
+        return sum([len(part.log_probs) for part in self.prompt_logprobs])
+
+    @property
     def last_position(self) -> int:
         """The deepest position whose verdict can still be part of the answer."""
-        return len(self.request.prompt) + self.request.max_new_tokens - 2
+        return len(self.request.prompt) + max(1, self.request.max_new_tokens) - 2
 
     def path(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens of the committed path at positions [start, end); costs no more than these."""

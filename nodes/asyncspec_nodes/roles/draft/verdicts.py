@@ -33,7 +33,9 @@ def verdict_received(
             if probe.segment == message.segment:
                 costs = _with_probe_result(state, session, probe, message, now)
             session = replace(session, probe=None)
-        if max((*message.tokens, *message.top_tokens), default=0) >= state.config.vocab:
+        likeliest = message.prompt_logprobs.top_tokens if message.prompt_logprobs else ()
+        named = (*message.tokens, *message.top_tokens, *likeliest)
+        if max(named, default=0) >= state.config.vocab:
             raise RemoteProtocolError("a token that is not in the vocabulary", peer=event.peer)
         state = rates.count_links(state, message, now)
         state = state.with_session(record_verdict(session, message, event.tensor))
@@ -72,6 +74,7 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
         features = features.receive(verdict, handle, session.sent)
     elif verdict.feature_ids or handle is not None:
         raise RemoteProtocolError(f"features for session {session.session}, which reads none")
+    session = _with_prompt_logprobs(session, verdict)
     alive = {n: o for n, o in _target_outputs(session, verdict) if n in session.sent}
     return replace(
         session,
@@ -81,6 +84,22 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
         clock=session.clock.on_verdict(verdict.segment, session.stages, verdict.pass_number),
         counters=session.counters.plus(passes=session.decoding),
     )
+
+
+def _with_prompt_logprobs(session: DraftSession, verdict: Verdict) -> DraftSession:
+    """Append a chunk's log-probabilities. Chunks are verified in order, and all are there with the
+    output for the prompt's last token."""
+    if (part := verdict.prompt_logprobs) is not None:
+        top = max(0, session.request.prompt_logprobs)
+        if len(part.top_tokens) > top * len(part.log_probs) or bool(top) != bool(part.top_tokens):
+            raise RemoteProtocolError(f"likeliest prompt tokens in session {session.session}")
+        session = replace(session, prompt_logprobs=(*session.prompt_logprobs, part))
+    scorable = len(session.prefix) - 1 if session.scores_prompt and not session.decoding else 0
+    if session.scored > scorable or (verdict.ids and session.scored < scorable):
+        raise RemoteProtocolError(
+            f"{session.scored} of {scorable} prompt logprobs in session {session.session}"
+        )
+    return session
 
 
 def _target_outputs(
@@ -130,7 +149,12 @@ def accept(state: DraftState, session: DraftSession, now: float) -> Accepted | N
         path = (session.tree.root, *walked.accepted)
         outputs = tuple(session.verified[node] for node in path[: len(tokens)])
     session = _count(session, len(tokens), hits, now)
-    moved = replace(session, committed=session.committed + tokens, committed_at=now)
+    moved = replace(
+        session,
+        committed=session.committed + tokens,
+        committed_at=now,
+        prompt_logprobs=(),
+    )
     if finish:
         return Accepted(moved, tokens, hits, outputs, finish)
     moved = _move_tip(moved, walked.accepted, walked.bonus)
@@ -149,6 +173,8 @@ def _until_end(session: DraftSession, tokens: tuple[int, ...]) -> tuple[tuple[in
 def _count(session: DraftSession, tokens: int, hits: int, now: float) -> DraftSession:
     """Count ``tokens`` new tokens, of which the first ``hits`` were nodes of the tree."""
     counters, clock, place = session.counters, session.clock, session.new_tokens
+    if not tokens:
+        return session  # the prompt alone was requested
     if not session.decoding:
         clock = replace(clock, first_token=clock.now)
         # A round that was begun before counts where it continues.

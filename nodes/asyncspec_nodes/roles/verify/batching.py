@@ -273,6 +273,7 @@ def send_computed(
             batch_remaining=len(ready) - number,
             stage_seconds=segment.stage_seconds(now),
             pass_number=segment.pass_number,
+            scored_tokens=segment.scored_tokens,
         )
         effects.append(Send(state.config.next_rank, message, segment.hidden))
     return state, tuple(effects)

@@ -94,6 +94,7 @@ def open_session(
         log_probs=message.log_probs,
         parent_session=message.parent_session,
         common_prefix=message.common_prefix,
+        prompt_logprobs=message.prompt_logprobs,
     )
     state, granted = grant(replace(state, sessions={**state.sessions, name: session}), (peer,))
     return state, (Compute(admit), *onward, *granted)

@@ -53,7 +53,7 @@ def receive_segment(
         raise RemoteProtocolError("segment without its rows' input", peer=peer)
     if not ids:
         raise RemoteProtocolError("segment without rows", peer=peer)
-    if message.tokens and max(message.tokens) >= state.config.vocab:
+    if max((*message.tokens, *message.scored_tokens), default=0) >= state.config.vocab:
         raise RemoteProtocolError("segment with a token that is not in the vocabulary", peer=peer)
     if session is None:
         check_was_opened(state, message.session, peer)
@@ -62,6 +62,9 @@ def receive_segment(
         raise RemoteProtocolError(
             f"segment with {message.aux_states} auxiliary states a row", peer=peer
         )
+    if len(message.scored_tokens) != session.scored_rows(ids):
+        text = f"segment with {len(message.scored_tokens)} tokens to score"
+        raise RemoteProtocolError(text, peer=peer)
     if len(ids) > session.max_rows:
         text = f"a segment of {len(ids)} rows: those of session {message.session} may have "
         raise RemoteProtocolError(f"{text}{session.max_rows}", peer=peer)
@@ -76,6 +79,7 @@ def receive_segment(
         since=now,
         earlier_seconds=0.0 if first else message.stage_seconds,  # a draft node is no stage
         pass_number=message.pass_number,
+        scored_tokens=message.scored_tokens,
     )
     live = drop_dead_rows(session, segment)
     if live is None:
@@ -274,6 +278,7 @@ def _verdict(
         (output.features is not None) != bool(opening.features)
         or len(top_tokens) != (len(tokens) if opening.top_logprobs else 0)
         or len(log_probs) != (len(tokens) if opening.log_probs else 0)
+        or (output.prompt_logprobs is not None) != bool(part.job.scored_tokens)
     ):
         raise LocalProtocolError(
             "the device's features or log-probabilities do not fit the session"
@@ -283,7 +288,7 @@ def _verdict(
     features = None
     if output.features is not None and alive:
         features = TensorRows(output.features, tuple(alive))
-    if not verified and features is None:
+    if not verified and features is None and output.prompt_logprobs is None:
         return None
     likeliest = [top_tokens[i] for i in verified] if top_tokens else []
     message = Verdict(
@@ -298,5 +303,6 @@ def _verdict(
         token_log_probs=tuple([log_probs[i] for i in verified]) if log_probs else (),
         stage_seconds=segment.stage_seconds(now),
         pass_number=segment.pass_number,
+        prompt_logprobs=output.prompt_logprobs,
     )
     return Send(owner(opening.session), message, features)

@@ -30,6 +30,8 @@ from asyncspec_protocol.messages import Fault, Open, PruneIndices
 _NODE_BYTES, _LIKELIEST_BYTES = 40, 14
 """Upper bounds on a verdict header's bytes: per node, and per likeliest token of a node."""
 
+_RANK_BYTES = 9
+
 _HEADER_BYTES = 256
 """Upper bound on a verdict header's remaining bytes."""
 
@@ -159,6 +161,7 @@ class QueuedSegment(Struct, frozen=True):
     earlier_seconds: float = 0.0
     # As in ``Segment``.
     pass_number: int = 0
+    scored_tokens: tuple[int, ...] = ()
 
     def stage_seconds(self, now: float) -> float:
         """Seconds at all stages so far, no more than may travel: a peer may say anything of those
@@ -224,6 +227,8 @@ def max_rows(opening: Open, row_bytes: int) -> int:
     """Rows of a segment at most: what is sent of them fits a frame, which may be hidden states with
     auxiliary ones behind them, features, or likeliest tokens. ``row_bytes``: of hidden states."""
     header = _NODE_BYTES + _LIKELIEST_BYTES * opening.top_logprobs
+    if opening.prompt_logprobs >= 0:
+        header += _RANK_BYTES + _LIKELIEST_BYTES * (1 + opening.prompt_logprobs)
     tensor = row_bytes * (1 + len(opening.features))
     rows = (MAX_HEADER_BYTES - _HEADER_BYTES) // header
     return min(MAX_NODES, rows, MAX_TENSOR_BYTES // max(1, tensor))
@@ -258,6 +263,13 @@ class StageSession(Struct, frozen=True):
     def max_slots(self) -> int:
         """Slots of prompt, answer and tree at most."""
         return slots_of(self.opening)
+
+    def scored_rows(self, ids: Sequence[NodeId]) -> int:
+        """Rows of a segment whose successors, tokens of the prompt, are scored: its first ones, as
+        no prompt token is ever dead."""
+        if self.opening.prompt_logprobs < 0:
+            return 0
+        return max(0, min(len(ids), self.liveness.prompt_length - 1 - ids[0]))
 
     def aux_states(self, layers: int) -> int:
         """Hidden states of the first ``layers`` layers that a row brings for the token source."""
@@ -419,5 +431,6 @@ def plan_part(
         tokens=segment.tokens if last or segment.hidden is None else (),
         hidden=segment.hidden,
         sampled_rows=sampled,
+        scored_tokens=segment.scored_tokens if last else (),
     )
     return replace(session, slots=slots), PassPart(segment, job)
