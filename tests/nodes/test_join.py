@@ -56,11 +56,10 @@ from asyncspec_nodes.plugins.join.authority import (
 from asyncspec_nodes.plugins.join.connection import Connector, NobodyThereError, announced
 from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions
 from asyncspec_nodes.plugins.join.join_command import read_advertise
-from asyncspec_nodes.plugins.join.members import Member, Members, report_missing_links
+from asyncspec_nodes.plugins.join.members import Member, Members
 from asyncspec_nodes.plugins.join.messages import Offer
 from asyncspec_nodes.plugins.join.token import Token, TokenFile, new_cluster
-from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Finished, Output, Status, Submit
+from asyncspec_protocol.messages import Finished, Output, Submit
 
 TOY = "toy:layers=6"
 
@@ -571,40 +570,6 @@ def test_behind_nat_own_stages_are_reached_where_they_listen(tmp_path: Path) -> 
     assert written == wanted | {0: ("203.0.113.9", 1)}
     for sock in sockets:
         sock.close()
-
-
-@pytest.mark.asyncio
-async def test_a_link_that_stays_away_is_said_once() -> None:
-    config = Config(TargetTable(TOY), (NodeTable(0, "127.0.0.1", 1),), draft=DraftTable("ngram"))
-    members = Members(config, TargetCost((LayerCost(1, 1),) * 2), 4)
-    offer = Offer("b", "box", "1", 1, 9, 1.0, "203.0.113.6", (7700,), "", "")
-    members.by_id = {"b": Member(offer, offer.host, lambda message: None)}
-    members.assign((Assigned("b", 0, (0, 2)),))
-    away = "stage 1 is not connected"
-    said: list[str] = []
-    answers = iter(["", away, away, "", away, away, "gone", ""])
-
-    async def nodes() -> list[Status]:
-        missing = next(answers, None)
-        if missing is None:
-            raise asyncio.CancelledError
-        if missing == "gone":
-            raise ClusterError("the draft node is gone")
-        return [Status(0, Rank(0), "draft", (0, 2), 1.0, 1.0, 1, 0, 0, 0, missing=missing)]
-
-    async def watch() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await report_missing_links(nodes, members, said.append, patience=0, poll=0)
-
-    # Nothing is asked while stages load.
-    loading = asyncio.create_task(watch())
-    await asyncio.sleep(0)
-    loading.cancel()
-    await loading
-    members.serving = {1}
-    await watch()
-    assert len(said) == 2
-    assert f"{away}; stage 1 is dialled at 203.0.113.6:7700" in said[0]
 
 
 @pytest.mark.asyncio

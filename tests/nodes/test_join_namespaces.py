@@ -86,10 +86,10 @@ def names() -> Iterator[Sequence[str]]:
 
 @pytest.fixture
 def lan() -> Iterator[Sequence[str]]:
-    """Two machines on a bridge, 10.79.0.1 and 2: the names of their namespaces."""
+    """Three machines on a bridge, 10.79.0.1 to 3: the names of their namespaces."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and the command ip")
-    bridge, *machines = [f"as{os.getpid()}{letter}" for letter in "cuv"]
+    bridge, *machines = [f"as{os.getpid()}{letter}" for letter in "cuvw"]
     try:
         ip("link", "add", bridge, "type", "bridge")
     except subprocess.CalledProcessError:
@@ -106,6 +106,34 @@ def lan() -> Iterator[Sequence[str]]:
         subprocess.run(["ip", "link", "del", bridge], capture_output=True)
 
 
+class Start:
+    """Starts commands in namespaces; each returns its log."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, name: str, *words: str) -> Path:
+        log = self._folder / f"{name}-{len(self.running)}.log"
+        with log.open("wb") as out:
+            argv = inside(name, *COMMAND, *words)
+            self.running.append(subprocess.Popen(argv, stdout=out, stderr=out))
+        return log
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """All are ended with the test."""
+    if shutil.which("curl") is None:
+        pytest.skip("the answers are asked for with curl")
+    start = Start(tmp_path)
+    yield start
+    for one in reversed(start.running):
+        one.terminate()
+    for one in start.running:
+        one.wait(30)
+
+
 def wait_for(log: Path, text: str, times: int = 1) -> str:
     """The line with a text, once it is there so often."""
     until = time.monotonic() + SECONDS
@@ -117,112 +145,120 @@ def wait_for(log: Path, text: str, times: int = 1) -> str:
     raise AssertionError(f"{text!r} does not come: {log.read_text()}")
 
 
-def ask(name: str) -> str:
-    """An answer over HTTP, from inside a namespace."""
-    body = json.dumps({"model": "toy", "prompt": "Once", "max_tokens": 24, "temperature": 0})
-    address = "http://127.0.0.1:8000/v1/completions"
-    words = ["curl", "-s", "-m", "60", "-H", "content-type: application/json", "-d", body, address]
-    out = subprocess.run(inside(name, *words), check=True, capture_output=True).stdout
-    text: str = json.loads(out)["choices"][0]["text"]
+def answer(name: str, count: int = 24, **more: bool) -> subprocess.Popen[bytes]:
+    """Asks over HTTP, from inside a namespace; writes what comes."""
+    asked = {"model": "toy", "prompt": "Once", "max_tokens": count, "temperature": 0, **more}
+    words = ["curl", "-sNm", str(SECONDS), "-H", "content-type: application/json"]
+    words += ["-d", json.dumps(asked), "http://127.0.0.1:8000/v1/completions"]
+    return subprocess.Popen(inside(name, *words), stdout=subprocess.PIPE)
+
+
+def ask(name: str, count: int = 24) -> str:
+    """The text of so many tokens."""
+    with answer(name, count) as asked:
+        assert asked.stdout is not None
+        text: str = json.load(asked.stdout)["choices"][0]["text"]
     return text
 
 
 @pytest.mark.processes
-def test_three_machines_without_a_file(names: Sequence[str], tmp_path: Path) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("the answers are asked for with curl")
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(name: str, *words: str) -> Path:
-        log = tmp_path / f"{name}-{len(running)}.log"
-        with log.open("wb") as out:
-            argv = inside(name, *COMMAND, *words)
-            running.append(subprocess.Popen(argv, stdout=out, stderr=out))
-        return log
-
-    try:
-        small = ("--memory-gib", "1", "--gb-per-second", "1")
-        up = ["up", "--target", "toy:layers=6", "--model-name", "toy", "--machines", "3", *small]
-        up += ["--name", "one", "--token-file", str(tmp_path / "up.json")]
-        log = start(names[0], *up)
-        made = wait_for(log, "asyncspec join").split()[-1]
-        # The second finds the cluster by mDNS.
-        moved = replace(read(made), hosts=("127.0.0.1",), port=1)
-        two = start(names[1], "join", str(moved), "--name", "two", *small)
-        outside = ("--listen", "0.0.0.0:7700", "--advertise", "10.79.0.3:7800")
-        three = start(names[2], "join", made, "--name", "three", *outside, *small)
-        wait_for(log, "serving toy")
-        assert {one.split()[-1] for one in log.read_text().splitlines() if "layers" in one} == {
-            "(here)",
-            "two",
-            "three",
-        }
-        first = ask(names[0])
-        assert len(first) == 24
-        # Members join it again when it is started anew.
-        running[0].kill()
-        running[0].wait()
-        log = start(names[0], *up)
-        assert wait_for(log, "asyncspec join").split()[-1] == made
-        wait_for(log, "serving toy")
-        assert ask(names[0]) == first
-        for other in (two, three):
-            wait_for(other, "serves", times=2)
-        running[1].kill()
-        assert ask(names[0]) == first
-        assert "two" in wait_for(log, "is gone: ")
-    finally:
-        for one in reversed(running):
-            one.terminate()
-        for one in running:
-            one.wait(30)
+def test_three_machines_without_a_file(names: Sequence[str], start: Start, tmp_path: Path) -> None:
+    small = ("--memory-gib", "1", "--gb-per-second", "1")
+    up = ["up", "--target", "toy:layers=6", "--model-name", "toy", "--machines", "3", *small]
+    up += ["--name", "one", "--token-file", str(tmp_path / "up.json")]
+    log = start(names[0], *up)
+    made = wait_for(log, "asyncspec join").split()[-1]
+    # The second finds the cluster by mDNS.
+    moved = replace(read(made), hosts=("127.0.0.1",), port=1)
+    two = start(names[1], "join", str(moved), "--name", "two", *small)
+    outside = ("--listen", "0.0.0.0:7700", "--advertise", "10.79.0.3:7800")
+    three = start(names[2], "join", made, "--name", "three", *outside, *small)
+    wait_for(log, "serving toy")
+    assert {one.split()[-1] for one in log.read_text().splitlines() if "layers" in one} == {
+        "(here)",
+        "two",
+        "three",
+    }
+    first = ask(names[0])
+    assert len(first) == 24
+    # Members join it again when it is started anew.
+    start.running[0].kill()
+    start.running[0].wait()
+    log = start(names[0], *up)
+    assert wait_for(log, "asyncspec join").split()[-1] == made
+    wait_for(log, "serving toy")
+    assert ask(names[0]) == first
+    for other in (two, three):
+        wait_for(other, "serves", times=2)
+    start.running[1].kill()
+    assert ask(names[0]) == first
+    assert "two" in wait_for(log, "is gone: ")
 
 
 @pytest.mark.processes
-def test_machines_that_come_later_and_a_power_cut(lan: Sequence[str], tmp_path: Path) -> None:
+def test_machines_that_come_later_and_a_power_cut(
+    lan: Sequence[str], start: Start, tmp_path: Path
+) -> None:
     """Layers are placed anew for a machine that joins later; then all are killed, and started in
     another order."""
-    if shutil.which("curl") is None:
-        pytest.skip("the answers are asked for with curl")
-    running: list[subprocess.Popen[bytes]] = []
+    # So slow that two machines promise more than one.
+    small = ("--memory-gib", "1", "--gb-per-second", ".001")
+    up = ["up", "--target", "toy:layers=6", "--model-name", "toy", *small]
+    up += ["--name", "one", "--token-file", str(tmp_path / "up.json")]
+    log = start(lan[0], *up)
+    made = wait_for(log, "asyncspec join").split()[-1]
+    wait_for(log, "starts alone in 10 s")
+    wait_for(log, "serving toy")
+    first = ask(lan[0])
+    join = ["join", made, "--name", "two", *small]
+    two = start(lan[1], *join)
+    wait_for(two, "a spare")
+    assert "2 machines promise" in wait_for(log, "plans anew")
+    wait_for(two, "serves")
+    wait_for(log, "all stages serve")
+    assert ask(lan[0]) == first
+    for one in start.running:
+        one.kill()
+        one.wait()
+    two = start(lan[1], *join)
+    wait_for(two, "trying again until")
+    log = start(lan[0], *up)
+    wait_for(log, "serving toy")
+    # It has not waited for anybody else, and nothing had to move.
+    wait_for(two, "serves")
+    assert "starts with 2" not in log.read_text()
+    assert ask(lan[0]) == first
 
-    def start(name: str, *words: str) -> Path:
-        log = tmp_path / f"{name}-{len(running)}.log"
-        with log.open("wb") as out:
-            argv = inside(name, *COMMAND, *words)
-            running.append(subprocess.Popen(argv, stdout=out, stderr=out))
-        return log
 
-    try:
-        # So slow that two machines promise more than one.
-        small = ("--memory-gib", "1", "--gb-per-second", ".001")
-        up = ["up", "--target", "toy:layers=6", "--model-name", "toy", *small]
-        up += ["--name", "one", "--token-file", str(tmp_path / "up.json")]
-        log = start(lan[0], *up)
-        made = wait_for(log, "asyncspec join").split()[-1]
-        wait_for(log, "starts alone in 10 s")
-        wait_for(log, "serving toy")
-        first = ask(lan[0])
-        join = ["join", made, "--name", "two", *small]
-        two = start(lan[1], *join)
-        wait_for(two, "a spare")
-        assert "2 machines promise" in wait_for(log, "plans anew")
-        wait_for(two, "serves")
-        wait_for(log, "all stages serve")
-        assert ask(lan[0]) == first
-        for one in running:
-            one.kill()
-            one.wait()
-        two = start(lan[1], *join)
-        wait_for(two, "trying again until")
-        log = start(lan[0], *up)
-        wait_for(log, "serving toy")
-        # It has not waited for anybody else, and nothing had to move.
-        wait_for(two, "serves")
-        assert "starts with 2" not in log.read_text()
-        assert ask(lan[0]) == first
-    finally:
-        for one in reversed(running):
-            one.terminate()
-        for one in running:
-            one.wait(30)
+@pytest.mark.processes
+def test_two_machines_that_do_not_reach_each_other(
+    lan: Sequence[str], start: Start, tmp_path: Path
+) -> None:
+    """Their link is carried by the first one, which holds no stage."""
+
+    def cut() -> None:
+        """Nothing comes through from one to the other, and no sender learns of it."""
+        for name, host in ((lan[1], "10.79.0.3"), (lan[2], "10.79.0.2")):
+            nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+            ip("-n", name, "neigh", "replace", host, *nobody, "dev", "eth0")
+
+    small = ("--memory-gib", "1", "--gb-per-second", "1")
+    up = ["up", "--target", "toy:layers=6", "--model-name", "toy", "--machines", "2"]
+    up += ["--name", "one", "--token-file", str(tmp_path / "up.json"), "--no-stage"]
+    log = start(lan[0], *up)
+    made = wait_for(log, "asyncspec join").split()[-1]
+    for name, called in ((lan[1], "two"), (lan[2], "three")):
+        start(name, "join", made, "--name", called, *small)
+    wait_for(log, "serving toy")
+    first = ask(lan[0], 400)
+    with answer(lan[0], 400, stream=True) as asked:
+        assert asked.stdout is not None
+        lines = [asked.stdout.readline()]
+        cut()
+        lines += [line for line in asked.stdout if line.startswith(b"data: {")]
+    pieces = [json.loads(line.removeprefix(b"data: ")) for line in lines]
+    assert "".join(piece["choices"][0]["text"] for piece in pieces) == first
+    carried = wait_for(log, "carried over this machine")
+    assert "(two)" in carried
+    assert "(three)" in carried
+    assert "check that machine's firewall" not in log.read_text()

@@ -138,7 +138,7 @@ async def test_only_the_source_is_carried_and_only_to_the_target() -> None:
 
 @pytest.mark.asyncio
 async def test_connections_are_bounded() -> None:
-    async with asyncio.timeout(60), Between(echo, most=2) as between:
+    async with asyncio.timeout(60), Between(echo, limit=2) as between:
         held = [await between.dial() for _ in range(2)]
         for reader, writer in held:
             writer.write(b"a")

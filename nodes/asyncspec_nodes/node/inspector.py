@@ -23,7 +23,7 @@ from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import DeviceMemory, host_memory
 from asyncspec_nodes.node.resources import available_bytes, resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
-from asyncspec_nodes.roles.draft.lifecycle import missing_peers
+from asyncspec_nodes.roles.draft.lifecycle import missing_peers, no_link
 from asyncspec_nodes.roles.draft.session import FIRST, DraftState
 from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.session import VerifyState
@@ -195,7 +195,7 @@ class Inspector(LinkService):
         following = Rank(rank + 1)
         if rank == self._me.stages or {*runtime.links, *runtime.refusals} & {following}:
             return []
-        return [f"stage {rank} has no link to stage {following}"]
+        return [no_link(rank)]
 
     def status(self, number: int) -> Status:
         """Of this node alone."""

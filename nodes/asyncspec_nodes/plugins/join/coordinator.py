@@ -7,7 +7,7 @@ import asyncio
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from asyncspec_nodes.node.reports import ReadyReport, Report
 from asyncspec_nodes.plugins.join.agent import AgentOptions
 from asyncspec_nodes.plugins.join.authority import CA, CERTIFICATE, KEY
 from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions
+from asyncspec_nodes.plugins.join.links import Links
 from asyncspec_nodes.plugins.join.members import Member, Members, watch_end, watch_presence
 from asyncspec_nodes.plugins.join.messages import (
     Alive,
@@ -41,6 +42,7 @@ from asyncspec_nodes.plugins.join.messages import (
 from asyncspec_nodes.plugins.join.own_machine import OwnMachine, run_draft
 from asyncspec_nodes.plugins.join.server import JoinServer
 from asyncspec_nodes.plugins.join.token import Token, TokenFile
+from asyncspec_protocol.clients import Status
 from asyncspec_protocol.ids import DRAFT
 
 IDLE_SECONDS = 5.0
@@ -94,6 +96,7 @@ class Coordinator:
         self._formation = Formation(
             self.members, target, options, config.limits.rejoin_seconds, say
         )
+        self._links = Links(self.members, options.listen, options.advertise, say)
         self._changed = asyncio.Event()
         self._steps: dict[int, str] = {}
         # The draft node has loaded once; and everything.
@@ -170,6 +173,10 @@ class Coordinator:
         """Wait for what ends the cluster; the error to report."""
         return await asyncio.shield(self._over)
 
+    def watch_links(self, nodes: Callable[[], Awaitable[Sequence[Status]]]) -> asyncio.Task[None]:
+        """Carry links that stay down from now on; ``nodes`` asks the draft node."""
+        return self._start(self._links.watch(nodes))
+
     # --- Members.
 
     async def _open(self) -> None:
@@ -180,6 +187,7 @@ class Coordinator:
         where = (self._config.target.path, options.listen, options.advertise)
         stored = TokenFile(options.token_file, self.say, new=options.new_token)
         stack.enter_context(stored)
+        stack.push_async_callback(self._links.close)
         server = JoinServer(self._folder, options.name, *where, stored, self)
         self._server = server
         self._formation.expected = server.machines

@@ -1,17 +1,16 @@
 """The machines of a cluster, as the one that keeps it together sees them: who is there, who holds
-which stage, which stages serve, and links that do not come up: a firewall, or a wrong address."""
+which stage, and which stages serve."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncspec.core.errors import ClusterError
+from asyncspec.actor.mesh import Address
 from asyncspec.core.placement.model import Device, TargetCost
 from asyncspec_nodes.cluster.config import Config, NodeTable
 from asyncspec_nodes.cluster.file import to_toml
@@ -26,7 +25,6 @@ from asyncspec_nodes.plugins.join.assignment import (
 from asyncspec_nodes.plugins.join.connection import refuses
 from asyncspec_nodes.plugins.join.messages import Alive, Offer, Orders, ToMember
 from asyncspec_nodes.plugins.join.presence import PING_SECONDS, Presence
-from asyncspec_protocol.clients import Status
 
 Search = Callable[[], Assignment | None]
 
@@ -41,6 +39,13 @@ class Member(Struct):
     # On the first machine, whose address may change.
     local: bool = False
     presence: Presence = field(default_factory=Presence)
+    # The address that its connections come from.
+    seen: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the first machine itself: it is seen at the address that it dials."""
+        return self.local or self.seen == self.offer.reached
 
     @property
     def device(self) -> Device:
@@ -77,13 +82,16 @@ class Members:
         self._since: dict[int, int] = {}
         # The kind of processor of every machine that has ever joined.
         self._processors: dict[str, str] = {}
+        # By rank: the first machine's port at which a stage reaches the next one, where its own
+        # machine does not.
+        self.carried: dict[int, int] = {}
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> bool:
         """A machine has connected from the address ``seen``; whether it is new."""
         host = offer.host or seen
         is_new = offer.member not in self.by_id
         self._processors[offer.member] = offer.processor
-        self.by_id[offer.member] = Member(offer, host, send, is_loopback(host))
+        self.by_id[offer.member] = Member(offer, host, send, is_loopback(host), seen=seen)
         self._update_local()
         return is_new
 
@@ -167,6 +175,9 @@ class Members:
             if old.get(rank) != one:
                 self._since[rank] = self._version
                 self.serving.discard(rank)
+                # Other machines may reach each other.
+                self.carried.pop(rank, None)
+                self.carried.pop(rank - 1, None)
         self.assignment = assignment
         self.tell_all()
 
@@ -183,7 +194,7 @@ class Members:
         held = [(rank, one) for rank, one in enumerate(self.assignment, 1) if one.member == name]
         member.send(
             Orders(
-                to_toml(self.config()),
+                to_toml(self._config_of(member, [rank for rank, _ in held])),
                 tuple(rank for rank, _ in held),
                 tuple(one.port for _, one in held),
                 # That which its youngest stage was told in: others' changes restart nothing.
@@ -220,14 +231,37 @@ class Members:
         a member whose stages listen ``here``, by the numbers of their ports."""
         nodes = [node for node in self._config.node if node.rank == 0]
         for rank, one in enumerate(self.assignment, start=1):
-            member = self.by_id.get(one.member)
-            host = member.host if member is not None else "127.0.0.1"
-            port = member.offer.ports[one.port] if member is not None else 1 + rank
+            host, port = self.address(rank) or ("127.0.0.1", 1 + rank)
             if one.member == own:
                 host, port = here[one.port]
-            name = self.name(one.member) if member is not None else ""
+            name = self.name(one.member) if one.member in self.by_id else ""
             nodes.append(NodeTable(rank, host, port, layers=one.layers, name=name))
         return replace(self._config, node=tuple(nodes))
+
+    def _config_of(self, member: Member, ranks: Sequence[int]) -> Config:
+        """For a member with the stages ``ranks``: with the ways that are carried for it."""
+        config = self.config()
+        ports = {rank + 1: self.carried[rank] for rank in ranks if rank in self.carried}
+        nodes = (
+            replace(node, host=member.offer.reached, port=ports[node.rank])
+            if node.rank in ports
+            else node
+            for node in config.node
+        )
+        return replace(config, node=tuple(nodes))
+
+    def holder(self, rank: int) -> Member | None:
+        """The machine of a stage; None where there is none now."""
+        if not 0 < rank <= len(self.assignment):
+            return None
+        return self.by_id.get(self.assignment[rank - 1].member)
+
+    def address(self, rank: int) -> Address | None:
+        """Where others reach a stage; None where nobody holds it now."""
+        member = self.holder(rank)
+        if member is None:
+            return None
+        return member.host, member.offer.ports[self.assignment[rank - 1].port]
 
 
 async def watch_presence(members: Members, changed: Callable[[], None]) -> None:
@@ -248,43 +282,3 @@ async def watch_end(members: Members, member: Member, changed: Callable[[], None
             changed()
             return
         await asyncio.sleep(PING_SECONDS)
-
-
-PATIENCE_SECONDS = 10.0
-"""A link is dialled again within some seconds."""
-
-POLL_SECONDS = 2.0
-
-
-async def report_missing_links(
-    nodes: Callable[[], Awaitable[Sequence[Status]]],
-    members: Members,
-    say: Callable[[str], None],
-    patience: float = PATIENCE_SECONDS,
-    poll: float = POLL_SECONDS,
-) -> None:
-    """Until cancelled. ``nodes``: asks the draft node; ``say`` gets one line for each reason that
-    lasts for ``patience`` seconds."""
-    said, lasts, since = "", "", 0.0
-    while True:
-        missing = await _missing(nodes) if members.ready else ""
-        if missing != lasts:
-            lasts, since = missing, time.monotonic()
-        if missing and missing != said and time.monotonic() - since >= patience:
-            said = missing
-            where = [node for node in members.config().node if f"stage {node.rank} is" in missing]
-            dialled = "".join(f"; stage {n.rank} is dialled at {n.host}:{n.port}" for n in where)
-            say(
-                f"{missing}{dialled}: check that machine's firewall, and behind NAT its --advertise"
-            )
-        elif not missing:
-            said = ""
-        await asyncio.sleep(poll)
-
-
-async def _missing(nodes: Callable[[], Awaitable[Sequence[Status]]]) -> str:
-    """What the draft node misses; nothing while it is away itself."""
-    try:
-        return next((node.missing for node in await nodes() if node.role == "draft"), "")
-    except ClusterError:
-        return ""

@@ -31,15 +31,15 @@ class Relay:
         self,
         source: Callable[[], str],
         target: Callable[[], Address | None],
-        most: int = MOST_CONNECTIONS,
+        limit: int = MOST_CONNECTIONS,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         """``source``: the address that connections may come from now; ``target``: where they lead
-        now, None: nowhere. Of others, and of more than ``most`` at a time, each is closed at
+        now, None: nowhere. Of others, and of more than ``limit`` at a time, each is closed at
         once."""
         self._source = source
         self._target = target
-        self._most = most
+        self._limit = limit
         self._stall_seconds = stall_seconds
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -51,7 +51,11 @@ class Relay:
 
     async def start(self, sock: socket.socket) -> None:
         """Take connections of a listening socket, which ``close`` closes."""
-        self._server = await asyncio.start_server(self._accept, sock=sock, limit=BUFFER_BYTES)
+        try:
+            self._server = await asyncio.start_server(self._accept, sock=sock, limit=BUFFER_BYTES)
+        except asyncio.CancelledError:
+            sock.close()
+            raise
 
     async def close(self) -> None:
         """Stop listening, and end what is carried."""
@@ -66,7 +70,7 @@ class Relay:
         peer = writer.get_extra_info("peername")
         target = self._target()
         is_allowed = peer is not None and unmapped(peer[0]) == self._source()
-        if target is None or not is_allowed or len(self._tasks) >= self._most:
+        if target is None or not is_allowed or len(self._tasks) >= self._limit:
             writer.transport.abort()
             return
         task = asyncio.get_running_loop().create_task(self._carry(reader, writer, target))

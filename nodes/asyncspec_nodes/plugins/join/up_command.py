@@ -31,7 +31,6 @@ from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.plugins.join import join_command as join
 from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions
-from asyncspec_nodes.plugins.join.members import report_missing_links
 from asyncspec_nodes.plugins.join.ray.launcher import RayLauncher, check_installed
 from asyncspec_nodes.plugins.join.ray.messages import RayOptions
 from asyncspec_nodes.plugins.join.token import Token
@@ -47,8 +46,8 @@ def add_arguments(parser: Parser) -> None:
     join.add_machine_arguments(parser)
     add = parser.add_argument
     text = (
-        "where machines may join; the four ports after it are this machine's stages'; HOST:0: any "
-        "(default: 0.0.0.0:0)"
+        "where machines may join; the four ports after it are this machine's stages', four more "
+        "carry links of others; HOST:0: any (default: 0.0.0.0:0)"
     )
     add("--listen", metavar="HOST:PORT", default="0.0.0.0:0", help=text)
     text = "keeps the token from one run to the next (default: ~/.local/state/asyncspec/up.json)"
@@ -140,8 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine = ReconnectingEngine(where.connect, waits=True)
         serving.engine = await stack.enter_async_context(engine)
         cluster.is_idle = partial(_is_idle, engine)
-        links = report_missing_links(serving.engine.nodes, cluster.members, serving.notify)
-        stack.callback(asyncio.create_task(links).cancel)
+        stack.callback(cluster.watch_links(serving.engine.nodes).cancel)
         serving.notify(f"on this machine also: asyncspec run --config {cluster.file}")
         return cluster if launcher is None else _OnRay(cluster, launcher)
 

@@ -400,11 +400,16 @@ def rejoin_failed(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     return replace(state, backlog=()), failed
 
 
+def no_link(rank: Rank) -> str:
+    """What a stage says, and the draft node of it, while it does not reach the next one."""
+    return f"stage {rank} has no link to stage {rank + 1}"
+
+
 def missing_peers(state: DraftState) -> str:
     """What keeps the pipeline from being complete, for a user."""
     stages, source = range(1, state.config.stages + 1), state.config.source
     absent = [f"stage {r} is not connected" for r in stages if r not in state.peers]
     if source is not None and source not in state.peers:
         absent.append("the token source is not connected")
-    cut = [f"stage {r} has no link to stage {r + 1}" for r in stages if r not in state.ready]
+    cut = [no_link(Rank(r)) for r in stages if r not in state.ready]
     return ", ".join(absent or cut) or "a stage came back too late"

@@ -1,0 +1,158 @@
+"""Links between members that do not come up, as behind a firewall or on networks apart: the first
+machine carries those whose two ends it reaches, and says which others it misses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from asyncspec.actor.mesh import Address
+from asyncspec.core.errors import ClusterError, UserError
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.plugins.join.members import Members
+from asyncspec_nodes.plugins.join.messages import PORTS
+from asyncspec_nodes.plugins.join.relay import Relay
+from asyncspec_nodes.roles.draft.lifecycle import no_link
+from asyncspec_protocol.clients import Status
+from asyncspec_protocol.ids import Rank
+
+CARRIED = 4
+"""Links that are carried at a time: every token passes this machine once more for each."""
+
+CARRY_SECONDS = 4.0
+"""A link is down for so long before it is carried: nodes dial again within two seconds."""
+
+PATIENCE_SECONDS = 15.0
+"""A link is down for so long, carried or not, before a user is told to look: an attempt to dial
+takes up to ten."""
+
+ADVICE = "check that machine's firewall, and behind NAT its --advertise"
+
+POLL_SECONDS = 2.0
+
+
+def cut_links(nodes: Sequence[Status]) -> set[int]:
+    """Ranks of the stages that do not reach the next one while the draft node is linked to both.
+    Pure."""
+    drafts = [node for node in nodes if node.role == "draft"]
+    linked = {rank for node in drafts for rank in node.peers}
+    return {
+        node.rank
+        for node in nodes
+        if node.missing == no_link(node.rank) and {node.rank, node.rank + 1} <= linked
+    }
+
+
+class Links:
+    """``address``, ``advertise``: of the port where machines join, the latter's port 0: the same;
+    those that follow it and the stages' are for links that are carried. ``say`` receives a line for
+    each event."""
+
+    def __init__(
+        self, members: Members, address: Address, advertise: Address, say: Callable[[str], None]
+    ) -> None:
+        self._members = members
+        self._address = address
+        self._advertised = advertise[1]
+        self._say = say
+        # By rank: since when it is down, by any clock.
+        self._since: dict[int, float] = {}
+        # By rank: the number of its port, and what listens there.
+        self._relays: dict[int, tuple[int, Relay]] = {}
+        # Ports that are not to be had, said once.
+        self._refused = ""
+
+    async def close(self) -> None:
+        """Carry nothing any more."""
+        for rank in list(self._relays):
+            await self._release(rank)
+
+    async def watch(
+        self,
+        nodes: Callable[[], Awaitable[Sequence[Status]]],
+        patience: float = PATIENCE_SECONDS,
+        poll: float = POLL_SECONDS,
+    ) -> None:
+        """Until cancelled. ``nodes``: asks the draft node. A user gets one line for each reason
+        that lasts for ``patience`` seconds."""
+        said, lasts, since = "", "", 0.0
+        while True:
+            statuses = await _ask(nodes) if self._members.ready else ()
+            if await self.look(statuses, time.monotonic()):
+                lasts = ""  # it comes up in another way
+            missing = next((node.missing for node in statuses if node.role == "draft"), "")
+            if missing != lasts:
+                lasts, since = missing, time.monotonic()
+            if missing and missing != said and time.monotonic() - since >= patience:
+                said = missing
+                self._say(f"{missing}{self._dialled(missing)}: {ADVICE}")
+            elif not missing:
+                said = ""
+            await asyncio.sleep(poll)
+
+    def _dialled(self, missing: str) -> str:
+        nodes = self._members.config().node
+        where = [node for node in nodes if f"stage {node.rank} is" in missing]
+        return "".join(f"; stage {n.rank} is dialled at {n.host}:{n.port}" for n in where)
+
+    async def look(self, nodes: Sequence[Status], now: float) -> bool:
+        """Carry links that have been down for long enough at the time ``now``, by any clock;
+        whether there is a further one."""
+        cut = cut_links(nodes)
+        self._since = {rank: self._since.get(rank, now) for rank in cut}
+        for rank in [rank for rank in self._relays if rank not in self._members.carried]:
+            await self._release(rank)
+        carried = set(self._members.carried)
+        for rank in sorted(cut - carried):
+            if now - self._since[rank] >= CARRY_SECONDS:
+                await self._carry(rank)
+        return self._members.carried.keys() > carried
+
+    async def _carry(self, rank: int) -> None:
+        """Over this machine, where both stages are on others."""
+        members = self._members
+        ends = [members.holder(rank), members.holder(rank + 1)]
+        free = set(range(CARRIED)) - {number for number, _ in self._relays.values()}
+        if ends[0] is ends[1] or not free:
+            return
+        if any(end is None or end.is_here or end.presence.state != "here" for end in ends):
+            return
+        number = 1 + PORTS + min(free)
+        host, port = self._address
+        try:
+            sock = listen.bind(host, port and port + number, whose="--listen, or a port after it")
+        except (ClusterError, UserError) as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                self._say(f"{no_link(Rank(rank))}, and it is not carried: {error}")
+            return
+        relay = Relay(partial(self._source, rank), partial(members.address, rank + 1))
+        self._relays[rank] = min(free), relay
+        advertised = self._advertised and self._advertised + number
+        members.carried[rank] = advertised or sock.getsockname()[1]
+        names = [members.name(one.member) for one in members.assignment[rank - 1 : rank + 1]]
+        members.tell(members.assignment[rank - 1].member)
+        self._say(
+            f"stage {rank} ({names[0]}) cannot reach stage {rank + 1} ({names[1]}); carried over "
+            "this machine"
+        )
+        await relay.start(sock)
+
+    def _source(self, rank: int) -> str:
+        """The address that a stage dials from; empty: none."""
+        member = self._members.holder(rank) if rank in self._members.carried else None
+        return "" if member is None else member.seen
+
+    async def _release(self, rank: int) -> None:
+        _, relay = self._relays.pop(rank)
+        await relay.close()
+
+
+async def _ask(nodes: Callable[[], Awaitable[Sequence[Status]]]) -> Sequence[Status]:
+    """Statuses; none while the draft node is away itself."""
+    try:
+        return await nodes()
+    except ClusterError:
+        return ()
