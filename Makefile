@@ -27,12 +27,12 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
+.PHONY: help install setup demo test test-all test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
 
 help:
 	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
 	@echo "make install asyncspec in $(VENV), without tools for development"
-	@echo "make test    the tests"
+	@echo "make test    the tests but those marked slow, some 8 minutes; make test-all: all of them"
 	@echo "make test-processors  tests of matrix products as on a processor with AVX2 alone, and as on another maker's"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
 	@echo "make setup-llama  llama.cpp for GGUF files, built from source; without it their tests are skipped"
@@ -69,6 +69,10 @@ demo: $(INSTALLED)
 	@$(BIN)/asyncspec demo
 
 test: $(STAMP)
+	@echo "the tests but those marked slow, which make check runs: some 8 minutes on two idle cores"
+	$(BIN)/python -m pytest -m "not slow" --processes $(TEST_PROCESSES)
+
+test-all: $(STAMP)
 	$(BIN)/python -m pytest --processes $(TEST_PROCESSES)
 
 test-processors: $(STAMP)
@@ -80,7 +84,7 @@ compat: $(STAMP)
 
 # mypy has one core: it runs beside the first tests.
 check: lint
-	@$(MAKE) --no-print-directory -j2 imports types test
+	@$(MAKE) --no-print-directory -j2 imports types test-all
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -102,7 +106,7 @@ cover: $(STAMP)
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
 nightly: export HYPOTHESIS_PROFILE ?= random
-nightly: test test-processors fuzz schedules mutants
+nightly: test-all test-processors fuzz schedules mutants
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600

@@ -112,6 +112,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_every_test_is_reported_once(suite: Path) -> None:
     code, output = run(suite, "-v")
     assert code == pytest.ExitCode.TESTS_FAILED, output
@@ -150,6 +151,7 @@ def test_it_stops_where_pytest_would(suite: Path) -> None:
     assert (suite / "ended").exists()
 
 
+@pytest.mark.slow
 def test_files_are_repeated(suite: Path) -> None:
     code, output = run(suite, "--repeats", "3")
     assert code == pytest.ExitCode.TESTS_FAILED, output

@@ -93,6 +93,7 @@ def test_strips_that_do_not_hold_are_passed_over(monkeypatch: pytest.MonkeyPatch
     assert row_tiles_of(layers, torch.float32) is None
 
 
+@pytest.mark.slow
 def test_trees_on_kernels_without_avx512(tiny: Callable[..., Path]) -> None:
     """MKL's of Intel's CPUs for homes, where it is MKL and can be asked for them."""
     paths = [

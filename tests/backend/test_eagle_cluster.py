@@ -134,6 +134,7 @@ def check_on_clusters(source: EagleSource | DFlashSource, target: Target) -> Non
         check(cluster, asked, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "apart"),
     [
@@ -171,6 +172,7 @@ def test_any_delays(target: Target, tmp_path: Path, kind: str, stages: int, apar
         check(cluster, asked, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [(1, 2), (0, 4)])
 def test_a_lost_node(target: Target, tmp_path: Path, lost: tuple[int, int]) -> None:
     """The new session's prompt is the whole text so far, and its features come back again, also

@@ -59,6 +59,7 @@ def test_tree_has_the_bits_of_the_sequence(
     same_bits(cut(open_checkpoint(tiny(family)), 2, dtype=dtype), family + dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 @pytest.mark.parametrize("family", [f for f in FAMILIES if "mixtral" in f or "moe" in f])
 def test_experts_may_be_stored_in_one_tensor_a_layer(
@@ -80,6 +81,7 @@ def test_experts_may_be_stored_in_one_tensor_a_layer(
         assert said[0] == generated(stacked, prompt, NEW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PLAIN)
 def test_same_tokens_as_generate_cut_and_as_a_tree(family: str, tiny: Callable[..., Path]) -> None:
     path = tiny(family)

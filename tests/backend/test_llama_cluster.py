@@ -28,7 +28,7 @@ from http_process import post, process
 from nodes.background import Background, no_process_left
 from nodes.test_processes import generate
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.torch]
 
 PROMPT = "Once upon a time there was a little fox"
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

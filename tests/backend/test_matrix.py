@@ -47,7 +47,7 @@ from backend.matrix import (
     cells,
     reading,
 )
-from effort import NIGHTLY
+from effort import NIGHTLY, sampled
 from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
 
 pytestmark = pytest.mark.torch
@@ -100,7 +100,7 @@ class Remembering(SuffixSource):
             self.earlier.add("", answer)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", sampled(CELLS, 3), ids=lambda cell: cell.name)
 def test_cell(matrix: Matrix, cell: Cell) -> None:
     matrix.run(cell)
 

@@ -25,6 +25,7 @@ from effort import nightly
 T = TypeVar("T")
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.torch,
     pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="reads /proc"),
 ]

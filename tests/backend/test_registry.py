@@ -108,6 +108,7 @@ def test_every_node_of_a_toy_cluster_loads(source: str) -> None:
     assert len({node.me.fingerprint for node in loaded}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("source", ["toy:", "eagle:toy", "twin+ngram"])
 def test_a_cluster_of_processes(source: str) -> None:

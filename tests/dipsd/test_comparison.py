@@ -62,6 +62,7 @@ class Run:
         return self.tokens / (self.now * self.users * MEAN)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from((2, 6, 16)),

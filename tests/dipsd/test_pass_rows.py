@@ -19,6 +19,7 @@ from asyncspec.plugins.dipsd.optimizer.baselines import algorithm1
 from asyncspec.plugins.dipsd.optimizer.planner import FEW, plan_best
 from asyncspec.plugins.dipsd.simulation import simulate_greedy
 from dipsd.deployments import deployments
+from effort import examples
 
 
 def crowd(users: int, seed: int, rows: int) -> Deployment:
@@ -43,7 +44,7 @@ def check_fits(plan: Plan, rows: int) -> None:
 
 
 @given(deployments(most=FEW), st.integers(1, 30))
-@settings(max_examples=150)
+@settings(max_examples=examples(150, quick=30))
 def test_no_batch_has_more_rows_than_fit_in_a_pass(deployment: Deployment, rows: int) -> None:
     tables = Tables(replace(deployment, batch_rows=rows))
     for found in (plan_best(tables), plan_best(tables, few=0), algorithm1(tables)):
@@ -54,7 +55,7 @@ def test_no_batch_has_more_rows_than_fit_in_a_pass(deployment: Deployment, rows:
 
 
 @given(st.integers(FEW + 1, 40), st.integers(0, 99), st.integers(1, 200))
-@settings(max_examples=20)
+@settings(max_examples=examples(20, quick=5))
 def test_plans_of_many_users_fit_a_pass(users: int, seed: int, rows: int) -> None:
     found = plan_best(Tables(crowd(users, seed, rows)), effort=EFFORT)
     assert found is not None
@@ -62,7 +63,7 @@ def test_plans_of_many_users_fit_a_pass(users: int, seed: int, rows: int) -> Non
 
 
 @given(deployments(most=4, longest=5), st.integers(0, 9))
-@settings(max_examples=100)
+@settings(max_examples=examples(100, quick=25))
 def test_with_room_for_all_rows_the_plan_is_the_same(deployment: Deployment, more: int) -> None:
     rows = len(deployment.users) * (deployment.longest + 1) + more
     for few in (0, FEW):

@@ -374,6 +374,7 @@ async def test_anthropic_stop_sequences_and_efforts() -> None:
         assert "reasoning_effort" not in engine.asked[-1].chat
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::ResourceWarning")
 async def test_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -385,6 +386,7 @@ async def test_litellm(monkeypatch: pytest.MonkeyPatch) -> None:
         assert whole.choices[0].message.reasoning_content == "Rome, then."
 
 
+@pytest.mark.slow
 async def test_langchain() -> None:
     from langchain_openai import ChatOpenAI
 

@@ -87,6 +87,7 @@ async def test_type_and_read(toy: Toy, tab: Browser) -> None:
     assert said.startswith(f"Pass {len(passes)} of {len(passes)}")
 
 
+@pytest.mark.slow
 async def test_a_conversation_goes_on_and_is_kept(toy: Toy, tab: Browser) -> None:
     """It is there after a reload; an answer is made anew, a question edited, and all of it deleted
     and brought back."""
@@ -115,6 +116,7 @@ async def test_a_conversation_goes_on_and_is_kept(toy: Toy, tab: Browser) -> Non
     assert await tab.run(f"{STORED}.length") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["Escape", "button"])
 async def test_stop(toy: Toy, tab: Browser, by: str) -> None:
     await fill(tab, most=ENDLESS)
@@ -153,6 +155,7 @@ async def test_a_question_whose_answer_a_reload_ended_is_not_sent_again(
     assert [(one["role"], one["content"]) for one in body["messages"]] == [("user", "hi")]
 
 
+@pytest.mark.slow
 async def test_what_is_deleted_while_it_is_answered_stays_away(toy: Toy, tab: Browser) -> None:
     await fill(tab, most=ENDLESS)
     await write(tab, "hello")

@@ -24,6 +24,7 @@ from asyncspec_nodes.http.api.parameters import (
 )
 from asyncspec_nodes.serving.requests import settings_problem, stop_problem
 from asyncspec_protocol.framing import decode, encode
+from effort import examples
 
 KINDS: tuple[type[Any], ...] = (ChatRequest, CompletionRequest)
 NAMES = sorted(
@@ -112,7 +113,7 @@ def without(body: bytes, name: str) -> bytes:
     return json.dumps(fields).encode()
 
 
-@settings(max_examples=600)
+@settings(max_examples=examples(600, quick=150))
 @given(bodies)
 def test_any_body_is_a_request_or_an_error(body: bytes) -> None:
     for kind, other in zip(KINDS, ("prompt", "messages"), strict=True):

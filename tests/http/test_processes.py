@@ -153,6 +153,7 @@ SERVE = ("asyncspec_nodes.cli.main", "serve", "--port", "0", "--stages", "1", *W
 """For what concerns processes alone: it needs no torch."""
 
 
+@pytest.mark.slow
 async def test_a_terminal_that_closes(tmp_path: Path) -> None:
     """What runs comes to its end, and nothing stays behind."""
     ours, theirs = os.openpty()
@@ -198,6 +199,7 @@ async def test_nohup() -> None:
     assert child.returncode == 0
 
 
+@pytest.mark.slow
 async def test_serve_is_alive_while_it_loads() -> None:
     port = free_port()
     command = [sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", "serve"]
@@ -247,6 +249,7 @@ async def test_a_signal_ends_it_while_it_loads() -> None:
     assert not alive(family)
 
 
+@pytest.mark.slow
 async def test_serve_is_alive_while_it_connects() -> None:
     """And where that comes to nothing, its end is one line."""
     said_hello, leave = asyncio.Event(), asyncio.Event()
@@ -277,6 +280,7 @@ async def test_serve_is_alive_while_it_connects() -> None:
     assert line.decode() == f"asyncspec: the node at {where} {why}\n"
 
 
+@pytest.mark.slow
 async def test_a_draft_node_is_alive_while_it_loads(tmp_path: Path) -> None:
     """Then it says which stage it waits for."""
     config = local_config(TargetTable(path=str(BUNDLED_TARGET)), DraftTable(source="ngram"), 1, 2)
@@ -309,6 +313,7 @@ async def test_a_draft_node_is_alive_while_it_loads(tmp_path: Path) -> None:
         await child.communicate()
 
 
+@pytest.mark.slow
 async def test_http_on_the_draft_node(tmp_path: Path) -> None:
     """Nodes as they are started by hand: the draft node serves HTTP itself, a stage its probes."""
     target = TargetTable(path=str(BUNDLED_TARGET), chat_template="plain")

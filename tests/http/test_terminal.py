@@ -107,6 +107,7 @@ async def serving(*argv: str) -> AsyncIterator[tuple[Any, Terminal, int]]:
         os.close(terminal.ours)
 
 
+@pytest.mark.slow
 async def test_ctrl_c_during_an_answer() -> None:
     """It says what is waited for while that goes on; another one ends the service."""
     async with serving(*TOY, "--drain-seconds", str(START)) as (child, terminal, port):
@@ -139,6 +140,7 @@ async def test_ctrl_c_where_nothing_runs() -> None:
     assert "waits up to" not in terminal.seen
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 async def test_access_lines_scroll_above_the_table_of_steps() -> None:
     """Each is whole, on a line of its own, and nothing of the table stays."""

@@ -30,7 +30,7 @@ from nodes.test_processes import generate
 from shared_fork_server import execute_node, start_node
 from tools.testbed.ports import free_port
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.torch]
 
 TOKENS = 20
 # What proposes tokens at each of them; None: what the cluster file says.

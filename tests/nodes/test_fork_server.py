@@ -100,6 +100,7 @@ async def reporting(
                 yield node, report
 
 
+@pytest.mark.slow
 def test_a_node_that_finds_a_mistake_says_so_and_has_its_exit_code(tmp_path: Path) -> None:
     missing, log = tmp_path / "cluster.toml", tmp_path / "log"
 
@@ -150,6 +151,7 @@ def test_nodes_end_with_their_server_and_the_next_gets_another(
     forked_by(cluster_file, tmp_path / "log", act)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster_file", [str(BUNDLED_TARGET)], indirect=True, ids=["torch"])
 def test_nodes_share_the_cores(
     cluster_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -222,6 +224,7 @@ def test_a_server_that_ends_is_named(
     forked_by(cluster_file, tmp_path / "log", act)
 
 
+@pytest.mark.slow
 def test_a_server_that_imports_for_ever_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

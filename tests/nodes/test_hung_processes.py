@@ -20,7 +20,7 @@ from nodes import hanging_node
 from nodes.background import no_process_left, took
 from nodes.test_restarts import PROMPT, TOKENS, TOY, config
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.timeout(300)]
 
 SECONDS = 1.0
 

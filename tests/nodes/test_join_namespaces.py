@@ -16,6 +16,8 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.plugins.join.token import read
 
+pytestmark = pytest.mark.slow
+
 NAT = """
 table ip nat {
   chain in {

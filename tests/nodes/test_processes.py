@@ -106,6 +106,7 @@ def test_a_list_of_prompts_equals_generate(
         assert answer["stats"]["new_tokens"] == len(tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_packed_rows_are_fewer_bytes_and_the_same_text(
     tiny: Path, capsys: pytest.CaptureFixture[str]
@@ -254,6 +255,7 @@ def test_the_check_knows_penalties_and_stop_strings(
     assert found["check"]["tokens"] == found["check"]["same"] == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", nightly("int4")])
 def test_a_quantised_target_checks_against_its_own_reference(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -332,6 +334,7 @@ def test_an_eagle_head_that_is_not_finite(
     assert "holds NaN or infinite numbers" in last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "apart"),
     [
@@ -354,6 +357,7 @@ def test_an_eagle_head_drafts(
         assert found["stats"]["hit_rate"] > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [nightly(("twin",)), ("twin:none+ngram", "--source-apart")])
 def test_a_twin_drafts(options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--stages", "2", "--prompt", PROMPTS[0], "--max-new-tokens", "20", "--json"]
@@ -364,6 +368,7 @@ def test_a_twin_drafts(options: tuple[str, ...], capsys: pytest.CaptureFixture[s
     assert found["stats"]["hit_rate"] > 0.7
 
 
+@pytest.mark.slow
 def test_a_token_source_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """A draft model and n-gram lookup, asked over a link; the source's time is accounted for."""
     argv = ["--stages", "2", "--draft", "hybrid", "--source-apart", "--prompt", PROMPTS[0]]
@@ -374,6 +379,7 @@ def test_a_token_source_in_a_process_of_its_own(capsys: pytest.CaptureFixture[st
     assert found["stats"]["draft_seconds"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["suffix"], ["suffix+ngram", "--source-apart"]])
 def test_suffix_decoding_knows_earlier_answers(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -450,6 +456,7 @@ class Running:
         return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "name"), [(0, "the draft node"), (2, "stage 2")])
 def test_a_node_killed_in_the_middle_is_named_and_started_again(rank: int, name: str) -> None:
     running = Running(2)
@@ -545,6 +552,7 @@ def start(config: Config, received: Callable[[Report, list[psutil.Process]], Non
         assert nodes() == []
 
 
+@pytest.mark.slow
 def test_a_node_killed_while_it_loads_is_named(tiny: Path) -> None:
     def kill(report: Report, nodes: list[psutil.Process]) -> None:
         if report == LoadingReport(2, "torch"):
@@ -561,6 +569,7 @@ def test_a_node_that_finds_a_mistake_passes_it_on() -> None:
         start(config, lambda report, nodes: None)
 
 
+@pytest.mark.slow
 def test_a_cluster_with_keys_serves_its_members_only(
     tiny: Path,
     tmp_path: Path,

@@ -96,6 +96,7 @@ def raylet_of_an_actor(cluster: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.asyncio
 async def test_an_answer_goes_on_when_ray_loses_a_machine(ray_cluster: Any, tmp_path: Path) -> None:

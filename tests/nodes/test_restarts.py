@@ -96,6 +96,7 @@ class KilledCluster:
             self.victim = -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "name", "sessions"), [(2, "stage 2", 2), (0, "the draft node", 1)]
 )
@@ -137,6 +138,7 @@ def test_the_text_is_that_of_an_undisturbed_answer(
     assert tokens == asked.tokens
 
 
+@pytest.mark.slow
 def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
     gguf_models: Any = pytest.importorskip("backend.gguf_models")
     target = gguf_models.convert(BUNDLED_TARGET, tmp_path / "target.gguf", "Q8_0")
@@ -178,6 +180,7 @@ def test_a_node_that_dies_too_often_ends_the_cluster(tmp_path: Path) -> None:
     assert asked.said == ["stage 1 was killed by SIGKILL; it is started again"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "name"), [(1, "stage 1"), (0, "the draft node")])
 def test_requests_that_end_a_node_do_not_end_the_cluster(
     victim: int, name: str, tmp_path: Path

@@ -16,7 +16,7 @@ from nodes.test_draft_processes import PROMPTS, TOKENS, Shared
 from nodes.test_processes import generate
 
 # Six processes load torch.
-pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.torch, pytest.mark.timeout(300)]
 
 AT_HOME = 2
 

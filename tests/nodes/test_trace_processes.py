@@ -16,7 +16,7 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable, TraceTable
 from asyncspec_nodes.local.cluster import local_config
 from nodes.background import Background
 
-pytestmark = [pytest.mark.processes, pytest.mark.torch]
+pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.torch]
 
 
 @pytest.fixture(scope="module", params=[1, 4])

@@ -121,7 +121,7 @@ def run(cluster: Cluster, asked: list[Request], policy: Policy, *, in_order: boo
         check_after(cluster, asked)
 
 
-@settings(max_examples=examples(400, quick=120))
+@settings(max_examples=examples(400, quick=80))
 @given(st.data(), bounded_by_their_shape, requests(), st.booleans())
 def test_bounds_of_shapes_hold_without_a_limit(
     data: st.DataObject, policy: Policy, asked: list[Request], in_order: bool

@@ -47,7 +47,7 @@ class DraftRequests:
             assert (len(sessions) > 1) == isinstance(job, DraftBatch)
 
 
-@settings(max_examples=examples(150, quick=60), deadline=None)
+@settings(max_examples=examples(150, quick=40), deadline=None)
 @given(
     clusters(max_sessions=16),
     requests(16),

@@ -136,7 +136,7 @@ def test_a_stage_that_hears_of_prunes_late_waits_for_them_with_what_has_no_room(
     check_after(cluster, [request])
 
 
-@settings(max_examples=examples(400, quick=150))
+@settings(max_examples=examples(400, quick=100))
 @given(
     clusters(costs=Shaking, slots=128, source_slots=0, stats_seconds=2.0, max_sessions=3),
     requests(5),

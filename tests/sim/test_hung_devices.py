@@ -83,7 +83,7 @@ def start_again(cluster: Cluster, given_up: list[Rank], rank: Rank, why: str) ->
     cluster.world.at(cluster.world.now + 3, cluster.connect_all)
 
 
-@settings(max_examples=examples(200, quick=100))
+@settings(max_examples=examples(200, quick=60))
 @given(
     clusters(costs=Hanging, world=WatchedWorld), requests(4), st.integers(0, 4), st.integers(0, 60)
 )

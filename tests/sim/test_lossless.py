@@ -19,7 +19,7 @@ from laws import check_after, clusters, requests, watch_invariants
 BOUND = 100_000.0
 
 
-@settings(max_examples=examples(700, quick=350))
+@settings(max_examples=examples(700, quick=250))
 @given(clusters(), requests(3))
 def test_output_is_the_reference_decoders(cluster: Cluster, asked: list[Request]) -> None:
     watch_invariants(cluster)

@@ -18,6 +18,7 @@ from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Rates
 from cluster import ask
 from dipsd.planned_cluster import Bench, Person, Trial
+from effort import examples
 
 SPREAD = [0.0085, 0.017, 0.034, 0.068, 0.136, 0.034]
 """Seconds a drafted token on devices of very different speed; the verifier is the paper's."""
@@ -81,6 +82,7 @@ def test_where_greedy_batching_is_better_there_is_no_plan() -> None:
     assert not trial.schedule.suspensions
 
 
+@pytest.mark.slow
 def test_a_rotation_that_jitter_would_cost_is_not_made() -> None:
     """Without jitter the same users are planned for; with it they would wait for the slowest."""
     trial = Trial(Bench(people(SPREAD), sigma=0.3), tokens=200)
@@ -93,7 +95,7 @@ def test_a_rotation_that_jitter_would_cost_is_not_made() -> None:
     assert trial.steady() > 0.95 * last.steady()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6, quick=2), deadline=None)
 @given(
     st.lists(st.floats(0.005, 0.15), min_size=4, max_size=9),
     st.sampled_from((0.0, 0.2, 0.4)),
@@ -108,6 +110,7 @@ def test_texts_are_right_with_jitter(
     Trial(bench, stages=stages, tokens=80, top=0.7, policy=policy).run()
 
 
+@pytest.mark.slow
 def test_sixteen_users_come_go_and_change() -> None:
     """Some ask again and again, one device becomes ten times as slow, one draft node ends."""
     speeds = [0.01 + 0.005 * (n % 5) for n in range(16)]
@@ -188,7 +191,7 @@ def test_a_late_member_costs_one_bounded_wait_is_put_aside_and_comes_back() -> N
     assert seen >= {(True, 8), (False, 8)}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12, quick=3), deadline=None)
 @given(st.data())
 def test_wrong_rates_of_a_member_leave_the_others_served(data: st.DataObject) -> None:
     """It says it is fast and is not, or slow, or everything in turn; then its numbers are drawn."""

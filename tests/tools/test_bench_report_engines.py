@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from asyncspec.backend.base import LoadedSource
-from asyncspec.core.costs import StageCost
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.plugins.hf.model.stage import load_stage
@@ -22,12 +20,10 @@ from asyncspec_nodes.simulation.cluster import with_trial
 from asyncspec_protocol.ids import Rank
 from effort import nightly
 from tools.bench.__main__ import main
-from tools.bench.prompts import Prompt, Sets
+from tools.bench.prompts import Prompt
 from tools.bench.report.cell import Ask, Cell, Setting
-from tools.bench.report.exhibit import Exhibit, Point, cells
-from tools.bench.report.models import SUFFIX_EARLIER, Models
-from tools.bench.report.real import measure_real
-from tools.bench.report.virtual import VirtualEngine, WrongText
+from tools.bench.report.models import Models
+from tools.bench.report.virtual import VirtualEngine
 
 pytestmark = pytest.mark.torch
 PROMPT = Prompt("code", 0, "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n")
@@ -78,16 +74,6 @@ def test_looked_up_verdicts_give_the_same_run_as_computed_ones(
     assert stats["new_tokens"] == len(answer)
 
 
-def test_real_stages_notice_a_text_that_is_not_the_targets(
-    engines: tuple[VirtualEngine, VirtualEngine],
-) -> None:
-    ask = Ask(PROMPT, tokens=4)
-    answer = engines[0].target.write(ask)
-    wrong = (*answer[:-1], answer[-1] + 1)
-    with pytest.raises(WrongText):
-        engines[1].measure(Cell(ask, Setting("pruned", "draft", 1)), wrong)
-
-
 def prompts(folder: Path) -> Path:
     folder.mkdir()
     for name in ("code", "story"):
@@ -96,6 +82,7 @@ def prompts(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_report_and_resumes_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["report", "--prompts", str(prompts(tmp_path / "prompts")), "--out", str(out)]
@@ -115,36 +102,3 @@ def test_the_command_writes_a_report_and_resumes_it(tmp_path: Path) -> None:
     again = (out / "results.jsonl").read_bytes().splitlines()
     assert again == lines
     assert (out / "report.md").read_text() == page
-
-
-@pytest.mark.processes
-def test_real_processes_bring_the_same_counts() -> None:
-    setting = Setting("autoregressive", "none", 2, engine="real")
-    (stats,) = measure_real(Models(), [Cell(Ask(PROMPT, tokens=6), setting)])
-    assert (stats["new_tokens"], stats["turns"], stats["wasted_rows"]) == (6, 10, 0)
-    assert stats["decode_seconds"] > 0
-
-
-def test_stages_know_what_rows_cost_before_their_first_pass(
-    engines: tuple[VirtualEngine, VirtualEngine],
-) -> None:
-    ask = Ask(PROMPT, tokens=16)
-    dear = replace(PRESETS["jetson-7b"], stage=StageCost(1.0, plateau=1, row_seconds=1.0))
-    stats = engines[0].measure(
-        Cell(ask, Setting("flow", "eagle", 2, dear)), engines[0].target.write(ask)
-    )
-    # No draft is worth rows that take as long as passes, so nearly all are the answer's own.
-    assert stats["rows"] - 2 * stats["prompt_tokens"] < 1.5 * 2 * stats["new_tokens"]
-
-
-def test_suffixes_of_earlier_answers(engines: tuple[VirtualEngine, VirtualEngine]) -> None:
-    ask = Ask(PROMPT, tokens=24)
-    other = replace(ask, prompt=replace(PROMPT, number=1, text="def mul(a, b):\n"))
-    exhibit = Exhibit("x", "", (), ())
-    point = Point("x", Setting("flowspec", SUFFIX_EARLIER, 2))
-    sets: Sets = {"code": (ask.prompt, other.prompt)}
-    first, second = (cell.earlier for cell in cells(exhibit, point, sets, 24))
-    assert [one.prompt for one in (*first, *second)] == [other.prompt, ask.prompt]
-    cell, answer = Cell(ask, point.setting), engines[0].target.write(ask)
-    alone, reported = engines[0].measure(cell, answer), engines[0].measure(cell, answer, [answer])
-    assert reported["turns"] < alone["turns"]

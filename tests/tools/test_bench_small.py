@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import signal
-import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,6 @@ from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from tools.bench import coverage, drafting, quantised, stage_time
 from tools.bench.__main__ import main
-from tools.bench.pool import as_done
 from tools.bench.record_language import write_language
 from tools.bench.report.models import Models
 from tools.bench.report.source_table import source_rows
@@ -32,31 +27,6 @@ def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFi
     assert coverage.run(argparse.Namespace(file=file, json=True)) == 0
     assert json.loads(capsys.readouterr().out) == {"1": 0.5, "2": 0.75}
     assert main(["coverage", str(tmp_path / "none")]) == 2
-
-
-def test_an_interrupt_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(options: argparse.Namespace) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(coverage, "run", interrupted)
-    assert main(["coverage", "file"]) == 1
-    assert capsys.readouterr().err == "bench: interrupted\n"
-
-
-def test_workers_leave_interrupts_to_who_shares_out() -> None:
-    assert list(as_done(1, signal.raise_signal, [signal.SIGINT])) == [(signal.SIGINT, None)]
-
-
-def test_workers_do_not_outlive_an_end_before_the_last_result() -> None:
-    others = set(multiprocessing.active_children())
-    results = as_done(1, time.sleep, [0.0, 3600.0])
-    assert next(results) == (0.0, None)
-    (worker,) = set(multiprocessing.active_children()) - others
-    with closing(results):  # type: ignore[type-var]
-        assert worker.is_alive()
-    assert not worker.is_alive()
 
 
 @pytest.mark.processes

@@ -20,6 +20,8 @@ from tools.fuzz_wire.bed import Bed, Found
 from tools.fuzz_wire.mutations import frame_of
 from tools.fuzz_wire.replay import Saved
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("role", ["draft", "verify", "source"])
 def test_mutated_frames_disturb_nobody(role: str, capsys: pytest.CaptureFixture[str]) -> None:

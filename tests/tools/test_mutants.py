@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,16 @@ def test_every_mutant_fits_the_sources() -> None:
         except Stale as error:
             stale.append(f"{mutant.name}: {error}")
     assert stale == []
+
+
+def test_no_test_of_a_mutant_is_left_out_by_make_test() -> None:
+    sources = Sources(ROOT)
+    tests = {sources.place(mutant).test.partition("[")[0] for mutant in MUTANTS}
+    left_out = re.compile(r"@pytest\.mark\.slow(?:\n@.*|\n    .*|\n\))*\n(?:async )?def (\w+)")
+    texts = {file: (ROOT / file).read_text() for file in {test.split("::")[0] for test in tests}}
+    slow = {f"{file}::{name}" for file, text in texts.items() for name in left_out.findall(text)}
+    assert not slow & tests
+    assert not [file for file, text in texts.items() if re.search("^pytestmark.*slow", text, re.M)]
 
 
 def test_mutants_have_names_of_their_own_and_change_something() -> None:

@@ -10,7 +10,7 @@ import pytest
 from asyncspec.core.costs import StageCost
 from asyncspec.sim.costs import ClusterCost
 from asyncspec.sim.recorded import read_language
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.__main__ import main
 
@@ -51,16 +51,3 @@ def test_it_can_be_simulated(tmp_path: Path) -> None:
     cost = ClusterCost(stage=StageCost(plateau=8, row_seconds=0.1))
     outcome = simulate(Setting(read_language(path), cost), "flowspec")
     assert outcome.stats[0]["new_tokens"] == 20
-
-
-def test_no_prompts_is_a_users_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["record-language", "--prompts", str(tmp_path), str(tmp_path / "l")]) == 2
-    assert "is no folder of *.jsonl prompts" in capsys.readouterr().err
-
-
-def test_a_head_is_a_users_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text('{"turns": ["Once"]}\n')
-    draft = f"eagle:{BUNDLED_EAGLE}"
-    argv = ["--prompts", str(tmp_path), "--draft", draft, str(tmp_path / "l")]
-    assert main(["record-language", *argv]) == 2
-    assert "a head reads the target's features" in capsys.readouterr().err

@@ -30,22 +30,3 @@ def test_the_result_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     result = json.loads(capsys.readouterr().out)
     assert (result["schedules"], result["first"], result["failed"]) == (10, 3, [])
     assert result["steps"] > 0
-
-
-@pytest.mark.parametrize("wrong", [["--count", "0"], ["--jobs", "0"], ["--first", "-1"]])
-def test_a_users_mistake(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        command.main(None, wrong)
-    assert end.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_an_interrupt_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "as_done", interrupted)
-    assert command.main(None, ["--count", "10", "--json"]) == 1
-    assert capsys.readouterr().err == "schedules: interrupted\n"

@@ -22,6 +22,8 @@ from tools.testbed.bed import Bed
 from tools.testbed.remove import ask_owner
 from tools.testbed.tables import Description, DeviceTable, LinkTable
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "tools" / "testbed" / "__main__.py"
 LACKING = host.lacking()

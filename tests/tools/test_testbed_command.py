@@ -122,6 +122,7 @@ def test_check_says_what_works_here() -> None:
     assert "limits    " in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "ready"),
     [
@@ -150,6 +151,7 @@ def test_a_proxy_that_dies_takes_its_bed_down(tmp_path: Path, words: list[str], 
     assert err.splitlines()[-1] == "testbed: the bed's proxy was killed by SIGKILL"
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("network", "target"),

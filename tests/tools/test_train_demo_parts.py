@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,17 +11,14 @@ import torch
 from rich.console import Console
 from torch.nn import functional
 
-from tools.train_demo.agreement import Tally
 from tools.train_demo.attention import plain_attention
 from tools.train_demo.checkpoint import Checkpoint
 from tools.train_demo.data import Document, hold_out
 from tools.train_demo.eagle import EagleHead, HeadSize
 from tools.train_demo.eagle_training import head_guesses
-from tools.train_demo.exclude import cut, load_prompts, runs_of
 from tools.train_demo.llama import build_llama, next_token_loss
-from tools.train_demo.muon import orthogonalised
 from tools.train_demo.recipe import QUICK, Shape
-from tools.train_demo.schedule import Budget, rate_factor
+from tools.train_demo.schedule import Budget
 from tools.train_demo.tokens import Batches, Stream
 from tools.train_demo.train import Setting, Stage, train
 from tools.train_demo.workers import Group
@@ -42,29 +38,6 @@ def test_hold_out_keeps_some_back_and_is_stable() -> None:
     assert hold_out(documents[::-1], 0.1).held_out == split.held_out
 
 
-def test_hold_out_takes_at_least_one() -> None:
-    documents = [Document("long", "x" * 900), Document("short", "x" * 100)]
-    assert [d.name for d in hold_out(documents, 0.01).held_out] == ["short"]
-
-
-def test_prompts_are_cut_out_of_the_texts() -> None:
-    passage = " ".join(f"word{i}" for i in range(30))
-    text = f"Before it all. {passage.upper()}\nAfter it all."
-    cleaned = cut(Document("d", text), runs_of([f"Summarize: {passage}"]))
-    assert cleaned.text == "Before it all.\n.\nAfter it all.".replace("\n.\n", "\n")
-
-
-def test_texts_without_prompts_stay_as_they_are() -> None:
-    document = Document("d", "one two three " * 20)
-    assert cut(document, runs_of(["four five six " * 20])) is document
-
-
-def test_prompts_are_read_from_jsonl(tmp_path: Path) -> None:
-    rows = [{"turns": ["a", "b"]}, {"prompt": "c"}]
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    assert load_prompts(tmp_path) == ["a", "b", "c"]
-
-
 def small_batches() -> Batches:
     ids = np.arange(3, 203, dtype=np.uint16)
     stream = Stream(ids, np.asarray([0, 100], dtype=np.int64))
@@ -80,33 +53,6 @@ def test_batches_depend_on_stage_step_and_rank_alone() -> None:
     assert torch.equal(rows, small_batches().rows("target", 2, 0, 4))
     for other in (("draft", 2, 0), ("target", 4, 0), ("target", 2, 1)):
         assert not torch.equal(rows, batches.rows(*other, 4))
-
-
-def test_every_so_many_steps_rows_are_longer_and_fewer() -> None:
-    shapes = [tuple(small_batches().rows("target", step, 0, 4).shape) for step in range(8)]
-    assert shapes == [(4, 16), (4, 16), (4, 16), (2, 32)] * 2
-
-
-def test_the_rate_rises_and_then_decays_to_zero() -> None:
-    factors = [rate_factor(i / 100, 0.03) for i in range(101)]
-    assert max(factors) == 1.0
-    assert factors[0] > 0
-    assert factors[100] == 0.0
-    assert factors[3:] == sorted(factors[3:], reverse=True)
-
-
-def test_a_budget_counts_tokens_or_seconds() -> None:
-    assert Budget(10.0, None).progress(5.0, 999) == 0.5
-    assert Budget(10.0, 200).progress(5.0, 50) == 0.25
-    assert Budget(10.0, None).progress(50.0, 0) == 1.0
-
-
-@pytest.mark.parametrize("shape", [(3, 8, 20), (2, 20, 8)])
-def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)))
-    assert values.min() > 0.5
-    assert values.max() < 1.3
 
 
 def test_plain_attention_is_causal_attention() -> None:
@@ -129,15 +75,6 @@ def test_the_heads_second_step_is_the_first_on_its_own_guess() -> None:
         mixed[:, i + 1] = one[:, i]
         again, _ = head(rows[:, 1:], mixed)
         torch.testing.assert_close(two[:, i], again[:, i + 1])
-
-
-def test_tally_counts_ranks() -> None:
-    tally = Tally()
-    wanted = torch.tensor([[9.0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 9.0]])
-    tally.add(wanted, torch.tensor([[5.0, 4, 3, 2, 1, 0]] * 2))
-    figures = tally.figures()
-    assert (figures["top1"], figures["top4"], figures["top8"]) == (0.5, 0.5, 1.0)
-    assert 0 < figures["overlap"] < 1
 
 
 class Stop(Exception):

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from asyncspec.trace.records import Issued, Ran, ReceivedMessage, Record, Report
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Expand, Message, Open, PruneIndices
 from cluster import Cluster, ask
+from effort import examples
 from laws import FEATURES, SMALL, Shaken
 from trace_events import check_rules, exported
 
@@ -42,6 +43,7 @@ def run(
     return cluster
 
 
+@settings(max_examples=examples(100, quick=20))
 @given(delays, policies, st.integers(1, 4), st.integers(1, 2), st.sampled_from(FEATURES), st.data())
 def test_a_trace_tells_what_happened(
     delays: list[int],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec.core import machine
@@ -17,10 +17,12 @@ from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Credit, Verdict
 from cluster import Cluster, ask
+from effort import examples
 from laws import FEATURES, SMALL, Shaken
 from reader import Reader
 
 
+@settings(max_examples=examples(100, quick=20))
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=20),
     st.sampled_from(sorted(SMALL)),

@@ -26,6 +26,7 @@ from cluster import Cluster, ask
 from laws import SMALL, Shaken
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.asyncio,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
 ]
