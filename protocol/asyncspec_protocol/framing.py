@@ -135,7 +135,7 @@ class FrameReader:
         self._filled = 0
         self._lengths: tuple[int, int] | None = None
         self._header: Header | None = None
-        # Of the header so far.
+        # Digest of the header so far.
         self._digest: xxh3_64 | None = None
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:

@@ -289,8 +289,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "silence-of-next-stage-not-told",
-        "Ready(config.rank, up, slots, marks.opened, marks.floor, (), silent)",
-        "Ready(config.rank, up, slots, marks.opened, marks.floor)",
+        "silent=silent,",
+        "silent=0.0,",
         "test_a_stage_says_how_long_the_next_one_has_been_silent",
     ),
     Mutant(
