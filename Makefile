@@ -27,7 +27,11 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
+<<<<<<< HEAD
 .PHONY: help install setup demo test test-all test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
+=======
+.PHONY: help install setup demo test test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat clients nightly clean setup-llama
+>>>>>>> 8f703c55 (tools: run agents of others against serve)
 
 help:
 	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
@@ -45,6 +49,7 @@ help:
 	@echo "make repeat  the tests of processes, $(REPEATS) times (REPEATS), eight at once: whether one is flaky"
 	@echo "make fuzz-wire  a million mutated frames for each role of live nodes: an hour"
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
+	@echo "make clients programs of others, from their registries, against serve: the table of docs/guide/serving.md"
 	@echo "make clean   remove what these made"
 
 install: $(INSTALLED)
@@ -106,7 +111,11 @@ cover: $(STAMP)
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
 nightly: export HYPOTHESIS_PROFILE ?= random
+<<<<<<< HEAD
 nightly: test-all test-processors fuzz schedules mutants
+=======
+nightly: test test-processors fuzz schedules mutants clients
+>>>>>>> 8f703c55 (tools: run agents of others against serve)
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600
@@ -126,6 +135,11 @@ fuzz-wire: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python tools/mutants
 
+# Names of clients; default: all.
+clients: $(STAMP)
+	$(BIN)/python tools/clients $(CLIENTS)
+	$(BIN)/python tools/bench docs
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) .clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find $(PACKAGES) tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

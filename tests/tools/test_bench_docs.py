@@ -88,7 +88,9 @@ def test_a_damaged_result_is_one_line(folder: Path) -> None:
 
 
 def test_every_result_file_is_shown() -> None:
-    pages = "".join(path.read_text(encoding="utf-8") for path in results.FOLDER.glob("*.md"))
+    pages = "".join(
+        path.read_text(encoding="utf-8") for path in results.FOLDER.parent.rglob("*.md")
+    )
     for path in sorted(results.FOLDER.glob("*.json")):
         for name in results.load(path).tables:
             assert f"<!-- generated: results {path.stem}#{name} -->" in pages

@@ -45,18 +45,26 @@ def record(argument: str, argv: Sequence[str], run: Callable[[], int]) -> int:
     if code:
         return code
     columns, rows = tabulated(_figures(printed.getvalue(), key))
-    made = {
-        "machine": ", ".join(f"{k} {v}" if k in ("python", "torch") else v for k, v in _here()),
-        "commit": commit(),
-        "command": shlex.join(["python", "tools/bench", *argv]),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-    }
+    made = origin(shlex.join(["python", "tools/bench", *argv]))
     results = before or Results(**made, tables={})
     tables = results.tables | {name: Table(columns, rows, **made)}
-    results = msgspec.structs.replace(results, tables=tables)
-    text = msgspec.json.format(msgspec.json.encode(results), indent=1)
-    file.write_bytes(text + b"\n")
+    write(file, msgspec.structs.replace(results, tables=tables))
     return 0
+
+
+def origin(command: str) -> dict[str, str]:
+    """Where results come from, as ``Results`` states it: ``command``, here and now."""
+    return {
+        "machine": ", ".join(f"{k} {v}" if k in ("python", "torch") else v for k, v in _here()),
+        "commit": commit(),
+        "command": command,
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+    }
+
+
+def write(file: Path, results: Results) -> None:
+    """Write a result file."""
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
 
 
 def _figures(printed: str, key: str) -> Any:

@@ -35,6 +35,7 @@ from asyncspec_nodes.http import options as http_options
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
+from asyncspec_nodes.http.streaming import EngineClient
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.resources import freeze_objects, raise_file_limit
@@ -132,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = read_arguments(arguments)
 
     async def start(stack: AsyncExitStack, serving: Serving) -> LocalCluster | None:
-        return await _start(options, stack, serving)
+        return await start_cluster(options, stack, serving)
 
     return run_service(options, start)
 
@@ -148,7 +149,7 @@ class Serving:
     """What a service is made of while it starts."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
-        self.engine: ReconnectingEngine
+        self.engine: EngineClient
         # Receives a line for each event.
         self.notify = notify
         # What has to happen before requests are served.
@@ -212,9 +213,11 @@ def _notify(logger: Any, line: str) -> None:
     logger.info("notice", text=line)
 
 
-async def _start(
+async def start_cluster(
     options: ServeOptions, stack: AsyncExitStack, serving: Serving
 ) -> LocalCluster | None:
+    """Set the engine of ``serving``, over a cluster that is started here (which is returned) or a
+    running one. Raises ``AsyncSpecError``."""
     where, cluster, notify = options.where, None, serving.notify
     if isinstance(where, Config):
         steps = LoadingSteps(where.stages)

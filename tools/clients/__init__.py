@@ -1,0 +1,1 @@
+"""Programs of others against ``asyncspec serve``, as they are."""
