@@ -27,11 +27,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-<<<<<<< HEAD
-.PHONY: help install setup demo test test-all test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat nightly clean setup-llama
-=======
-.PHONY: help install setup demo test test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat clients nightly clean setup-llama
->>>>>>> 8f703c55 (tools: run agents of others against serve)
+.PHONY: help install setup demo test test-all test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat clients nightly clean setup-llama
 
 help:
 	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
@@ -111,11 +107,7 @@ cover: $(STAMP)
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
 nightly: export HYPOTHESIS_PROFILE ?= random
-<<<<<<< HEAD
-nightly: test-all test-processors fuzz schedules mutants
-=======
-nightly: test test-processors fuzz schedules mutants clients
->>>>>>> 8f703c55 (tools: run agents of others against serve)
+nightly: test-all test-processors fuzz schedules mutants clients
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600
