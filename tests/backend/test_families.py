@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from asyncspec.backend.base import Quantize, StageOptions
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, UserError
-from asyncspec.core.placement.model import Constraints, Device, Network
-from asyncspec.core.placement.rate import throughput_rate
+from asyncspec.placement.model import Constraints, Device, Network
+from asyncspec.placement.rate import throughput_rate
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.checkpoint.files.headers import list_tensors
 from asyncspec.plugins.hf.checkpoint.model_config import SUPPORTED

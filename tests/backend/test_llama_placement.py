@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from asyncspec.backend.base import StageOptions
 from asyncspec.core.errors import CheckpointError, UserError
-from asyncspec.core.placement.model import Constraints, Device, Network, TargetCost
-from asyncspec.core.placement.rate import throughput_rate
+from asyncspec.placement.model import Constraints, Device, Network, TargetCost
+from asyncspec.placement.rate import throughput_rate
 from asyncspec.plugins.llama import target as gguf_target
 from asyncspec.plugins.llama.cut import cut, refused
 from asyncspec.plugins.llama.gguf_file import GGUF, open_gguf

@@ -11,7 +11,7 @@ from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import DraftBatch, Release, draft_jobs
 from asyncspec.core.machine import Cancelled, Compute, Computed, Submitted
 from asyncspec.core.sampling import Sampling
-from asyncspec.policy.flow import FlowMemory
+from asyncspec.policy.flow.memory import FlowMemory
 from asyncspec_protocol.messages import Expand, Expanded, Segment
 from cluster import ask
 from nodes.machine_driver import Driven, abandoned, draft, sent

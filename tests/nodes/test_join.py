@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import StageOptions
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec.core.placement.model import Device, LayerCost, TargetCost
+from asyncspec.placement.model import Device, LayerCost, TargetCost
 from asyncspec_nodes.client.client import Client, ClusterAddress
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, SecurityTable, TargetTable
 from asyncspec_nodes.cluster.file import load

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.core.placement.model import LayerCost, TargetCost
+from asyncspec.placement.model import LayerCost, TargetCost
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, TargetTable
 from asyncspec_nodes.plugins.join.assignment import Assigned
 from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions

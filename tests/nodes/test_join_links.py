@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import ClusterError
-from asyncspec.core.placement.model import LayerCost, TargetCost
+from asyncspec.placement.model import LayerCost, TargetCost
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, TargetTable
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.plugins.join.assignment import Assigned

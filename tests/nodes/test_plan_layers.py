@@ -12,7 +12,7 @@ import pytest
 import commands
 from asyncspec.backend.base import StageOptions
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.core.placement.model import HANDLING_SECONDS
+from asyncspec.placement.model import HANDLING_SECONDS
 from asyncspec.plugins.hf.kernels import device as torch_device
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.planning.device_sources import from_statuses

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.cost_model.measured import ReturnTime
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.passes import PassSeconds
+from asyncspec.core.cost_model.return_time import ReturnTime
 from asyncspec.core.jobs import Batch, Forward
 from asyncspec.core.machine import Compute, Effect, LinkDown, Received, SetTimer, TimerFired
 from asyncspec_nodes.roles.verify.pass_sharing import SHARE_DEADLINE, best_deadline

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asyncspec.core.tree import connected, new_tree
 from asyncspec.policy.base import Policy, View
 from asyncspec.policy.chunked import segment_size
-from asyncspec.policy.flow import Flow
+from asyncspec.policy.flow.policy import Flow
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.registry import POLICIES
 from asyncspec_protocol.ids import NodeId, SegmentId

@@ -15,7 +15,7 @@ from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy, max_tree_nodes
 from asyncspec.policy.chain import Chain
 from asyncspec.policy.chunked import Chunked
-from asyncspec.policy.flow import Flow
+from asyncspec.policy.flow.policy import Flow
 from asyncspec.policy.flowspec import FlowSpec
 from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear

@@ -16,8 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import StageOptions
-from asyncspec.core.placement.model import Constraints, Device, Network, Placement, TargetCost
-from asyncspec.core.placement.rate import PassShape, throughput_rate
+from asyncspec.placement.model import Constraints, Device, Network, Placement, TargetCost
+from asyncspec.placement.rate import PassShape, throughput_rate
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.cluster.placement import best_placement, target_cost

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from asyncspec.policy.flow import describe
+from asyncspec.policy.flow.policy import describe
 from asyncspec.trace.analysis.critical_path import (
     LatencyBreakdown,
     latency_breakdowns,

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncspec.backend.base import CPU, DType, Footprint, ModelInfo, StageOptions
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend_name, backend_of
 from asyncspec.core.errors import UserError
-from asyncspec.core.placement.model import (
+from asyncspec.placement.model import (
     FREE,
     Constraints,
     Device,
@@ -20,7 +20,7 @@ from asyncspec.core.placement.model import (
     Span,
     TargetCost,
 )
-from asyncspec.core.placement.rate import Rate, throughput_rate
+from asyncspec.placement.rate import Rate, throughput_rate
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable
@@ -152,7 +152,7 @@ def best_placement(
 ) -> Placement:
     """Raises ``UserError`` with ``advice`` where there is none."""
     # It imports numpy, which most commands and nodes can do without.
-    from asyncspec.core.placement.search import place
+    from asyncspec.placement.search import place
 
     found = place(target, devices, network, rate, constraints)
     if found is None:
@@ -162,7 +162,7 @@ def best_placement(
 
 def keeps_order(target: TargetCost, devices: Sequence[Device], network: Network) -> bool:
     """Whether ``best_placement`` leaves devices in their given order, as too many are different."""
-    from asyncspec.core.placement import search
+    from asyncspec.placement import search
 
     return search.keeps_order(target, devices, network)
 

@@ -12,7 +12,7 @@ from tomlkit import TOMLDocument
 from tomlkit.exceptions import TOMLKitError
 
 from asyncspec.core.errors import UserError, reading, writing
-from asyncspec.core.placement.model import Placement
+from asyncspec.placement.model import Placement
 from asyncspec_nodes.cluster.config import Config, NodeTable
 from asyncspec_nodes.cluster.file import load, parse, to_toml
 from asyncspec_protocol.ids import is_draft

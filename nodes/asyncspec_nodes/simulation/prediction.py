@@ -6,8 +6,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from asyncspec.core.costs import DraftCost, StageCost
-from asyncspec.core.placement.model import Placement
-from asyncspec.core.placement.rate import PassShape
+from asyncspec.placement.model import Placement
+from asyncspec.placement.rate import PassShape
 from asyncspec.sim.costs import ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Setting, simulate

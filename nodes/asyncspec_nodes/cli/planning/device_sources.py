@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.core.placement.model import Connection, Device, Network, TargetCost
+from asyncspec.placement.model import Connection, Device, Network, TargetCost
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.config import Above, Config, NotNegative, Port

@@ -18,8 +18,8 @@ from rich.table import Table
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
-from asyncspec.core.placement.model import Constraints, PlacedStage, Placement, TargetCost
-from asyncspec.core.placement.rate import (
+from asyncspec.placement.model import Constraints, PlacedStage, Placement, TargetCost
+from asyncspec.placement.rate import (
     DEFAULT_SHAPE,
     PassShape,
     Rate,

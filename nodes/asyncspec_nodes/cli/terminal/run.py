@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from asyncspec.policy.flow import describe
+from asyncspec.policy.flow.policy import describe
 from asyncspec_nodes.client.answers import Answer
 from asyncspec_nodes.reference import Comparison
 from asyncspec_protocol.sampling import MAX_INT

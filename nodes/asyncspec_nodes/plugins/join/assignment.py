@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from asyncspec.core.placement.model import Constraints, Device, Network, Span, TargetCost
-from asyncspec.core.placement.rate import throughput_rate
-from asyncspec.core.placement.search import place
+from asyncspec.placement.model import Constraints, Device, Network, Span, TargetCost
+from asyncspec.placement.rate import throughput_rate
+from asyncspec.placement.search import place
 from asyncspec_nodes.plugins.join.messages import PORTS
 
 WORTH = 1.5

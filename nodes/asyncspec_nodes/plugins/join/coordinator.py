@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec.core.placement.model import TargetCost
+from asyncspec.placement.model import TargetCost
 from asyncspec_nodes.cluster.config import Config, SecurityTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.console.bounds import GB, GIB

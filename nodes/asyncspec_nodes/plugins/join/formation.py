@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.core.placement.model import FREE, Constraints, TargetCost
+from asyncspec.placement.model import FREE, Constraints, TargetCost
 from asyncspec_nodes.cluster.placement import why_not
 from asyncspec_nodes.plugins.join.assignment import Assignment
 from asyncspec_nodes.plugins.join.members import Members

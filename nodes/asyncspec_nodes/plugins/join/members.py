@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncspec.actor.mesh import Address
-from asyncspec.core.placement.model import Device, TargetCost
+from asyncspec.placement.model import Device, TargetCost
 from asyncspec_nodes.cluster.config import Config, NodeTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.console.hosts import is_loopback

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model.measured import ReturnTime
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.passes import PassSeconds, interpolate
+from asyncspec.core.cost_model.return_time import ReturnTime
 from asyncspec.core.machine import Effects, SetTimer
 from asyncspec_nodes.roles.verify.session import NextPass, Pass, VerifyState, Waiting, is_prefill
 from asyncspec_protocol.ids import SessionId

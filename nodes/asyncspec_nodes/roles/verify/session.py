@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model.measured import ReturnTime
 from asyncspec.core.cost_model.passes import PassCost
+from asyncspec.core.cost_model.return_time import ReturnTime
 from asyncspec.core.jobs import Batch, Compact, Forward, TensorRows
 from asyncspec.core.kv_slots import SlotTable, allocate, orphan, reclaim
 from asyncspec.core.liveness import Liveness

@@ -1,5 +1,4 @@
-"""What is measured while rounds run: speeds, draft levels, how nodes slow each other down, and when
-sessions come back."""
+"""What is measured while rounds run: speeds, draft levels, and how nodes slow each other down."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 from asyncspec.core.cost_model.pipeline import shorter_at_once
+from asyncspec.policy.flow.parameters import FLOW_PARAMETERS
 
 
 class MeasuredSpeed(Struct, frozen=True):
@@ -21,31 +21,31 @@ class MeasuredSpeed(Struct, frozen=True):
 
     def mean(self, expected: float) -> float:
         """Tokens a time, where so many are expected before any was measured."""
-        prior = PARAMETERS.speed_prior
+        prior = FLOW_PARAMETERS.speed_prior
         return (prior + self.tokens) / (prior / expected + self.time)
 
     @property
     def doubt(self) -> float:
         """The share of what was expected in what is known: 1 where nothing was measured."""
-        return PARAMETERS.speed_prior / (PARAMETERS.speed_prior + self.tokens)
+        return FLOW_PARAMETERS.speed_prior / (FLOW_PARAMETERS.speed_prior + self.tokens)
 
     def likely(self, expected: float, round_tokens: float) -> float:
         """The mean, or what was expected where the difference may be chance, as
         ``round_tokens`` come at once."""
         mean = self.mean(expected)
-        rounds = (PARAMETERS.speed_prior + self.tokens) / round_tokens
-        deviation = PARAMETERS.speed_deviation / math.sqrt(rounds)
+        rounds = (FLOW_PARAMETERS.speed_prior + self.tokens) / round_tokens
+        deviation = FLOW_PARAMETERS.speed_deviation / math.sqrt(rounds)
         return max(mean, min(expected, mean * (1.0 + deviation)))
 
     def observe(self, tokens: int, time: float, expected: float) -> MeasuredSpeed:
         """With ``tokens`` more."""
-        keep = (1.0 - PARAMETERS.speed_weight) ** tokens
+        keep = (1.0 - FLOW_PARAMETERS.speed_weight) ** tokens
         time = min(time, PARAMETERS.max_slowdown * tokens / expected)
         return MeasuredSpeed(keep * self.tokens + tokens, keep * self.time + time)
 
     def decay(self, tokens: int) -> MeasuredSpeed:
         """After ``tokens`` of the other kind."""
-        keep = (1.0 - PARAMETERS.other_speed_weight) ** tokens
+        keep = (1.0 - FLOW_PARAMETERS.other_speed_weight) ** tokens
         return MeasuredSpeed(keep * self.tokens, keep * self.time)
 
 
@@ -69,8 +69,8 @@ class LevelCost(Struct, frozen=True):
         if not self.calls:
             return LevelCost(rows, seconds, call=call, calls=1.0 / sessions)
         calls = self.calls + 1.0 / sessions
-        weight = max(PARAMETERS.level_weight, 1.0 / calls) / sessions
-        slow = PARAMETERS.level_row_weight / sessions
+        weight = max(FLOW_PARAMETERS.level_weight, 1.0 / calls) / sessions
+        slow = FLOW_PARAMETERS.level_row_weight / sessions
         seconds = min(seconds, PARAMETERS.max_slowdown * self.seconds)
         call = min(call, PARAMETERS.max_slowdown * (self.call + self.seconds))
         more, longer = rows - self.rows, seconds - self.seconds
@@ -116,12 +116,12 @@ class Contention(Struct, frozen=True):
 
     def observe(self, measured: float, busy: float, tokens: int) -> Contention:
         """With what was ``measured`` while that many nodes were at work, for so many tokens."""
-        if busy < PARAMETERS.min_busy:
-            weight = PARAMETERS.alone_weight
+        if busy < FLOW_PARAMETERS.min_busy:
+            weight = FLOW_PARAMETERS.alone_weight
             alone = (
                 shorter_at_once(self.alone, measured, weight) if self.measured_alone else measured
             )
-            later = self.processors * (1.0 + PARAMETERS.other_speed_weight) ** tokens
+            later = self.processors * (1.0 + FLOW_PARAMETERS.other_speed_weight) ** tokens
             if self.together:  # what slows one node down by now has not come from several
                 later = max(later, self.busy * alone / self.together)
             return replace(self, alone=alone, processors=later, measured_alone=True)
@@ -135,46 +135,10 @@ class Contention(Struct, frozen=True):
         processors = busy / longer
         if math.isfinite(self.processors):
             # Only the last passes are in what was measured.
-            weight = tokens / (PARAMETERS.processors_prior + tokens)
+            weight = tokens / (FLOW_PARAMETERS.processors_prior + tokens)
             processors = self.processors * (processors / self.processors) ** weight
         return replace(now, processors=processors)
 
 
 ALONE = Contention()
 """Every node has a processor of its own."""
-
-
-class ReturnTime(Struct, frozen=True):
-    """Seconds from the end of a session's pass to its next segment, where none waited by then:
-    exponentially weighted mean and mean deviation; 0: not known."""
-
-    # End and rows of the session's last pass; None: a segment has come since.
-    left: float | None = None
-    rows: int = 0
-    seconds: float = 0.0
-    deviation: float = 0.0
-
-    def ended(self, at: float, rows: int) -> ReturnTime:
-        """A pass ends, and nothing of the session waits."""
-        return replace(self, left=at, rows=rows)
-
-    def returned(self, now: float) -> ReturnTime:
-        """The first segment since then is here."""
-        if self.left is None:
-            return self
-        seconds = now - self.left
-        if not self.seconds:
-            return ReturnTime(None, self.rows, seconds, seconds / 2)
-        weight, error = PARAMETERS.return_weight, seconds - self.seconds
-        return ReturnTime(
-            None,
-            self.rows,
-            self.seconds + weight * error,
-            self.deviation + weight * (abs(error) - self.deviation),
-        )
-
-    @property
-    def latest(self) -> float:
-        """By when the next segment comes, unless something is different now."""
-        seconds = self.seconds + PARAMETERS.return_deviations * self.deviation
-        return (self.left or 0.0) + seconds

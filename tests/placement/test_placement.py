@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.core.placement.model import (
+from asyncspec.placement.model import (
     Connection,
     Constraints,
     Device,
@@ -20,14 +20,8 @@ from asyncspec.core.placement.model import (
     TargetCost,
     evaluate,
 )
-from asyncspec.core.placement.rate import plain_rate, throughput_rate
-from asyncspec.core.placement.search import (
-    MAX_WORK,
-    _span_seconds,
-    keeps_order,
-    order_work,
-    place,
-)
+from asyncspec.placement.rate import plain_rate, throughput_rate
+from asyncspec.placement.search import MAX_WORK, _span_seconds, keeps_order, order_work, place
 
 
 def mixed_rate(slowest: float, whole: float) -> float:

@@ -10,15 +10,15 @@ from operator import itemgetter
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.tree import TokenTree, child
+from asyncspec.policy.flow.parameters import FLOW_PARAMETERS
 from asyncspec_protocol.ids import NodeId
 
-_PRIOR = PARAMETERS.prior_acceptance
+_PRIOR = FLOW_PARAMETERS.prior_acceptance
 RANKS = len(_PRIOR)
 """Ranks among siblings, by stated chance, that are told apart."""
 
-_BINS = 1 + len(PARAMETERS.stated_bins)
+_BINS = 1 + len(FLOW_PARAMETERS.stated_bins)
 _BINNED_RANKS = 3
 
 
@@ -30,13 +30,13 @@ class StatedSums(Struct, frozen=True):
 
     def observe(self, hit: bool, chance: float) -> StatedSums:
         """With one node more."""
-        keep = 1.0 - PARAMETERS.acceptance_weight
+        keep = 1.0 - FLOW_PARAMETERS.acceptance_weight
         return StatedSums(keep * self.hits + hit, keep * self.stated + chance)
 
     @property
     def factor(self) -> float:
         """Times what is stated that comes true."""
-        prior = PARAMETERS.correction_prior
+        prior = FLOW_PARAMETERS.correction_prior
         return (self.hits + prior) / (self.stated + prior)
 
 
@@ -46,10 +46,10 @@ class Acceptance(Struct, frozen=True):
     """
 
     # Nodes with a child of that rank, and these children.
-    nodes: tuple[float, ...] = (PARAMETERS.acceptance_prior,) * RANKS
+    nodes: tuple[float, ...] = (FLOW_PARAMETERS.acceptance_prior,) * RANKS
     ranks: tuple[StatedSums, ...] = tuple(
         [
-            StatedSums(PARAMETERS.acceptance_prior * p, PARAMETERS.acceptance_prior * p)
+            StatedSums(FLOW_PARAMETERS.acceptance_prior * p, FLOW_PARAMETERS.acceptance_prior * p)
             for p in _PRIOR
         ]
     )
@@ -84,7 +84,7 @@ class Acceptance(Struct, frozen=True):
         return observed
 
     def _with(self, children: Sequence[tuple[NodeId, float]], chosen: NodeId | None) -> Acceptance:
-        keep = 1.0 - PARAMETERS.acceptance_weight
+        keep = 1.0 - FLOW_PARAMETERS.acceptance_weight
         nodes, ranks, bins = list(self.nodes), list(self.ranks), list(self.bins)
         for rank, (node, chance) in enumerate(children[:RANKS]):
             hit, among = node == chosen, _bin(rank, chance)
@@ -97,7 +97,7 @@ class Acceptance(Struct, frozen=True):
         """The chances of nodes to be on the committed path, given that the root is, of all that
         have at least so high a one: parents come first and have a higher one."""
         # Asked several times a draft level, with every node: it keeps verdicts waiting.
-        bounds, prior = PARAMETERS.stated_bins, PARAMETERS.bin_prior
+        bounds, prior = FLOW_PARAMETERS.stated_bins, FLOW_PARAMETERS.bin_prior
         bins = [(candidate.hits, candidate.stated) for candidate in self.bins]
         factors = [prior * rank.factor for rank in self.ranks]
         chances = {tree.root: 1.0}
@@ -121,7 +121,7 @@ class Acceptance(Struct, frozen=True):
 
 
 def _bin(rank: int, chance: float) -> int:
-    return min(rank, _BINNED_RANKS - 1) * _BINS + bisect_right(PARAMETERS.stated_bins, chance)
+    return min(rank, _BINNED_RANKS - 1) * _BINS + bisect_right(FLOW_PARAMETERS.stated_bins, chance)
 
 
 def _children(tree: TokenTree) -> Mapping[NodeId, Sequence[NodeId]]:

@@ -8,7 +8,7 @@ from heapq import heappop, heappush, heapreplace
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.policy.flow.parameters import FLOW_PARAMETERS
 
 LEVELS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 ROWS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
@@ -38,7 +38,7 @@ class MeanTree:
         self.segments = segments = [0]
         self.ends = ends = [1.0]
         self.rows = [1]
-        least, max_nodes, top = -PARAMETERS.min_planned_chance, shape.rows, profile[0]
+        least, max_nodes, top = -FLOW_PARAMETERS.min_planned_chance, shape.rows, profile[0]
         # Candidates, the likeliest first: (-chance, level, parent, rank); and those still too deep.
         heap = [(-top, 1, 0, 0)]
         deep: list[tuple[float, int, int, int]] = []

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.acceptance import Acceptance
-from asyncspec.core.cost_model.rounds import RoundCosts, best_shape
+from asyncspec.policy.flow.acceptance import Acceptance
+from asyncspec.policy.flow.rounds import RoundCosts, best_shape
 
 Rate = Callable[[float, float], float]
 """What (seconds of the slowest stage, seconds of the whole way) are worth; never rises."""

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from asyncspec.core.cost_model.mean_tree import LEVELS, ROWS, MeanTree, RoundShape, mean_tree
-from asyncspec.core.cost_model.measured import ALONE, Contention, LevelCost
 from asyncspec.core.cost_model.parameters import PARAMETERS, TINY
 from asyncspec.core.cost_model.passes import PassSeconds
 from asyncspec.core.cost_model.pipeline import PipelineCosts
+from asyncspec.policy.flow.mean_tree import LEVELS, ROWS, MeanTree, RoundShape, mean_tree
+from asyncspec.policy.flow.measured import ALONE, Contention, LevelCost
+from asyncspec.policy.flow.parameters import FLOW_PARAMETERS
 
 PLAIN = RoundShape(0, 0, 0)
 """One token a round trip."""
@@ -211,7 +212,7 @@ def round_rate(profile: Sequence[float], shape: RoundShape, costs: RoundCosts) -
 
     every = spacing(shape.rows)
     on_the_way = 1 + int(whole(shape.rows) / every)
-    count = min(PARAMETERS.max_planned_segments, 1 + on_the_way)
+    count = min(FLOW_PARAMETERS.max_planned_segments, 1 + on_the_way)
     first = _first_levels(shape, costs)
     drafted = [first + i * drafting for i in range(count)]
     rows = [1 + (shape.first > 0) * shape.rows] + [shape.rows] * (count - 1)
@@ -262,7 +263,7 @@ def _most_in_flight(started: int, per_pass: int, chance: float) -> int:
 
 def hits_in_a_row(chance: float) -> float:
     """Expected levels that are hit before a miss, each with that chance."""
-    hit = min(PARAMETERS.max_level_hits, chance)
+    hit = min(FLOW_PARAMETERS.max_level_hits, chance)
     return hit / (1.0 - hit)
 
 

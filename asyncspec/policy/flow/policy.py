@@ -2,175 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.cost_model.acceptance import Acceptance
-from asyncspec.core.cost_model.mean_tree import RoundShape
-from asyncspec.core.cost_model.measured import ALONE, Contention, LevelCost, MeasuredSpeed
-from asyncspec.core.cost_model.parameters import PARAMETERS
-from asyncspec.core.cost_model.rounds import (
-    PLAIN,
-    STARTS,
-    RoundCosts,
-    RoundRate,
-    best_shape,
-    hits_in_a_row,
-    round_rate,
-)
 from asyncspec.core.tree import Shape
 from asyncspec.policy.base import Committed, Count, Drafted, Growth, Policy, Positive, View
+from asyncspec.policy.flow.measured import Contention, LevelCost
+from asyncspec.policy.flow.memory import FlowMemory
+from asyncspec.policy.flow.parameters import FLOW_PARAMETERS
+from asyncspec.policy.flow.rounds import RoundCosts
 from asyncspec_protocol.ids import NodeId
-
-
-class FlowMemory(Struct, frozen=True):
-    """What was learned, and the shape of rounds that follows from it."""
-
-    acceptance: Acceptance = Acceptance()
-    # Seconds of a draft level, by its rows; None: none was measured.
-    level: LevelCost | None = None
-    # None: nothing was measured.
-    contention: Contention | None = None
-    shape: RoundShape = RoundShape(4, 4, 4)
-    rate: RoundRate = RoundRate(0.0, 0.0, 8)
-    # Tokens committed in all, those until a shape is chosen anew, and the sessions there were.
-    committed: int = 0
-    due: int = 0
-    sessions: int = 1
-    # Mean cost of a segment's rows beside the root, in passes of one row; and expected tokens a
-    # second without speculation, 0: no shape was chosen yet.
-    row_share: float = 0.0
-    plain_rate: float = 0.0
-    # Measured speeds of rounds of one segment and of others, in times the expected one, and without
-    # speculation, in tokens a second.
-    speculating: tuple[MeasuredSpeed, MeasuredSpeed] = (MeasuredSpeed(), MeasuredSpeed())
-    plain: MeasuredSpeed = MeasuredSpeed()
-    # Tokens of the present shape, and the seconds they took.
-    tokens: int = 0
-    seconds: float = 0.0
-
-    @property
-    def draft_seconds(self) -> float:
-        """Seconds to draft the levels of a segment; 0 where none was measured."""
-        if self.level is None:
-            return 0.0
-        levels = self.shape.levels or self.shape.first or 1
-        return self.level.call + levels * self.level.at(self.sessions * self.shape.rows)
-
-    @property
-    def speculating_now(self) -> MeasuredSpeed:
-        """Speed of the present shape's kind; without speculation, of the kind measured more
-        often."""
-        single, several = self.speculating
-        if self.shape.rows:
-            return several if self.shape.levels else single
-        return max(single, several, key=lambda speed: speed.tokens)
-
-    @property
-    def draft_is_free(self) -> bool:
-        """The draft node could draft twice as much, and slows no other down."""
-        processors = (self.contention or ALONE).processors
-        return 2.0 * self.draft_seconds <= self.rate.spacing and self.rate.busy < processors
-
-    @property
-    def least_chance(self) -> float:
-        """Least acceptance probability of a node that is worth its row."""
-        return PARAMETERS.worthwhile_chance * self.rate.least
-
-    @property
-    def probe_interval(self) -> int:
-        """Commits from one draft that is not sent to the next."""
-        share = self.draft_seconds * self.plain_rate / PARAMETERS.probe_share
-        return min(PARAMETERS.max_probe_interval, max(1, math.ceil(share)))
-
-    def committing(self, event: Committed) -> FlowMemory:
-        """With the target's tokens."""
-        acceptance = self.acceptance.observe(event.tree, event.tokens)
-        count = len(event.tokens)
-        memory = replace(self, acceptance=acceptance, committed=self.committed + count)
-        # What was sent before the shape changed is neither.
-        if not event.seconds or not self.plain_rate or event.speculated > (self.shape.rows > 0):
-            return memory
-        return replace(memory, tokens=self.tokens + count, seconds=self.seconds + event.seconds)
-
-    def measured(self, costs: RoundCosts, plain_rate: float) -> FlowMemory:
-        """With the speed of the present shape. That of one with speculation is compared with what
-        would be expected of it by now, when the draft is better known."""
-        memory, count = replace(self, tokens=0, seconds=0.0), self.tokens
-        if not count:
-            return memory
-        single, several = (speed.decay(count) for speed in self.speculating)
-        if not self.shape.rows:
-            plain = self.plain.observe(count, self.seconds, plain_rate)
-            return replace(memory, plain=plain, speculating=(single, several))
-        memory = replace(memory, plain=self.plain.decay(count))
-        if self.acceptance.observed < PARAMETERS.min_observed:
-            return memory
-        expected = round_rate(self.acceptance.profile, self.shape, costs).tokens_per_second
-        seconds = self.seconds * expected
-        if self.shape.levels:
-            several = self.speculating[1].observe(count, seconds, 1.0)
-        else:
-            single = self.speculating[0].observe(count, seconds, 1.0)
-        return replace(memory, speculating=(single, several))
-
-    def _nearby(self) -> Sequence[RoundShape]:
-        """The present shape, and its rounds in one segment, as their speeds are measured apart."""
-        shape = self.shape
-        single = RoundShape(shape.first or shape.levels, 0, shape.rows)
-        return (shape, single) if shape.levels else (shape,)
-
-    def _likely_speeds(self, costs: RoundCosts, plain_rate: float) -> Callable[[RoundShape], float]:
-        """By a shape's kind, the speed to expect of it, in times what the model of rounds does."""
-        single, several = self.speculating
-        # Where a round goes on with every hit, so many tokens come or fail together.
-        at_once = 1.0 + hits_in_a_row(self.acceptance.profile[0])
-        # What slows rounds of one segment down, such as late drafts, slows those of several, too.
-        slower = min(1.0, single.mean(1.0))
-        if costs.sessions > 1:
-            expected = slower**PARAMETERS.session_slowdown
-        else:
-            expected = slower * PARAMETERS.regrowth
-        several_now = several.likely(expected, at_once)
-        one_now = single.likely(1.0, 1.0)
-        if single.doubt > PARAMETERS.max_doubt:
-            # Passes may take longer than alone because several rounds are under way, even on other
-            # machines (bounds on processor time). Only rounds of one segment can tell, and as slow
-            # as the others they would not be chosen.
-            one_now *= costs.contention.at(1.0)
-        plain = self.plain.likely(plain_rate, 1.0) / plain_rate
-        # Where speculation is slower than expected, so may be what is expected without.
-        plain *= 1.0 + self.plain.doubt * max(0.0, 1.0 - min(one_now, several_now))
-
-        def gain(shape: RoundShape) -> float:
-            return plain if not shape.rows else several_now if shape.levels else one_now
-
-        return gain
-
-    def choosing(self, costs: RoundCosts) -> FlowMemory:
-        """With the shape that brings most."""
-        pause = min(max(self.committed, PARAMETERS.min_replan_tokens), PARAMETERS.max_replan_tokens)
-        # The first search is thorough: no token waits for it, as the prompt is being read.
-        few = (STARTS[self.due // PARAMETERS.min_replan_tokens % len(STARTS)], *self._nearby())
-        starts = few if self.committed else STARTS
-        plain_rate = round_rate(self.acceptance.profile, PLAIN, costs).tokens_per_second
-        memory = self.measured(costs, plain_rate)
-        gain = memory._likely_speeds(costs, plain_rate)
-        shape, rate = best_shape(self.acceptance.profile, costs, starts, gain)
-        more = max(1, shape.rows)
-        row = (costs.slowest(1 + more) - costs.slowest(1)) / more
-        return replace(
-            memory,
-            shape=shape,
-            rate=rate,
-            due=self.committed + pause,
-            sessions=costs.sessions,
-            row_share=row / costs.slowest(1) if row else 0.0,
-            plain_rate=plain_rate,
-        )
 
 
 def describe(stats: Mapping[str, float]) -> str:
@@ -213,11 +55,11 @@ class Flow(Policy, frozen=True):
     def max_tree_nodes(self, stages: int) -> int:
         """Segments that fill a long pipeline are many: where none fits into the tree, stages wait
         for the verdicts that make room."""
-        filling = PARAMETERS.tree_nodes_a_stage * stages
-        return self.nodes or max(PARAMETERS.min_tree_nodes, filling)
+        filling = FLOW_PARAMETERS.tree_nodes_a_stage * stages
+        return self.nodes or max(FLOW_PARAMETERS.min_tree_nodes, filling)
 
     def learn(self, memory: object, event: Drafted | Committed) -> FlowMemory:
-        current = _known(memory)
+        current = _flow_memory(memory)
         if isinstance(event, Drafted):
             current = replace(current, level=_level_cost(current.level, event))
         else:
@@ -226,7 +68,7 @@ class Flow(Policy, frozen=True):
             return current
         sessions = max(1, event.sessions) if isinstance(event, Committed) else current.sessions
         change = abs(sessions - current.sessions) / max(sessions, current.sessions)
-        if current.committed < current.due and change < PARAMETERS.min_sessions_change:
+        if current.committed < current.due and change < FLOW_PARAMETERS.min_sessions_change:
             return current
         contention = current.contention or Contention(processors=event.costs.processors)
         if current.tokens:
@@ -238,7 +80,7 @@ class Flow(Policy, frozen=True):
 
     def carried(self, memory: object, latest: object) -> FlowMemory:
         """Nodes cost the same whatever is sampled; how often drafts are right is learned anew."""
-        current, newest = _known(memory), _known(latest)
+        current, newest = _flow_memory(memory), _flow_memory(latest)
         return replace(
             current,
             level=newest.level,
@@ -248,7 +90,7 @@ class Flow(Policy, frozen=True):
         )
 
     def stats(self, memory: object) -> Mapping[str, float]:
-        current = _known(memory)
+        current = _flow_memory(memory)
         if not current.plain_rate:
             return {}
         stats = {
@@ -267,7 +109,7 @@ class Flow(Policy, frozen=True):
     def grow(self, view: View) -> Growth | None:
         if not view.levels_left:
             return None
-        current = _known(view.memory)
+        current = _flow_memory(view.memory)
         shape = current.shape
         if not shape.rows and view.tree.root % current.probe_interval:
             return None
@@ -308,7 +150,7 @@ class Flow(Policy, frozen=True):
         return Growth(shape, count, frontier, calibrated=True)
 
     def next_segment(self, view: View) -> tuple[NodeId, ...]:
-        current = _known(view.memory)
+        current = _flow_memory(view.memory)
         shape, root = current.shape, view.fresh_root
         if not shape.rows or not view.levels_left:
             return root
@@ -340,7 +182,7 @@ def _level_cost(level: LevelCost | None, event: Drafted) -> LevelCost:
     return (level or LevelCost()).observe(seconds, event.rows, event.sessions, call)
 
 
-def _known(memory: object) -> FlowMemory:
+def _flow_memory(memory: object) -> FlowMemory:
     return memory if isinstance(memory, FlowMemory) else FlowMemory()
 
 

@@ -18,7 +18,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncspec.core.placement.model import (
+from asyncspec.placement.model import (
     FREE,
     Connection,
     Constraints,
@@ -29,7 +29,7 @@ from asyncspec.core.placement.model import (
     TargetCost,
     evaluate,
 )
-from asyncspec.core.placement.rate import Rate
+from asyncspec.placement.rate import Rate
 
 Vector = NDArray[np.float64]
 State = tuple[tuple[int, ...], int]
