@@ -15,7 +15,7 @@ import re
 import shlex
 import sys
 from collections.abc import Container, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
@@ -41,6 +41,36 @@ class Plugin(NamedTuple):
     version: str
     # Extras of the package that the object needs.
     extras: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The package and its version, as messages name them."""
+        return f"package {self.package} {self.version}"
+
+
+@contextmanager
+def importing(plugin: Plugin, description: str) -> Iterator[None]:
+    """What another package raises while it is imported becomes one line with its name; what
+    asyncspec itself raises is left as it is.
+
+    Arguments:
+        plugin: what is imported.
+        description: its kind and name, and where it is: ``policy 'mine' (my_package:POLICY)``.
+
+    Raises:
+        UserError: the package raised an exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        if plugin.package == OWN_PACKAGE:
+            raise
+        if isinstance(error, AsyncSpecError):
+            raise UserError(f"{plugin.source}: {description}: {error}") from error
+        raise UserError(
+            f"{plugin.source}: {description} cannot be imported: {type(error).__name__}: "
+            f"{first_line(error)}; update or uninstall {plugin.package}"
+        ) from error
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -95,19 +125,13 @@ class Registry(Mapping[str, T], Generic[T]):
         if others:
             packages = " and ".join(sorted({plugin.package, *(_plugin(e).package for e in others)}))
             raise UserError(f"{self.kind} {name!r} is brought by {packages}; uninstall one of them")
-        problem = f"package {plugin.package} {plugin.version}: {self.kind} {name!r} ({entry.value})"
-        try:
+        description = f"{self.kind} {name!r} ({entry.value})"
+        with importing(plugin, description):
             loaded: T = entry.load()
-        except AsyncSpecError:
-            raise
-        except Exception as error:
-            raise UserError(
-                f"{problem} cannot be imported: {type(error).__name__}: {first_line(error)}; "
-                f"update or uninstall {plugin.package}"
-            ) from error
         if not isinstance(loaded, self._expected):
+            kind, expected = type(loaded).__name__, self._expected.__name__
             raise UserError(
-                f"{problem} is of type {type(loaded).__name__}, not {self._expected.__name__}; "
+                f"{plugin.source}: {description} is of type {kind}, not {expected}; "
                 f"update or uninstall {plugin.package}"
             )
         return loaded
@@ -128,6 +152,11 @@ class Registry(Mapping[str, T], Generic[T]):
             except UserError as error:
                 problems.append(str(error))
         return objects, problems
+
+    def plugin(self, name: str) -> Plugin:
+        """What is registered under ``name``, of the first package that brings it; nothing is
+        imported."""
+        return _plugin(self._entry_points[name][0])
 
     def plugins(self) -> list[Plugin]:
         """What is registered, sorted by name; nothing is imported."""

@@ -72,6 +72,23 @@ def test_a_broken_package_is_one_line_with_its_name(site: Path, location: str, s
     assert numbers.usable(without={"bad"})[1] == []
 
 
+def test_what_a_package_says_of_its_own_import_comes_with_its_name(site: Path) -> None:
+    says = "from asyncspec.core.errors import UserError\nraise UserError('set MINE_HOME')\n"
+    (site / "particular.py").write_text(says)
+    install(site, "particular", "bad = particular:X")
+    with pytest.raises(
+        UserError, match=r"^package particular 1.0: number 'bad' .*: set MINE_HOME$"
+    ):
+        registry()["bad"]
+
+
+def test_errors_of_our_own_modules_keep_their_kind(site: Path) -> None:
+    (site / "ours.py").write_text("raise RuntimeError('a bug')\n")
+    install(site, "asyncspec", "bad = ours:X")
+    with pytest.raises(RuntimeError, match="a bug"):
+        registry()["bad"]
+
+
 def test_a_name_of_two_packages_is_an_error_where_it_is_used(site: Path) -> None:
     install(site, "first", "size = sys:maxsize")
     install(site, "second", "size = sys:hexversion\nother = sys:maxsize")

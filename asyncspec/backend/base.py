@@ -17,6 +17,7 @@ from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import StageJob
 from asyncspec.core.tensors import Tensors
 from asyncspec.source.base import TokenSource
+from asyncspec.source.registry import TWIN_NAME
 
 if TYPE_CHECKING:
     from asyncspec.constraint.grammar import Grammars
@@ -33,32 +34,26 @@ Quantize = Literal["none", "int8", "int4"]
 Guarantee = Literal["bitwise", "tolerance"]
 """Tokens equal those without speculation bit by bit, or up to rounding."""
 
-EAGLE = "eagle:"
-"""Prefix of a token source that is an EAGLE head; the target's backend loads it."""
-
-MTP = "mtp"
-"""A token source: the next-token layers inside the target's checkpoint; its backend loads them."""
-
 CPU = "cpu"
 """Name of the device that every machine has."""
 
-TWIN = "twin"
-
 TWINS: Mapping[str, Quantize] = {
-    TWIN: "int4",
-    f"{TWIN}:int4": "int4",
-    f"{TWIN}:int8": "int8",
-    f"{TWIN}:none": "none",
+    TWIN_NAME: "int4",
+    f"{TWIN_NAME}:int4": "int4",
+    f"{TWIN_NAME}:int8": "int8",
+    f"{TWIN_NAME}:none": "none",
 }
 """Twins, loaded by the target's backend, and how they keep the target's weights."""
 
 
 def twin_quantize(source: str) -> Quantize | None:
     """How a twin keeps the weights; None of another token source. Raises ``UserError``."""
-    if source.partition(":")[0] != TWIN:
+    if source.partition(":")[0] != TWIN_NAME:
         return None
     if source not in TWINS:
-        raise UserError(f"there is no {source}; use {TWIN}:int4, {TWIN}:int8 or {TWIN}:none")
+        raise UserError(
+            f"there is no {source}; use {TWIN_NAME}:int4, {TWIN_NAME}:int8 or {TWIN_NAME}:none"
+        )
     return TWINS[source]
 
 
@@ -204,7 +199,7 @@ class StageSpec(Struct, frozen=True):
 class SourceSpec(Struct, frozen=True):
     """A token source and the target it drafts for."""
 
-    # Without the names of mixes: a model, ``EAGLE`` and a head, ``MTP``, or a ``TWIN``.
+    # Without the names of mixes: a model, ``eagle:DIR``, ``mtp``, or a twin.
     name: str
     target: Any  # an OpenModel; of the same backend for kinds that are ``loaded_by`` the target's
     dtype: DType = "auto"

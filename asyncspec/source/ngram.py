@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from asyncspec.core.errors import UserError
 from asyncspec.source.lookup import LookupSource, LookupText
 from asyncspec.source.registry import SourceKind
 
@@ -86,10 +85,4 @@ class NGramSource(LookupSource[_Text]):
         super().__init__(lambda _: _Text(shortest, longest))
 
 
-def _make(argument: str) -> NGramSource:
-    if argument:
-        raise UserError(f"ngram takes no setting; write ngram instead of ngram:{argument}")
-    return NGramSource()
-
-
-NGRAM = SourceKind(make=_make, token_bytes=TOKEN_BYTES)
+NGRAM = SourceKind(make=NGramSource, token_bytes=TOKEN_BYTES)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from asyncspec.core.errors import UserError
 from asyncspec.registry import Registry
 from asyncspec.source.base import TokenSource
 
@@ -22,9 +23,13 @@ class SourceKind(Struct, frozen=True, kw_only=True):
     alone.
     """
 
-    # Makes a source without a model, from the text behind the kind's name and a colon; raises
-    # ``UserError`` for a text it cannot use. None: a backend loads it.
-    make: Callable[[str], TokenSource] | None = None
+    # Makes a source without a model; None: a backend loads it. Where ``takes_setting`` is true, it
+    # is called with the text behind the kind's name and a colon, and raises ``UserError`` for a
+    # text it cannot use; elsewhere without arguments.
+    make: Callable[..., TokenSource] | None = None
+    takes_setting: bool = False
+    # False where there is no source at all: drafts are never asked for.
+    proposes: bool = True
     # The backend that loads it: its model's own, or the target's, for a part or a copy of that.
     loaded_by: Literal["model", "target"] = "model"
     # True where what follows the colon is the path or the id of a model.
@@ -46,16 +51,23 @@ SOURCES: Registry[SourceKind] = Registry("asyncspec.sources", "token source", So
 MODEL = SourceKind(names_model=True)
 """A draft model, by its path or id alone."""
 
+EAGLE_PREFIX = "eagle:"
+"""What the name of an EAGLE head begins with; its directory follows."""
+
 EAGLE = SourceKind(loaded_by="target", names_model=True, reads_features=True)
 """A head that reads the target's hidden states: EAGLE, DFlash."""
+
+MTP_NAME = "mtp"
 
 MTP = SourceKind(loaded_by="target", reads_features=True)
 """The next-token layers inside the target's checkpoint."""
 
+TWIN_NAME = "twin"
+
 TWIN = SourceKind(loaded_by="target")
 """The target itself, with fewer bits a weight."""
 
-NONE = SourceKind(mixes=False)
+NONE = SourceKind(mixes=False, proposes=False)
 """No token source."""
 
 
@@ -69,13 +81,15 @@ def kind_of(source: str) -> SourceKind:
 
 
 def make_source(source: str) -> TokenSource:
-    """A source without a model. Raises ``UserError``."""
-    make = kind_of(source).make
-    assert make is not None, f"{source} is loaded by a backend"
-    return make(source.partition(":")[2])
+    """A source without a model. Raises ``UserError`` for a setting that its kind does not take."""
+    kind, (name, _, setting) = kind_of(source), source.partition(":")
+    if setting and not kind.takes_setting:
+        raise UserError(f"{name} takes no setting; write {name} instead of {source}")
+    assert kind.make is not None, f"{source} is loaded by a backend"
+    return kind.make(setting) if kind.takes_setting else kind.make()
 
 
 def needs_backend(source: str) -> bool:
     """Whether a backend loads a token source."""
     kind = kind_of(source)
-    return kind.make is None and kind is not NONE
+    return kind.make is None and kind.proposes

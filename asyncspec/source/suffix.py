@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import count
 
-from asyncspec.core.errors import UserError
 from asyncspec.source.lookup import LookupSource, LookupText
 from asyncspec.source.registry import SourceKind
 from asyncspec_protocol.ids import SessionId
@@ -174,14 +173,8 @@ class SuffixSource(LookupSource[_Text]):
         super().release(session)
 
 
-def _make(argument: str) -> SuffixSource:
-    if argument:
-        raise UserError(f"suffix takes no setting; write suffix instead of suffix:{argument}")
-    return SuffixSource()
-
-
 SUFFIX = SourceKind(
-    make=_make,
+    make=SuffixSource,
     remembers=True,
     token_bytes=TOKEN_BYTES,
     shared_bytes=MAX_TOKENS * TOKEN_BYTES,

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from asyncspec.backend import registry
-from asyncspec.backend.base import EAGLE, SourceSpec, StageSpec
+from asyncspec.backend.base import SourceSpec, StageSpec
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, UserError
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cluster.checkpoints import check_draft, check_target
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
@@ -26,7 +27,7 @@ def test_a_prefix_names_the_backend() -> None:
     assert registry.backend_of(TARGET) is registry.backend("toy")
     assert registry.backend_of("/models/a:b").library == "torch"
     assert registry.backend_of("org/model@main").library == "torch"
-    assert registry.backend_of_source(f"{EAGLE}toy", TARGET) is registry.backend("toy")
+    assert registry.backend_of_source(f"{EAGLE_PREFIX}toy", TARGET) is registry.backend("toy")
     assert registry.backend_of_source("org/draft", TARGET).library == "torch"
     assert registry.backend_of_source("twin:none", TARGET) is registry.backend("toy")
     assert registry.backend_of_source("./twin", TARGET).library == "torch"

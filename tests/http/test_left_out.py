@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.errors import ApiError
 from asyncspec_nodes.http.api.parameters import parse
-from asyncspec_nodes.http.dialects import endpoints
+from asyncspec_nodes.http.dialects import DIALECTS, endpoints
 from asyncspec_nodes.serving.templates import ChatFacts
 
-ENDPOINTS = endpoints()
+ENDPOINTS = endpoints(DIALECTS.values())
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, OLLAMA, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
 USER = {"role": "user", "content": "x"}

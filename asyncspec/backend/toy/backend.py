@@ -15,8 +15,6 @@ from msgspec import Struct
 
 from asyncspec.backend.base import (
     CPU,
-    EAGLE,
-    TWIN,
     Backend,
     DType,
     Footprint,
@@ -32,11 +30,12 @@ from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
 from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec.core.tensors import Tensors
+from asyncspec.source.registry import EAGLE_PREFIX, TWIN_NAME
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 
 PREFIX = "toy:"
-HEAD = f"{EAGLE}toy"
+HEAD = f"{EAGLE_PREFIX}toy"
 
 _TWIN_TOP = 1.3
 """``ToySource.top`` that makes it as certain as it can be of every node."""
@@ -132,8 +131,8 @@ class ToyBackend(Backend):
 
     def check_source(self, name: str, target: str) -> str:
         if twin := twin_quantize(name):
-            name = f"{TWIN}:{twin}"
-        elif not name.startswith(EAGLE):
+            name = f"{TWIN_NAME}:{twin}"
+        elif not name.startswith(EAGLE_PREFIX):
             _settings(name, ToySourceConfig)
         elif name != HEAD:
             raise CheckpointError(f"{name}: the head of a toy target is {HEAD}")

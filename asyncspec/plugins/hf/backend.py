@@ -12,9 +12,6 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import (
     CPU,
-    EAGLE,
-    MTP,
-    TWIN,
     Backend,
     DeviceMemory,
     DType,
@@ -51,7 +48,7 @@ from asyncspec.plugins.hf.checkpoint.tokenizer import (
 )
 from asyncspec.plugins.hf.heads.eagle.geometry import check_head
 from asyncspec.plugins.hf.heads.mtp.layouts import find_mtp
-from asyncspec.source.registry import kind_of
+from asyncspec.source.registry import EAGLE_PREFIX, MTP_NAME, TWIN_NAME, kind_of
 
 
 class HFBackend(Backend):
@@ -79,22 +76,22 @@ class HFBackend(Backend):
         return model_info
 
     def check_source(self, name: str, target: str) -> str:
-        if name.startswith(EAGLE):
+        if name.startswith(EAGLE_PREFIX):
             # The target may be another backend's.
-            head = check_head(name.removeprefix(EAGLE), backend_of(target).inspect(target))
-            return f"{EAGLE}{head.absolute()}"
+            head = check_head(name.removeprefix(EAGLE_PREFIX), backend_of(target).inspect(target))
+            return f"{EAGLE_PREFIX}{head.absolute()}"
         if backend_name(target) != DEFAULT:
             raise CheckpointError(f"{name} is a checkpoint and {target} is none; use two of a kind")
         files = open_files(target)
         target_directory = files.directory
-        if name == MTP:
+        if name == MTP_NAME:
             info = inspect_checkpoint(target_directory)
             config = read_config(target_directory)
             tensors = quantized_tensors(text_config(config), files.tensors())
             find_mtp(target_directory, config, tensors, info)
-            return MTP
+            return MTP_NAME
         if (twin := twin_quantize(name)) is not None:
-            return f"{TWIN}:{twin}"
+            return f"{TWIN_NAME}:{twin}"
         draft = locate(name).absolute()
         inspect_checkpoint(draft)
         list_tensors(draft)
@@ -102,7 +99,7 @@ class HFBackend(Backend):
         return str(draft)
 
     def is_cached(self, source: str) -> bool:
-        return is_cached(source.removeprefix(EAGLE))
+        return is_cached(source.removeprefix(EAGLE_PREFIX))
 
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         return read_generation_config(open_files(name, tokenizer=False).directory)
@@ -160,17 +157,17 @@ class HFBackend(Backend):
         from asyncspec.plugins.hf.kernels.device import on_accelerator
         from asyncspec.plugins.hf.model.footprint import footprint, level_bytes, stored_model
 
-        if name.startswith(EAGLE) and backend_name(target) != DEFAULT:
+        if name.startswith(EAGLE_PREFIX) and backend_name(target) != DEFAULT:
             # The type of ``SharingModel.shared_matrix``.
             info = replace(backend_of(target).inspect(target), dtype="float16")
             there = _beside_other(device).is_accelerator
-            return head_footprint(name.removeprefix(EAGLE), info, dtype, accelerator=there)
+            return head_footprint(name.removeprefix(EAGLE_PREFIX), info, dtype, accelerator=there)
         files = open_files(target if kind_of(name).loaded_by == "target" else name, tokenizer=False)
         info, tensors = stored_model(files)
-        if name.startswith(EAGLE):
+        if name.startswith(EAGLE_PREFIX):
             there = on_accelerator(device)
-            return head_footprint(name.removeprefix(EAGLE), info, dtype, accelerator=there)
-        if name == MTP:
+            return head_footprint(name.removeprefix(EAGLE_PREFIX), info, dtype, accelerator=there)
+        if name == MTP_NAME:
             from asyncspec.plugins.hf.heads.mtp.head import mtp_footprint
 
             return mtp_footprint(files, dtype, device)
@@ -227,20 +224,20 @@ class HFBackend(Backend):
         from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
         from asyncspec.plugins.hf.kernels.device import find
 
-        alone = spec.name.startswith(EAGLE) and not isinstance(spec.target, Checkpoint)
+        alone = spec.name.startswith(EAGLE_PREFIX) and not isinstance(spec.target, Checkpoint)
         device = (_beside_other if alone else find)(spec.options.device)
         loaded = self._load_source(spec, device)
         return replace(loaded, device=device.name, device_memory=device.memory)
 
     def _load_source(self, spec: SourceSpec, device: Any) -> LoadedSource:
         how: Any = {"dtype": spec.dtype, "device": device}
-        if spec.name.startswith(EAGLE):
+        if spec.name.startswith(EAGLE_PREFIX):
             from asyncspec.plugins.hf.heads.dflash.source import load_dflash
             from asyncspec.plugins.hf.heads.eagle.checkpoint import open_eagle, warn_of_verifier
             from asyncspec.plugins.hf.heads.eagle.parallel import ParallelEagleSource
             from asyncspec.plugins.hf.heads.eagle.source import EagleSource, load_eagle
 
-            opened = open_eagle(spec.name.removeprefix(EAGLE), spec.target.info)
+            opened = open_eagle(spec.name.removeprefix(EAGLE_PREFIX), spec.target.info)
             warn_of_verifier(opened, spec.target.path)
             head: Any
             if opened.description.block:
@@ -249,7 +246,7 @@ class HFBackend(Backend):
                 kind = ParallelEagleSource if opened.description.parallel else EagleSource
                 head = load_eagle(opened, spec.target, kind=kind, **how)
             return LoadedSource(head, head.token_bytes, head.features.wanted, head)
-        if spec.name == MTP:
+        if spec.name == MTP_NAME:
             from asyncspec.plugins.hf.heads.mtp.head import load_mtp
 
             mtp = load_mtp(spec.target, **how)

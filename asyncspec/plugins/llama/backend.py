@@ -10,8 +10,6 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import (
     CPU,
-    EAGLE,
-    MTP,
     Backend,
     DeviceMemory,
     DType,
@@ -32,6 +30,7 @@ from asyncspec.plugins.llama.footprint import footprint, slot_bytes, stage_files
 from asyncspec.plugins.llama.model_file import PREFIX, locate, short_name
 from asyncspec.plugins.llama.target import OpenTarget, check_vocab, open_target
 from asyncspec.plugins.llama.trial import check_loads
+from asyncspec.source.registry import EAGLE_PREFIX, MTP_NAME
 
 _SAMPLING = {
     "temperature": "temp",
@@ -73,7 +72,7 @@ class LlamaBackend(Backend):
         return self.inspect(name)
 
     def check_source(self, name: str, target: str) -> str:
-        if name.startswith(EAGLE):
+        if name.startswith(EAGLE_PREFIX):
             return backend(DEFAULT).check_source(name, target)
         _check_source(name)
         if backend_name(target) != LLAMA:
@@ -102,7 +101,7 @@ class LlamaBackend(Backend):
     def source_footprint(
         self, name: str, target: str, dtype: DType, device: str = CPU
     ) -> Footprint:
-        if name.startswith(EAGLE):
+        if name.startswith(EAGLE_PREFIX):
             return backend(DEFAULT).source_footprint(name, target, dtype, device)
         _check_source(name)
         draft = self.open(name)
@@ -153,7 +152,7 @@ class LlamaBackend(Backend):
         from asyncspec.plugins.llama.devices import find
         from asyncspec.plugins.llama.draft_model import load_draft
 
-        if spec.name.startswith(EAGLE):
+        if spec.name.startswith(EAGLE_PREFIX):
             # Heads are safetensors files, computed by torch.
             return backend(DEFAULT).load_source(spec)
         _check_source(spec.name)
@@ -191,7 +190,7 @@ def _check(target: OpenTarget, options: StageOptions) -> None:
 
 def _check_source(source: str) -> None:
     """Raises ``CheckpointError`` for what no GGUF file is."""
-    if source == MTP:
+    if source == MTP_NAME:
         raise CheckpointError(
             "the next-token layers of GGUF files are not supported; use another source than mtp, "
             "or the checkpoint that the file was made of"

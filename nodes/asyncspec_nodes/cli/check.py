@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.actor.link import Certificate
-from asyncspec.backend.base import CPU, EAGLE
+from asyncspec.backend.base import CPU
 from asyncspec.backend.registry import LLAMA, backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec.core.paths import expanded
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cluster import checkpoints, file, security
 from asyncspec_nodes.cluster.config import AUTO, Config, NodeTable, layout
 from asyncspec_nodes.cluster.control_groups import total_memory
@@ -87,7 +88,7 @@ def _targets(config: Config) -> list[str]:
 def _path_problems(config: Config) -> Iterator[str]:
     """Names that are no paths for nodes started in another directory, but are for those here."""
     sources = checkpoints.parts(config.draft.source)
-    models = [part.removeprefix(EAGLE) for part in sources if not checkpoints.is_name(part)]
+    models = [part.removeprefix(EAGLE_PREFIX) for part in sources if not checkpoints.is_name(part)]
     for model in dict.fromkeys([*_targets(config), *models]):
         name = model.removeprefix(f"{LLAMA}:")
         path = expanded(name)  # absolute where it is beside the file

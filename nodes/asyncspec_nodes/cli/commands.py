@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from asyncspec.core.errors import AsyncSpecError, UserError, first_line
-from asyncspec.registry import OWN_PACKAGE, Registry
+from asyncspec.registry import Registry, importing
 from asyncspec_nodes.console.arguments import Parser, Version, print_notice
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 
@@ -132,15 +131,5 @@ class _CommandParser(Parser):
 def module_of(name: str) -> Any:
     """A command's module. Raises ``UserError`` where another package's cannot be imported."""
     command = COMMANDS[name]
-    try:
+    with importing(COMMANDS.plugin(name), f"command {name!r} ({command.module})"):
         return import_module(command.module)
-    except AsyncSpecError:
-        raise
-    except Exception as error:
-        package = next(plugin.package for plugin in COMMANDS.plugins() if plugin.name == name)
-        if package == OWN_PACKAGE:
-            raise
-        raise UserError(
-            f"package {package}: command {name!r} ({command.module}) cannot be imported: "
-            f"{type(error).__name__}: {first_line(error)}; update or uninstall {package}"
-        ) from error

@@ -15,10 +15,10 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from asyncspec.backend.base import EAGLE
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Sampling
 from asyncspec.registry import pip_install
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec.trace.records import DECODER, Ran
 from asyncspec_nodes.cli.run import start_cluster
 from asyncspec_nodes.cli.terminal.demo import Lane, Race, show
@@ -58,7 +58,7 @@ class DemoModel(Struct, frozen=True):
 
 BUNDLED = DemoModel(
     str(BUNDLED_TARGET),
-    f"{EAGLE}{BUNDLED_EAGLE}",
+    f"{EAGLE_PREFIX}{BUNDLED_EAGLE}",
     DEMO,
     chat=False,
     title="the bundled toy model, which only tells children's stories",

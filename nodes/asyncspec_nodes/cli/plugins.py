@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from asyncspec.backend.registry import BACKENDS
 from asyncspec.planning import PLANNERS
 from asyncspec.policy.registry import POLICIES
-from asyncspec.registry import Plugin, Registry, missing_requirements
+from asyncspec.registry import Plugin, Registry, missing_requirements, pip_install
 from asyncspec.source.registry import SOURCES
 from asyncspec_nodes.cli.commands import COMMANDS
 from asyncspec_nodes.console.arguments import Parser
@@ -28,53 +29,66 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; exit code 1 where something that is installed cannot be imported."""
-    rows = [(registry, plugin) for registry in REGISTRIES for plugin in registry.plugins()]
-    problems = [problem for registry in REGISTRIES for problem in _problems(registry)]
+    entries = [
+        Entry(registry, plugin, missing_requirements(plugin))
+        for registry in REGISTRIES
+        for plugin in registry.plugins()
+    ]
+    problems = [problem for registry in REGISTRIES for problem in _problems(registry, entries)]
     if arguments.json:
-        listed = [_fields(registry.kind, plugin) for registry, plugin in rows]
+        listed = [_fields(entry) for entry in entries]
         sys.stdout.write(msgspec.json.encode(listed).decode() + "\n")
     else:
-        _print_table(rows)
+        _print_table(entries)
     for problem in problems:
         sys.stderr.write(f"asyncspec: {problem}\n")
     return 1 if problems else 0
 
 
-def _problems(registry: Registry[Any]) -> list[str]:
+class Entry(NamedTuple):
+    """What is registered, and the packages that its extra requires and this environment lacks."""
+
+    registry: Registry[Any]
+    plugin: Plugin
+    missing: Sequence[str]
+
+    @property
+    def install(self) -> str:
+        """The command that installs what is missing; empty where nothing is."""
+        if not self.missing:
+            return ""
+        return pip_install(f"{self.plugin.package}[{','.join(self.plugin.extras)}]")
+
+
+def _problems(registry: Registry[Any], entries: Iterable[Entry]) -> list[str]:
     """One line for each entry that cannot be imported though all that it requires is installed."""
-    incomplete = {plugin.name for plugin in registry.plugins() if missing_requirements(plugin)}
+    incomplete = {e.plugin.name for e in entries if e.registry is registry and e.missing}
     return registry.usable(without=incomplete)[1]
 
 
-def _fields(kind: str, plugin: Plugin) -> dict[str, object]:
+def _fields(entry: Entry) -> dict[str, object]:
+    plugin = entry.plugin
     return {
-        "kind": kind,
+        "kind": entry.registry.kind,
         "name": plugin.name,
         "package": plugin.package,
         "version": plugin.version,
         "location": plugin.location,
-        "missing": missing_requirements(plugin),
-        "install": install_command(plugin),
+        "missing": entry.missing,
+        "install": entry.install,
     }
 
 
-def install_command(plugin: Plugin) -> str:
-    """The command that installs what a plug-in's extra requires and this environment lacks; empty
-    where nothing is missing."""
-    if not missing_requirements(plugin):
-        return ""
-    return f"{sys.executable} -m pip install '{plugin.package}[{','.join(plugin.extras)}]'"
-
-
-def _print_table(rows: list[tuple[Registry[Any], Plugin]]) -> None:
-    width = max(len(plugin.name) for _, plugin in rows)
+def _print_table(entries: Sequence[Entry]) -> None:
+    width = max(len(entry.plugin.name) for entry in entries)
     kind = ""
-    for registry, plugin in rows:
+    for entry in entries:
+        registry, plugin = entry.registry, entry.plugin
         if registry.kind != kind:
             kind = registry.kind
             sys.stdout.write(f"{kind} ({registry.group})\n")
         package = f"{plugin.package} {plugin.version}"
         sys.stdout.write(f"  {plugin.name:{width}}  {package}  {plugin.location}\n")
-        if command := install_command(plugin):
-            missing = ", ".join(missing_requirements(plugin))
-            sys.stdout.write(f"  {'':{width}}  needs {missing}: {command}\n")
+        if entry.missing:
+            missing = ", ".join(entry.missing)
+            sys.stdout.write(f"  {'':{width}}  needs {missing}: {entry.install}\n")

@@ -14,10 +14,10 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.base import MTP, TWIN
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.paths import expanded
+from asyncspec.source.registry import MTP_NAME, TWIN_NAME
 from asyncspec_nodes.cluster.checkpoints import (
     AUTO,
     BUNDLED_DRAFT,
@@ -95,13 +95,13 @@ def choose(target: str, called: str = "", *, stages_here: float, apart: bool = F
     if Path(target) == BUNDLED_TARGET:
         return _with_lookup(str(BUNDLED_DRAFT), "the bundled target's draft model")
     backend = backend_of(target)
-    if _fits(MTP, target):
-        return _with_lookup(MTP, "the checkpoint has next-token layers")
+    if _fits(MTP_NAME, target):
+        return _with_lookup(MTP_NAME, "the checkpoint has next-token layers")
     if not apart:
         for source in _published(called or target):
             if checked := _fits(source, target):
                 return _with_lookup(checked, f"{source} was published for this target")
-        if (weights := backend.weight_count(target)) and (twin := _fits(TWIN, target)):
+        if (weights := backend.weight_count(target)) and (twin := _fits(TWIN_NAME, target)):
             # Stages keep at most four bytes of a weight.
             needed = weights * (_TWIN_BYTES + 4 * stages_here)
             if needed <= _MEMORY_SHARE * available_memory():

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import asyncspec
-from asyncspec.backend.base import EAGLE, ModelInfo, twin_quantize
+from asyncspec.backend.base import ModelInfo, twin_quantize
 from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.core.errors import UserError, reading
 from asyncspec.core.paths import expanded
-from asyncspec.source.registry import kind_of, make_source, needs_backend
+from asyncspec.source.registry import EAGLE_PREFIX, kind_of, make_source, needs_backend
 from asyncspec_nodes.cluster.config import check_stages
 
 MODELS = Path(asyncspec.__path__[0]) / "models"
@@ -40,7 +40,9 @@ def _split(name: str) -> tuple[str, ...]:
     pieces, found = name.split("+"), list[str]()
     while pieces:
         joined = ("+".join(pieces[:count]) for count in range(len(pieces), 1, -1))
-        path = next((text for text in joined if _exists(text.removeprefix(EAGLE))), pieces[0])
+        path = next(
+            (text for text in joined if _exists(text.removeprefix(EAGLE_PREFIX))), pieces[0]
+        )
         found.append(path)
         pieces = pieces[path.count("+") + 1 :]
     return tuple(found)
@@ -105,9 +107,13 @@ def spelled_out(source: str, target: str | Path) -> str:
         if Path(target) != BUNDLED_TARGET:
             raise UserError(f"{HYBRID} alone is the bundled target's own; use DIR+{NGRAM}")
         return f"{BUNDLED_DRAFT}+{NGRAM}"
-    if EAGLE in parts(source) and Path(target) != BUNDLED_TARGET:
-        raise UserError(f"{EAGLE} alone is the bundled target's own head; use {EAGLE}DIR")
-    return each(source, lambda part: f"{EAGLE}{BUNDLED_EAGLE}" if part == EAGLE else part)
+    if EAGLE_PREFIX in parts(source) and Path(target) != BUNDLED_TARGET:
+        raise UserError(
+            f"{EAGLE_PREFIX} alone is the bundled target's own head; use {EAGLE_PREFIX}DIR"
+        )
+    return each(
+        source, lambda part: f"{EAGLE_PREFIX}{BUNDLED_EAGLE}" if part == EAGLE_PREFIX else part
+    )
 
 
 def is_name(part: str) -> bool:

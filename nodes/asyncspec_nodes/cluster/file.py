@@ -14,12 +14,13 @@ from pathlib import Path
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from asyncspec.backend.base import DEFAULT_OPTIONS, EAGLE, EngineOptions, twin_quantize
+from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions, twin_quantize
 from asyncspec.backend.registry import LLAMA, backend_name, with_backend
 from asyncspec.core.errors import UserError
 from asyncspec.core.paths import expanded
 from asyncspec.planning import PLANNERS
 from asyncspec.policy.registry import POLICIES
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cluster import toml_file
 from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, each, is_name, parts
 from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable, check_layers
@@ -114,8 +115,8 @@ def _check_draft(config: Config) -> None:
         raise UserError(f"[draft] policy: {problem}")
     for part in parts(config.draft.source):
         twin_quantize(part)  # raises where there is none such
-        if part == EAGLE:
-            raise UserError(f'[draft] source: "{EAGLE}" names no head; add its directory')
+        if part == EAGLE_PREFIX:
+            raise UserError(f'[draft] source: "{EAGLE_PREFIX}" names no head; add its directory')
         if part == HYBRID:
             raise UserError(f'[draft] source: "{HYBRID}" names no model; use "DIR+ngram"')
 
@@ -216,8 +217,8 @@ def _absolute(config: Config, base: Path) -> Config:
 
 
 def _source(base: Path, name: str) -> str:
-    if name.startswith(EAGLE):
-        return EAGLE + beside(base, name.removeprefix(EAGLE))
+    if name.startswith(EAGLE_PREFIX):
+        return EAGLE_PREFIX + beside(base, name.removeprefix(EAGLE_PREFIX))
     return name if is_name(name) else beside(base, name)
 
 

@@ -55,6 +55,14 @@ class Service(Probes):
         self.models: tuple[str, ...] = ("",)
         self._facts: ChatFacts | None = None
         self.concurrency = ConcurrencyLimit(options.limits.concurrent)
+        dialects, problems = DIALECTS.usable()
+        for problem in problems:
+            self.log.warning("dialect left out", problem=problem)
+        self._dialects = tuple(dialects.values())
+
+    @property
+    def public_routes(self) -> frozenset[str]:
+        return frozenset().union(*(dialect.public for dialect in self._dialects))
 
     @property
     def engine(self) -> EngineClient:
@@ -107,10 +115,7 @@ class Service(Probes):
         app.router.add_get("/state", self._state)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
-        dialects, problems = DIALECTS.usable()
-        for problem in problems:
-            self.log.warning("dialect left out", problem=problem)
-        for dialect in dialects.values():
+        for dialect in self._dialects:
             for path, body in dialect.endpoints.items():
                 app.router.add_post(path, partial(self._answer, body))
             for (method, path), handler in dialect.routes.items():
@@ -152,7 +157,7 @@ class Service(Probes):
         self.log.info("left out", names=", ".join(shown), request=REQUEST_ID.get())
 
     async def _openapi(self, request: web.Request) -> web.Response:
-        return json_response(description(endpoints(), version("asyncspec")))
+        return json_response(description(endpoints(self._dialects), version("asyncspec")))
 
     async def read_prompt(self, submit: Submit, name: str) -> ChoiceBuffer:
         """What the draft node reads of a prompt. Raises ``ApiError``."""

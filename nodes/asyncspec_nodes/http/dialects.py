@@ -3,7 +3,7 @@ entry point group ``asyncspec.http``."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -71,13 +71,6 @@ DIALECTS: Registry[Dialect] = Registry("asyncspec.http", "HTTP dialect", Dialect
 """The installed dialects."""
 
 
-def endpoints() -> dict[str, type[Any]]:
-    """The routes that answer of all dialects that can be imported, and the structs of their
-    bodies."""
-    dialects = DIALECTS.usable()[0].values()
+def endpoints(dialects: Iterable[Dialect]) -> dict[str, type[Any]]:
+    """The routes that answer, and the structs of their bodies."""
     return {path: body for dialect in dialects for path, body in dialect.endpoints.items()}
-
-
-def public_routes() -> frozenset[str]:
-    """Paths of all dialects that need no key."""
-    return frozenset().union(*(dialect.public for dialect in DIALECTS.usable()[0].values()))

@@ -18,7 +18,6 @@ from aiohttp.typedefs import Handler, Middleware
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.errors import ApiError, invalid, unavailable
-from asyncspec_nodes.http.dialects import public_routes
 from asyncspec_nodes.http.keys import ANYBODY, Caller
 from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.metrics import METHODS, Metrics
@@ -55,9 +54,11 @@ REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID")
 response's id."""
 
 
-def make_middleware(options: ServiceOptions, metrics: Metrics, log: Any) -> Middleware:
-    """Checks host, origin and key, counts and logs the request, and converts errors to JSON."""
-    files = public_routes()
+def make_middleware(
+    options: ServiceOptions, metrics: Metrics, log: Any, files: frozenset[str]
+) -> Middleware:
+    """Checks host, origin and key, counts and logs the request, and converts errors to JSON.
+    ``files``: paths of a page's files, which need no key."""
     public = PUBLIC_ROUTES | files | ({METRICS_ROUTE} if options.public_metrics else frozenset())
 
     @web.middleware

@@ -52,9 +52,14 @@ class Probes:
         """End loading: ``statuses`` are those of the nodes that this process reports on."""
         self._statuses_of = statuses
 
+    @property
+    def public_routes(self) -> frozenset[str]:
+        """Paths, beside those of every process, that need no key and are logged at level debug."""
+        return frozenset()
+
     def app(self) -> web.Application:
         """The routes."""
-        middleware = make_middleware(self.options, self.metrics, self.log)
+        middleware = make_middleware(self.options, self.metrics, self.log, self.public_routes)
         app = web.Application(middlewares=[middleware])
         app.on_response_prepare.extend((self.options.origins.add_headers, name_server))
         app.router.add_get("/health", self._health)

@@ -27,4 +27,4 @@ def _make(argument: str) -> RepeatSource:
     return RepeatSource(int(argument))
 
 
-REPEAT = SourceKind(make=_make, token_bytes=8)
+REPEAT = SourceKind(make=_make, takes_setting=True, token_bytes=8)

@@ -1,6 +1,6 @@
 """The bundled models, as the measurements name them."""
 
-from asyncspec.backend.base import EAGLE
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 
-EAGLE_HEAD = f"{EAGLE}{BUNDLED_TARGET.parent / 'demo-eagle'}"
+EAGLE_HEAD = f"{EAGLE_PREFIX}{BUNDLED_TARGET.parent / 'demo-eagle'}"

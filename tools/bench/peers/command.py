@@ -21,9 +21,10 @@ from typing import get_args
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec.backend.base import EAGLE, DType, Mode, Quantize
+from asyncspec.backend.base import DType, Mode, Quantize
 from asyncspec.backend.registry import backend
 from asyncspec.core.errors import UserError
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
@@ -148,7 +149,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
     if head is not None:
         if size is not None:
             raise UserError("--head: it is one of the target as it is; add --no-enlarge")
-        check_draft(f"{EAGLE}{head}", target)
+        check_draft(f"{EAGLE_PREFIX}{head}", target)
     return Comparison(
         target=target,
         draft=draft,

@@ -6,7 +6,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from asyncspec.backend.base import EAGLE
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import NGRAM
 from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
@@ -50,7 +50,7 @@ async def start(
     ``AsyncSpecError``."""
     gguf, device = target.suffix == ".gguf", comparison.device
     dtype, quantize = comparison.dtype, comparison.quantize
-    model = f"{EAGLE}{comparison.head}" if source.head else str(draft)
+    model = f"{EAGLE_PREFIX}{comparison.head}" if source.head else str(draft)
     seconds = comparison.stage_seconds
     config = local_config(
         TargetTable(path=str(target), mode=comparison.mode, device=device)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from asyncspec.backend.base import EAGLE
 from asyncspec.core.errors import UserError
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
     BUNDLED_EAGLE,
@@ -39,7 +39,7 @@ class Models(Struct, frozen=True):
 
     def source(self, label: str) -> str:
         """A token source as a cluster file names it."""
-        eagle = f"{EAGLE}{self.eagle}"
+        eagle = f"{EAGLE_PREFIX}{self.eagle}"
         names = {
             "draft": self.draft,
             "eagle": eagle,
@@ -54,7 +54,7 @@ class Models(Struct, frozen=True):
         """Raise ``UserError`` where they do not belong together."""
         check_target(Path(self.target), 1)
         check_draft(self.draft, Path(self.target))
-        check_draft(f"{EAGLE}{self.eagle}", Path(self.target))
+        check_draft(f"{EAGLE_PREFIX}{self.eagle}", Path(self.target))
 
     def fingerprints(self) -> dict[str, str]:
         """A hash of every model's files, by its part in the report."""
