@@ -11,12 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.toy.model import ToyModel
-from asyncspec.core import tree as trees
 from asyncspec.core.jobs import Job
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Emit, Input, Received, Request, Send
 from asyncspec.core.sampling import Sampling
-from asyncspec.core.tree import TokenTree
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain
@@ -27,7 +25,7 @@ from asyncspec.policy.level_tree import LevelTree
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.static_tree import StaticTree
 from asyncspec_nodes.roles.draft.scheduler import schedule
-from asyncspec_protocol.ids import DRAFT, NodeId, Rank, first_session, is_draft, owner
+from asyncspec_protocol.ids import DRAFT, Rank, first_session, is_draft, owner
 from asyncspec_protocol.messages import (
     FINAL,
     Credit,
@@ -70,14 +68,6 @@ SMALL: dict[str, Policy] = {
     "dip-sd-ahead": Linear(length=2, ahead=True),
     "dip-sd-tree": Linear(length=2, width=2),
 }
-
-
-def add_child(tree: TokenTree, node: NodeId, parent: NodeId, token: int, score: float) -> TokenTree:
-    """A tree with one node more, whose token is new below ``parent``."""
-    start = trees.paths_to(tree, [parent])
-    parents, tokens, scores = start.part
-    grown = (*parents, *start.frontier), (*tokens, token), (*scores, score)
-    return trees.merge(tree, grown, node)[0]
 
 
 class Shaken(Struct):

@@ -100,6 +100,20 @@ async def loaded(web: aiohttp.ClientSession) -> None:
                 return
 
 
+def test_all_that_it_brings_conforms(environment: dict[str, str]) -> None:
+    """Its own tests, which import ``asyncspec.testing``."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest"]
+    result = subprocess.run(
+        [*command, "-c", os.devnull, "--import-mode=importlib", str(EXAMPLE / "conformance.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert "4 passed" in result.stdout, result.stdout + result.stderr
+
+
 def test_its_mistakes_are_the_users(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "asyncspec_nodes.cli.main", "run"]
     result = subprocess.run(

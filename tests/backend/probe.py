@@ -21,7 +21,7 @@ from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
 from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.plugins.hf.kernels.device import CPU, Device
 from asyncspec.plugins.hf.model.stage import HFStage, load_stage
-from backend.conformance import Walk, sequential
+from asyncspec.testing.pipeline import Walk, sequential
 
 
 def cut(

@@ -15,9 +15,9 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.heads.draft_model import load_draft
 from asyncspec.plugins.hf.model.stage import HFStage
+from asyncspec.testing.pipeline import SESSION
 from asyncspec_protocol.ids import SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand
-from backend.conformance import SESSION
 from backend.probe import cut
 from backend.products import PRODUCTS, Product, use
 from backend.tiny import LAYERS

@@ -21,7 +21,7 @@ from asyncspec.plugins.hf.model.optimized.graphs import close
 from asyncspec.plugins.hf.model.optimized.layers import OptimizedLayer
 from asyncspec.plugins.hf.model.shard import Shard, load_shard
 from asyncspec.plugins.hf.model.stage import capture_hidden_states
-from backend.conformance import Walk, sequential
+from asyncspec.testing.pipeline import Walk, sequential
 from backend.fake_attention import Mixing
 from backend.probe import Probe, cut
 

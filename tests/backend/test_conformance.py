@@ -14,9 +14,10 @@ from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.testing import engines
+from asyncspec.testing.engines import MakeStages
+from asyncspec.testing.pipeline import SESSION
 from asyncspec_protocol.ids import SegmentId
-from backend import conformance
-from backend.conformance import SESSION, MakeStages
 from backend.probe import cut
 from effort import examples, nightly
 
@@ -67,7 +68,7 @@ def test_tree_equals_sequential(
     make: MakeStages, alone: dict[object, list[int]], stages: int, how: Sampling
 ) -> None:
     for seed in range(examples(2, quick=1)):
-        conformance.check_tree_equals_sequential(
+        engines.check_tree_equals_sequential(
             make, VOCAB, seed, stages=stages, length=25, sampling=how, alone=alone
         )
 
@@ -77,18 +78,18 @@ def test_tree_equals_sequential(
 def test_segments_of_one_session_that_share_passes_equal_sequential(
     make: MakeStages, alone: dict[object, list[int]], stages: int, how: Sampling
 ) -> None:
-    conformance.check_tree_equals_sequential(
+    engines.check_tree_equals_sequential(
         make, VOCAB, 2, stages=stages, length=25, sampling=how, coalesced=True, alone=alone
     )
 
 
 def test_sessions_apart(make: MakeStages) -> None:
-    conformance.check_sessions_apart(make, VOCAB)
+    engines.check_sessions_apart(make, VOCAB)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_equals_each_alone(make: MakeStages, seed: int) -> None:
-    conformance.check_batches_equal_sequential(make, VOCAB, seed, tuple(DRAWS.values()))
+    engines.check_batches_equal_sequential(make, VOCAB, seed, tuple(DRAWS.values()))
 
 
 @pytest.mark.parametrize("family", [nightly("gemma2"), "gemma3", nightly("phi3"), nightly("qwen3")])
@@ -96,7 +97,7 @@ def test_a_batch_equals_each_alone_with_windows_and_caps(
     tiny: Callable[..., Path], family: str
 ) -> None:
     checkpoint = open_checkpoint(tiny(family))
-    conformance.check_batches_equal_sequential(
+    engines.check_batches_equal_sequential(
         lambda count: cut(checkpoint, count), VOCAB, 0, (Sampling(), SAMPLED, Sampling()), length=90
     )
 
@@ -106,26 +107,26 @@ def test_segments_that_share_passes_with_windows_and_caps(
     tiny: Callable[..., Path], family: str
 ) -> None:
     checkpoint = open_checkpoint(tiny(family))
-    conformance.check_tree_equals_sequential(
+    engines.check_tree_equals_sequential(
         lambda count: cut(checkpoint, count), VOCAB, 3, length=90, coalesced=True
     )
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_session_begins_like_another(make: MakeStages, seed: int) -> None:
-    conformance.check_begins_like_another(make, VOCAB, seed)
+    engines.check_begins_like_another(make, VOCAB, seed)
 
 
 def test_prompt_needs_no_verdict(make: MakeStages) -> None:
-    conformance.check_prompt_needs_no_verdict(make, VOCAB)
+    engines.check_prompt_needs_no_verdict(make, VOCAB)
 
 
 def test_release(make: MakeStages) -> None:
-    conformance.check_release(make)
+    engines.check_release(make)
 
 
 def test_wire(make: MakeStages) -> None:
-    conformance.check_wire(make)
+    engines.check_wire(make)
 
 
 def test_jobs_that_cannot_be_meant(tiny: Callable[..., Path]) -> None:

@@ -31,9 +31,9 @@ from asyncspec.plugins.hf.kernels.device import CPU, find
 from asyncspec.plugins.hf.kernels.probing import noise
 from asyncspec.plugins.hf.model.optimized.captured import CapturedLayer
 from asyncspec.plugins.hf.model.stage import HFStage, cut_passes, load_stage
+from asyncspec.testing import engines
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_protocol.ids import SegmentId, SessionId
-from backend import conformance
 from backend.fake_device import FakeGpu, fake_mode, move
 from backend.probe import cut, same_bits
 
@@ -178,12 +178,12 @@ def test_conformance_of_an_accelerator(
     checkpoint = open_checkpoint(tiny("llama"))
     made = {count: cut(checkpoint, count, dtype, device=where) for count in (1, 2)}
     exact_or_skip(made[2])
-    conformance.check_batches_equal_sequential(
+    engines.check_batches_equal_sequential(
         made.__getitem__, 150, 1, (Sampling(), Sampling(temperature=0.8, seed=4)), length=15
     )
-    conformance.check_begins_like_another(made.__getitem__, 150, 0)
-    conformance.check_wire(made.__getitem__)
-    conformance.check_release(made.__getitem__)
+    engines.check_begins_like_another(made.__getitem__, 150, 0)
+    engines.check_wire(made.__getitem__)
+    engines.check_release(made.__getitem__)
     graphs, layers = made[2][0].shard.graphs, made[2][0].shard.model.model.layers
     assert graphs is not None
     assert not graphs.failure
@@ -215,7 +215,7 @@ def test_long_passes_run_in_parts(
     assert [stage.guarantee for stage in stages] == ["bitwise"] * 2
     # Chunks of 64 rows, and passes of two sessions.
     both = Sampling(), Sampling()
-    conformance.check_batches_equal_sequential(lambda _: stages, 150, 3, both, length=8)
+    engines.check_batches_equal_sequential(lambda _: stages, 150, 3, both, length=8)
 
 
 def test_products_that_differ_by_place_leave_no_guarantee(

@@ -15,8 +15,8 @@ from torch import Tensor
 from asyncspec.plugins.hf.attention.exact_attention import ExactAttention
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.model.stage import HFStage
+from asyncspec.testing.pipeline import Pipeline, Walk, sequential
 from asyncspec_protocol.ids import NodeId
-from backend.conformance import Pipeline, Walk, sequential
 from backend.probe import Probe, cut
 from backend.products import PRODUCTS, use
 from effort import examples, nightly

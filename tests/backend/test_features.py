@@ -22,9 +22,9 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.model.stage import HFStage
 from asyncspec.plugins.hf.model.wire import from_wire, to_wire
+from asyncspec.testing.pipeline import SESSION, Pipeline, Walk, one_by_one, sequential
 from asyncspec_protocol.ids import NodeId, SegmentId
 from asyncspec_protocol.messages import FINAL
-from backend.conformance import SESSION, Pipeline, Walk, one_by_one, sequential
 from backend.eagle_heads import TARGET
 from backend.probe import Probe, cut
 from backend.tiny import FAMILIES, VOCAB

@@ -29,7 +29,7 @@ from asyncspec.plugins.hf.checkpoint.formats.levels import read_packed
 from asyncspec.plugins.hf.checkpoint.formats.tensors import QuantizedTensor
 from asyncspec.plugins.hf.heads.draft_model import load_draft
 from asyncspec.plugins.hf.model.stage import load_stage
-from backend.conformance import sequential
+from asyncspec.testing.pipeline import sequential
 from backend.probe import Probe, cut, same_bits
 from backend.quantized_checkpoints import LEFT_OUT, PUBLISHED, fp8, gptq, publish, publish_mxfp4
 from backend.tiny import generated

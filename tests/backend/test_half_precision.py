@@ -29,7 +29,7 @@ from asyncspec.plugins.hf.kernels.cpu.ort import MlasLinear
 from asyncspec.plugins.hf.kernels.probing import noise
 from asyncspec.plugins.hf.model.footprint import footprint
 from asyncspec.plugins.hf.model.stage import HFStage
-from backend.conformance import sequential
+from asyncspec.testing.pipeline import sequential
 from backend.probe import cut, same_bits
 from backend.tiny import generated
 

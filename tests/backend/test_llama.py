@@ -33,9 +33,10 @@ from asyncspec.plugins.llama.gguf_file import Tensor, Value, open_gguf, value
 from asyncspec.plugins.llama.passes import Engine
 from asyncspec.plugins.llama.stage import TILES, LlamaStage, load_stage
 from asyncspec.plugins.llama.target import open_target
+from asyncspec.testing import engines
+from asyncspec.testing.engines import MakeStages
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from backend import conformance, gguf_models
-from backend.conformance import MakeStages
+from backend import gguf_models
 from backend.gguf_models import (
     FAMILIES,
     LAYERS,
@@ -93,7 +94,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
     alone: dict[object, list[int]] = {}
     for coalesced in (False, True):
-        conformance.check_tree_equals_sequential(
+        engines.check_tree_equals_sequential(
             *(make, 16, 0),
             stages=stages,
             length=25,
@@ -105,19 +106,19 @@ def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) ->
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_batch_equals_each_alone(make: MakeStages, seed: int) -> None:
-    conformance.check_batches_equal_sequential(make, 16, seed, DRAWS)
+    engines.check_batches_equal_sequential(make, 16, seed, DRAWS)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_session_begins_like_another(make: MakeStages, seed: int) -> None:
-    conformance.check_begins_like_another(make, 16, seed)
+    engines.check_begins_like_another(make, 16, seed)
 
 
 def test_the_rest_of_the_suite(make: MakeStages) -> None:
-    conformance.check_sessions_apart(make, 16)
-    conformance.check_prompt_needs_no_verdict(make, 16)
-    conformance.check_release(make)
-    conformance.check_wire(make)
+    engines.check_sessions_apart(make, 16)
+    engines.check_prompt_needs_no_verdict(make, 16)
+    engines.check_release(make)
+    engines.check_wire(make)
 
 
 def test_a_whole_model_is_tested_like_its_parts(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_k_quants(tmp_path: Path, name: str) -> None:
     for count in (1, 2):
         spans = pairwise(range(0, 9, 8 // count))
         made = {count: [load_stage(target, *span, options=OPTIONS) for span in spans]}
-        conformance.check_tree_equals_sequential(
+        engines.check_tree_equals_sequential(
             made.__getitem__, 1024, 0, stages=count, length=25, sampling=SAMPLED
         )
 
@@ -194,7 +195,7 @@ def test_few_sequences_are_enough(make: MakeStages) -> None:
     pool = stage.engine.pool
     stage.engine.pool = Pool(3)
     try:
-        conformance.check_tree_equals_sequential(make, 16, 5, stages=1, length=25)
+        engines.check_tree_equals_sequential(make, 16, 5, stages=1, length=25)
     finally:
         stage.engine.pool = pool
 
@@ -224,7 +225,7 @@ def test_a_family_is_what_llama_cpp_makes_of_the_whole_file(family: str, tmp_pat
         assert decode(stages, PROMPT, len(want)) == want
         if ON_CPU:
             assert [stage.guarantee for stage in stages] == ["bitwise"] * count
-    conformance.check_batches_equal_sequential(
+    engines.check_batches_equal_sequential(
         lambda _: stages, 150, 0, (Sampling(), SAMPLED), length=60
     )
 

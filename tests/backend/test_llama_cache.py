@@ -22,9 +22,9 @@ from asyncspec.plugins.llama.passes import Engine
 from asyncspec.plugins.llama.stage import LlamaStage, load_stage
 from asyncspec.plugins.llama.target import open_target
 from asyncspec.plugins.llama.tree import TreeCache
+from asyncspec.testing import engines
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.messages import FINAL
-from backend import conformance
 from backend.gguf_models import LAYERS, VOCAB, save_random
 
 CPU = EngineOptions(device="cpu")
@@ -109,8 +109,8 @@ def test_sessions_that_wait_are_parked(family: str, mode: Mode, tmp_path: Path) 
     samplings = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(repetition_penalty=1.4)]
     with few_sequences(stages, 2):
         for seed in range(2):
-            conformance.check_batches_equal_sequential(lambda _: stages, VOCAB, seed, samplings)
-            conformance.check_begins_like_another(lambda _: stages, VOCAB, seed)
+            engines.check_batches_equal_sequential(lambda _: stages, VOCAB, seed, samplings)
+            engines.check_begins_like_another(lambda _: stages, VOCAB, seed)
 
 
 def test_more_sessions_than_sequences(tmp_path: Path) -> None:

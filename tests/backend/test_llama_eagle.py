@@ -16,9 +16,9 @@ from asyncspec.plugins.hf.heads.eagle.source import load_eagle
 from asyncspec.plugins.llama.backend import BACKEND
 from asyncspec.plugins.llama.stage import LlamaStage, load_stage
 from asyncspec.plugins.llama.target import OpenTarget, open_target
+from asyncspec.testing.pipeline import Walk, sequential
 from asyncspec_protocol.messages import FINAL
 from backend import eagle_heads, predictable_models
-from backend.conformance import Walk, sequential
 from backend.eagle_heads import Sizes
 from backend.gguf_models import convert, save_random
 from backend.test_features import plain

@@ -43,8 +43,8 @@ from asyncspec.plugins.hf.model.optimized.graphs import FusedLayer
 from asyncspec.plugins.hf.model.optimized.layers import OptimizedLayer
 from asyncspec.plugins.hf.model.stage import HFStage, load_stage
 from asyncspec.plugins.hf.model.weights import BITS, quantization_of
+from asyncspec.testing.pipeline import Walk, sequential
 from backend import predictable_models
-from backend.conformance import Walk, sequential
 from backend.fake_attention import Mixing
 from backend.hf_cluster import Loaded
 from backend.matrix import DRAWS, Cell, Matrix

@@ -20,8 +20,8 @@ from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
 from asyncspec.plugins.hf.model.footprint import footprint
 from asyncspec.plugins.hf.model.stage import load_stage
+from asyncspec.testing import engines
 from asyncspec_protocol.ids import NodeId
-from backend import conformance
 from backend.probe import cut
 
 pytestmark = pytest.mark.torch
@@ -185,19 +185,19 @@ def test_a_state_that_is_gone_is_no_prefix() -> None:
 
 
 @pytest.fixture(scope="module")
-def make(tiny: Callable[..., Path]) -> conformance.MakeStages:
+def make(tiny: Callable[..., Path]) -> engines.MakeStages:
     stages = cut(open_checkpoint(tiny("qwen3.5")), 2)
     return lambda _: stages
 
 
-def test_conformance_with_states(make: conformance.MakeStages) -> None:
+def test_conformance_with_states(make: engines.MakeStages) -> None:
     sampled = Sampling(temperature=0.8, top_p=0.95, seed=11)
-    conformance.check_tree_equals_sequential(
+    engines.check_tree_equals_sequential(
         make, VOCAB, 1, length=20, sampling=sampled, coalesced=True
     )
-    conformance.check_sessions_apart(make, VOCAB)
-    conformance.check_batches_equal_sequential(make, VOCAB, 0, (Sampling(), sampled), length=15)
-    conformance.check_begins_like_another(make, VOCAB, 1)
+    engines.check_sessions_apart(make, VOCAB)
+    engines.check_batches_equal_sequential(make, VOCAB, 0, (Sampling(), sampled), length=15)
+    engines.check_begins_like_another(make, VOCAB, 1)
 
 
 def test_memory_of_states_is_counted(tiny: Callable[..., Path]) -> None:

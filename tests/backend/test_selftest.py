@@ -17,7 +17,7 @@ from asyncspec.plugins.hf.kernels.cpu.ort import MlasLinear
 from asyncspec.plugins.hf.model import self_test, shard
 from asyncspec.plugins.hf.model.optimized.graphs import PostAttentionGraph, PreAttentionGraph
 from asyncspec.plugins.hf.model.stage import HFStage
-from backend.conformance import Walk, sequential
+from asyncspec.testing.pipeline import Walk, sequential
 from backend.probe import Probe, cut
 
 pytestmark = pytest.mark.torch

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from asyncspec.core import tree as trees
 from asyncspec.core.tree import TIP, Grown, TokenTree, new_tree
+from asyncspec.testing.policies import add_child
 from asyncspec_protocol.ids import NodeId
-from laws import add_child
 
 tokens = st.integers(0, 4)
 # From a few values, so that scores collide.

@@ -2,65 +2,26 @@
 
 from __future__ import annotations
 
-import copy
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.core.tree import connected, new_tree
+from asyncspec.core.tree import connected
 from asyncspec.policy.base import Policy, View
 from asyncspec.policy.chunked import segment_size
 from asyncspec.policy.flow.policy import Flow
 from asyncspec.policy.linear import Linear
 from asyncspec.policy.registry import POLICIES
-from asyncspec_protocol.ids import NodeId, SegmentId
-from laws import SMALL, add_child
+from asyncspec.testing.policies import check_policy, views
+from effort import examples
+from laws import SMALL
+
+POLICY_LAWS = {**POLICIES, **{f"small {name}": policy for name, policy in SMALL.items()}}
 
 
-@st.composite
-def views(draw: st.DrawFn) -> View:
-    """A session in any state: an ancestor-closed part of the tree has been sent."""
-    tree, next_id = new_tree(NodeId(0), 1, 4), 1
-    for _ in range(draw(st.integers(0, 12))):
-        parent = draw(st.sampled_from(sorted(tree.nodes)))
-        score = tree.nodes[parent].score - draw(st.sampled_from([0.0, 0.3, 1.0]))
-        tree = add_child(tree, NodeId(next_id), parent, next_id, score)
-        next_id += 1
-    sent: set[NodeId] = set()
-    for node, data in tree.nodes.items():
-        may = node == tree.root or data.parent in sent
-        if may and draw(st.booleans()):
-            sent.add(node)
-    return View(
-        tree=tree,
-        unsent=tuple(n for n in tree.nodes if n not in sent),
-        pending=draw(st.integers(0, len(sent))),
-        sent={node: SegmentId(draw(st.integers(0, 9))) for node in sorted(sent)},
-        stages=draw(st.integers(1, 6)),
-        segments=draw(st.integers(0, 8)),
-        trees_received=draw(st.integers(0, 3)),
-        tokens_since_draft=draw(st.integers(0, 3)),
-        last_depth=draw(st.integers(0, 13)),
-        first_stage_idle=draw(st.booleans()),
-        levels_left=draw(st.integers(0, 9)),
-        max_rows=draw(st.sampled_from((1, 2, 5, 4096))),
-        draft_length=draw(st.integers(0, 6)),
-        initial_depth=draw(st.integers(0, 3)),
-        no_growth=draw(st.booleans()),
-    )
-
-
-policies = st.sampled_from([*POLICIES.values(), *SMALL.values()])
-
-
-@given(policies, views())
-def test_a_cut_is_new_connected_and_without_repetition(policy: Policy, view: View) -> None:
-    before = copy.deepcopy(view)
-    ids = policy.next_segment(view)
-    assert view == before
-    assert set(ids) <= set(view.unsent)
-    assert len(set(ids)) == len(ids)
-    assert connected(view.tree, ids, set(view.tree.nodes) - set(view.unsent))
+@pytest.mark.parametrize("name", POLICY_LAWS)
+def test_every_policy_conforms(name: str) -> None:
+    check_policy(POLICY_LAWS[name], max_examples=examples(100, quick=15))
 
 
 @given(views(), st.data())
@@ -72,28 +33,10 @@ def test_connected_means_parents_first(view: View, data: st.DataObject) -> None:
     assert connected(view.tree, ids, sent) == all(hangs)
 
 
-@given(policies, views())
-def test_growth_stays_within_what_can_be_used(policy: Policy, view: View) -> None:
+@given(st.sampled_from([*POLICIES.values(), *SMALL.values()]), views())
+def test_papers_policies_get_chances_as_a_source_states_them(policy: Policy, view: View) -> None:
     growth = policy.grow(view)
-    if growth is not None:
-        assert policy.uses_draft
-        shape = growth.shape
-        assert 1 <= shape.depth <= view.levels_left
-        assert shape.width >= 1
-        assert growth.adopt <= shape.count
-        assert shape.count >= 1
-        assert len(shape.widths) in {0, shape.depth}
-        assert set(growth.frontier) <= set(view.tree.nodes)
-        # Those of papers get chances as a source states them, as there.
-        assert growth.calibrated == isinstance(policy, Flow)
-
-
-@given(policies, views())
-def test_no_policy_waits_for_ever(policy: Policy, view: View) -> None:
-    """Where nothing is under way a policy drafts, sends or accepts."""
-    if view.pending == 0 and view.unsent:
-        fresh = view.tree.root in view.unsent
-        assert policy.grow(view) or policy.next_segment(view) or not fresh
+    assert growth is None or growth.calibrated == isinstance(policy, Flow)
 
 
 @given(st.builds(Linear, length=st.integers(1, 5), ahead=st.booleans()), views())

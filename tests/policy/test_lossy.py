@@ -14,9 +14,10 @@ from asyncspec.core.tree import TokenTree, new_tree
 from asyncspec.policy.base import Policy
 from asyncspec.policy.level_tree import LevelTree, relaxed, within_top_p
 from asyncspec.policy.registry import POLICIES, lossless
+from asyncspec.testing.policies import add_child
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
-from laws import Shaken, add_child, check_empty, watch_invariants
+from laws import Shaken, check_empty, watch_invariants
 
 ROOT = NodeId(0)
 VOCAB = 8

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from asyncspec.core.tree import new_tree
 from asyncspec.policy.flow.acceptance import RANKS, Acceptance
+from asyncspec.testing.policies import add_child
 from asyncspec_protocol.ids import NodeId
-from laws import add_child
 
 
 @st.composite

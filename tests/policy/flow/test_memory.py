@@ -21,9 +21,9 @@ from asyncspec.policy.flow.rounds import (
     RoundCosts,
     round_rate,
 )
+from asyncspec.testing.policies import add_child
 from asyncspec_protocol.ids import NodeId, Rank
 from asyncspec_protocol.messages import PassTimes
-from laws import add_child
 
 
 def test_what_nodes_cost_is_known_to_all_kinds_of_sampling() -> None:
