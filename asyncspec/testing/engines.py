@@ -77,8 +77,8 @@ _AGREEMENT = 0.8
 
 def _flat(drawn: object) -> Iterator[object]:
     if isinstance(drawn, list | tuple):
-        for one in drawn:
-            yield from _flat(one)
+        for item in drawn:
+            yield from _flat(item)
     else:
         yield drawn
 
@@ -160,9 +160,9 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
     first.read(texts[0][: len(start)])
     got = []
     for i, text in enumerate(texts):
-        other = Pipeline(stages, SessionId(31 + i), like=SessionId(30), shared=len(start))
-        other.read(text[: len(start) + 5], len(start))
-        got.append(answer_each(other, text, len(start) + 5))
+        later = Pipeline(stages, SessionId(31 + i), like=SessionId(30), shared=len(start))
+        later.read(text[: len(start) + 5], len(start))
+        got.append(answer_each(later, text, len(start) + 5))
         for stage in stages:
             stage.run(Trim(SessionId(30), len(start)))
     first.close()

@@ -53,7 +53,7 @@ def alone(stages: Sequence[StageBackend], steps: Steps[T]) -> T:
 
 def together(stages: Sequence[StageBackend], many: Sequence[Steps[T]], random: Random) -> list[T]:
     """Run passes of several sessions as batches, put together at random."""
-    found: dict[int, T] = {}
+    ends: dict[int, T] = {}
     wanted = {i: next(steps) for i, steps in enumerate(many)}
     while wanted:
         stage = random.choice([stage for stage, _ in wanted.values()])
@@ -65,9 +65,9 @@ def together(stages: Sequence[StageBackend], many: Sequence[Steps[T]], random: R
             try:
                 wanted[i] = many[i].send(result)
             except StopIteration as end:
-                found[i] = cast("T", end.value)
+                ends[i] = cast("T", end.value)
                 del wanted[i]
-    return [found[i] for i in range(len(many))]
+    return [ends[i] for i in range(len(many))]
 
 
 def side_by_side(stages: Sequence[StageBackend], many: Sequence[Steps[T]]) -> list[T]:
@@ -76,15 +76,15 @@ def side_by_side(stages: Sequence[StageBackend], many: Sequence[Steps[T]]) -> li
     while True:
         (stage,) = {stage for stage, _ in wanted}
         results = stages[stage].run(Batch(tuple(job for _, job in wanted)))
-        found: list[T] = []
+        finished: list[T] = []
         wanted = []
         for steps, result in zip(many, cast("tuple[object, ...]", results), strict=True):
             try:
                 wanted.append(steps.send(result))
             except StopIteration as end:
-                found.append(cast("T", end.value))
-        if found:
-            return found
+                finished.append(cast("T", end.value))
+        if finished:
+            return finished
 
 
 class Pipeline:
@@ -159,9 +159,11 @@ class Pipeline:
         self._segment += 1
         hidden: TensorRows | None = None
         result: object = None
-        for i, (stage, known) in enumerate(zip(self.stages, self.known, strict=True)):
-            committed = known.slots.committed
-            known.slots, rows = allocate(known.slots, ids, parents, known.committed.__contains__)
+        for i, (stage, knowledge) in enumerate(zip(self.stages, self.known, strict=True)):
+            committed = knowledge.slots.committed
+            knowledge.slots, rows = allocate(
+                knowledge.slots, ids, parents, knowledge.committed.__contains__
+            )
             last = i == len(self.stages) - 1
             job = Forward(
                 session=self.session,
@@ -189,11 +191,11 @@ class Pipeline:
         self, stage: int, committed: frozenset[NodeId], alive: frozenset[NodeId], horizon: int
     ) -> None:
         """Apply a prune on one stage; it says nothing of nodes from ``horizon`` on."""
-        known = self.known[stage]
-        start = known.slots.committed
-        known.committed = committed
-        known.slots, stay = reclaim(
-            known.slots,
+        knowledge = self.known[stage]
+        start = knowledge.slots.committed
+        knowledge.committed = committed
+        knowledge.slots, stay = reclaim(
+            knowledge.slots,
             committed.__contains__,
             lambda n: n >= horizon or n in committed or n in alive,
         )
@@ -204,8 +206,8 @@ class Pipeline:
         """A prompt, in chunks, as nodes 0, 1, ...; the first ones may be ``known_here``."""
         for start in range(known_here, len(tokens), CHUNK):
             ids = [NodeId(i) for i in range(start, min(start + CHUNK, len(tokens)))]
-            for known in self.known:
-                known.committed = known.committed | frozenset(ids)
+            for knowledge in self.known:
+                knowledge.committed = knowledge.committed | frozenset(ids)
             parents = [NodeId(i - 1) for i in ids]
             self.send(ids, parents, [tokens[i] for i in ids], [])
 
@@ -236,8 +238,8 @@ def answer_each(pipeline: Pipeline, tokens: Sequence[int], prompt: int) -> list[
     """What is drawn after each of ``tokens[prompt:]``; the prompt has been read."""
     drawn: list[int] = []
     for i in range(prompt, len(tokens)):
-        for known in pipeline.known:
-            known.committed = known.committed | {NodeId(i)}
+        for knowledge in pipeline.known:
+            knowledge.committed = knowledge.committed | {NodeId(i)}
         drawn += pipeline.send([NodeId(i)], [NodeId(i - 1)], [tokens[i]], [0])
     pipeline.close()
     return drawn

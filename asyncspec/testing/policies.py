@@ -33,9 +33,9 @@ def check_policy(policy: Policy, max_examples: int = 100) -> None:
 
     @settings(max_examples=max_examples)
     @given(views(), st.lists(events(), max_size=3))
-    def check(view: View, learned: list[Drafted | Committed]) -> None:
+    def check(view: View, history: list[Drafted | Committed]) -> None:
         memory: object = None
-        for event in learned:
+        for event in history:
             memory = policy.learn(memory, event)
         view = replace(view, memory=memory)
         check_segment(policy, view)
@@ -48,9 +48,9 @@ def check_policy(policy: Policy, max_examples: int = 100) -> None:
 
 def check_segment(policy: Policy, view: View) -> None:
     """A segment consists of unsent nodes, each once and after its parent. The view is as before."""
-    before = copy.deepcopy(view)
+    unchanged = copy.deepcopy(view)
     ids = policy.next_segment(view)
-    assert view == before
+    assert view == unchanged
     assert set(ids) <= set(view.unsent)
     assert len(set(ids)) == len(ids)
     assert connected(view.tree, ids, set(view.tree.nodes) - set(view.unsent))

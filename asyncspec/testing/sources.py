@@ -1,4 +1,4 @@
-"""What every token source without the target's features owes whoever asks it for trees."""
+"""What every token source without the target's features owes a draft machine."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def check_tenants(make: Make, jobs: Sequence[Expand], tree: Expanded) -> None:
     """What other tenants were answered changes nothing."""
     source = make()
     for number, job in enumerate(reversed(jobs), 1):
-        other = replace(job, session=SessionId(number), tenant=_TENANTS[number % 2 + 1])
-        source.run(replace(other, prompt_length=0))
-        source.run(Release(other.session))
+        foreign = replace(job, session=SessionId(number), tenant=_TENANTS[number % 2 + 1])
+        source.run(replace(foreign, prompt_length=0))
+        source.run(Release(foreign.session))
     assert _expanded(source, jobs[0]) == tree
 
 

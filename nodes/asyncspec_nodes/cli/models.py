@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from asyncspec.backend.base import EAGLE
+from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster.config import MAX_STAGES
@@ -98,7 +98,7 @@ def drafting(model: NamedModel) -> str:
 
 
 def _draft_name(source: str) -> str:
-    if not source.startswith(EAGLE):
+    if not source.startswith(EAGLE_PREFIX):
         return source.rpartition("/")[2]
     return "DFlash head" if source.endswith("dflash") else "EAGLE-3 head"
 
