@@ -14,6 +14,9 @@ PROCESSOR_TESTS := $(addprefix tests/backend/test_,abandon.py array_layers.py at
   layer_graphs.py linear.py min_rows.py mlas.py probing.py quantized.py selftest.py stacked.py)
 # torch and oneDNN as on a processor without AVX-512; onnxruntime asks the processor itself.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+# Tests that need no torch, for every Python that pyproject.toml names and that is here.
+CORE_TESTS := $(addprefix tests/,actor constraint core policy protocol sim source trace)
+PYTHONS := $(addprefix python,$(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml))
 # Of make repeat.
 REPEATS ?= 100
 # Options of tools/compat: --newest, --oldest.
@@ -27,12 +30,13 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test test-all test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat clients nightly clean setup-llama
+.PHONY: help install setup demo test test-all core pythons test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat clients nightly clean setup-llama
 
 help:
 	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
 	@echo "make install asyncspec in $(VENV), without tools for development"
 	@echo "make test    the tests but those marked slow, some 8 minutes; make test-all: all of them"
+	@echo "make core PYTHON=python3.13 VENV=.venv/3.13  tests of the core by another Python; make pythons: by each that is here"
 	@echo "make test-processors  tests of matrix products as on a processor with AVX2 alone, and as on another maker's"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
 	@echo "make setup-llama  llama.cpp for GGUF files, built from source; without it their tests are skipped"
@@ -76,6 +80,16 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(BIN)/python -m pytest --processes $(TEST_PROCESSES)
 
+core: $(STAMP)
+	$(BIN)/python -m pytest -m "not torch" --processes $(TEST_PROCESSES) $(CORE_TESTS)
+
+pythons:
+	@for python in $(PYTHONS); do \
+	  if $$python -c "" 2>/dev/null; then \
+	    $(MAKE) --no-print-directory core PYTHON=$$python VENV=$(VENV)/$$python || exit 1; \
+	  else echo "$$python is not here"; fi; \
+	done
+
 test-processors: $(STAMP)
 	$(AVX2) $(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS)
 	ASYNCSPEC_TEST_OTHER_MAKER=1 $(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS)
@@ -107,7 +121,7 @@ cover: $(STAMP)
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
 nightly: export HYPOTHESIS_PROFILE ?= random
-nightly: test-all test-processors fuzz schedules mutants clients
+nightly: test-all pythons test-processors fuzz schedules mutants clients
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600

@@ -165,20 +165,20 @@ def test_a_reset_is_passed_on_behind_what_was_said(
 
 
 def test_a_peer_that_does_not_read_stops_the_one_that_writes(places: dict[str, Place]) -> None:
-    near, far = places["far"].pair()
     small = 65_536
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, small)
-    near.setblocking(False)
-    pattern = random.Random(1).randbytes(1 << 16)
-    sent = bytearray()
-    while select.select([], [near], [], 0.5)[1]:
-        sent += pattern[: near.send(pattern)]
-        # The kernel doubles a buffer for its own needs; the reader's grows up to 6 MB and has two
-        # ends of its own in the proxy.
-        assert len(sent) < ROOM + 2 * small + 4 * BUFFER + (7 << 20)
-    near.setblocking(True)
-    near.shutdown(socket.SHUT_WR)
+    near, far = places["far"].pair()
     with near, far:
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, small)
+        near.setblocking(False)
+        pattern = random.Random(1).randbytes(1 << 16)
+        sent = bytearray()
+        while select.select([], [near], [], 0.5)[1]:
+            sent += pattern[: near.send(pattern)]
+            # The kernel doubles a buffer for its own needs; the reader's grows up to 6 MB and has
+            # two ends of its own in the proxy.
+            assert len(sent) < ROOM + 2 * small + 4 * BUFFER + (7 << 20)
+        near.setblocking(True)
+        near.shutdown(socket.SHUT_WR)
         assert _read_all(far) == sent
 
 

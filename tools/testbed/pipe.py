@@ -110,7 +110,8 @@ class Pipe:
                 pieces.append(item)
                 self._size -= len(item)
         if pieces:
-            sink.writelines(pieces)
+            # Before Python 3.13.2 ``writelines`` never pauses the protocol (CVE-2024-12254).
+            sink.write(b"".join(pieces))
         if how is not None:
             self._finish(sink, how)
         if self._source_paused and self._size < self._room and self._source is not None:
