@@ -13,15 +13,23 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from asyncspec.core.errors import ClusterError
 from asyncspec.placement.model import LayerCost, TargetCost
 from asyncspec_nodes.cluster.config import Config, DraftTable, NodeTable, TargetTable
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.plugins.join.assignment import Assigned
-from asyncspec_nodes.plugins.join.links import CARRIED, CARRY_SECONDS, Links, cut_links
+from asyncspec_nodes.plugins.join.links import (
+    CARRIED,
+    CARRY_SECONDS,
+    PROBE_SECONDS,
+    Links,
+    cut_links,
+)
 from asyncspec_nodes.plugins.join.members import Member, Members
-from asyncspec_nodes.plugins.join.messages import PORTS, Offer, Orders, ToMember
+from asyncspec_nodes.plugins.join.messages import PORTS, Offer, Orders, Probe, Reaches, ToMember
+from asyncspec_nodes.plugins.join.probes import Probes
 from asyncspec_protocol.clients import Status
 from asyncspec_protocol.ids import Rank
 
@@ -93,10 +101,13 @@ class Apart:
             self.now += pause
             await self.links.look(statuses(len(self.names), cut), self.now)
 
+    def orders(self, name: str) -> Orders:
+        """A member's last ones."""
+        return [message for message in self.sent[name] if isinstance(message, Orders)][-1]
+
     def dialled(self, name: str, rank: int) -> tuple[str, int]:
         """Where a member's nodes dial a stage, by its last orders."""
-        orders = [message for message in self.sent[name] if isinstance(message, Orders)][-1]
-        nodes = tomllib.loads(orders.config)["node"]
+        nodes = tomllib.loads(self.orders(name).config)["node"]
         (address,) = [(node["host"], node["port"]) for node in nodes if node["rank"] == rank]
         return address
 
@@ -104,14 +115,14 @@ class Apart:
 @pytest.mark.asyncio
 async def test_a_link_that_stays_down_is_carried_for_the_one_that_dials_it() -> None:
     async with Apart() as apart:
-        version = apart.sent["a"][-1].version  # type: ignore[union-attr]
+        version = apart.orders("a").version
         await apart.last(1, seconds=CARRY_SECONDS / 2)
         assert not apart.members.carried
         await apart.last(1)
         assert apart.said == ["stage 1 (a) cannot reach stage 2 (b); carried over this machine"]
-        assert apart.dialled("a", 2) == ("127.0.0.1", apart.members.carried[1])
+        assert apart.dialled("a", 2) == ("127.0.0.1", apart.members.carried[1].port)
         # The same orders: nothing is started again, and nobody else learns of it.
-        assert apart.sent["a"][-1].version == version  # type: ignore[union-attr]
+        assert apart.orders("a").version == version
         assert apart.dialled("c", 2) == ("192.0.2.2", 7700)
         assert [node.host for node in apart.members.config().node[1:]] == [
             f"192.0.2.{number}" for number in (1, 2, 3)
@@ -125,6 +136,79 @@ async def test_a_link_that_stays_down_is_carried_for_the_one_that_dials_it() -> 
         apart.assign("a", "c", "b")
         assert not apart.members.carried
         assert apart.dialled("a", 2) == ("192.0.2.3", 7700)
+        # A plan with fewer stages knows nothing of those beyond.
+        await apart.last(2)
+        assert 2 in apart.members.carried
+        apart.assign("a")
+        assert not apart.members.carried
+
+
+@pytest.mark.asyncio
+async def test_the_direct_way_is_taken_again_once_it_is_back_and_nobody_asks() -> None:
+    async with Apart() as apart:
+        links, pauses = apart.links, []
+        for _ in range(3):
+            await apart.last(1)
+            (probe,) = apart.orders("a").probes
+            assert (probe.rank, probe.host, probe.port) == (1, "192.0.2.2", 7700)
+            pauses.append(probe.pause)
+            back = Reaches(1, probe.host, probe.port)
+            # Not what others say, nor of where it was.
+            for name, message in (("b", back), ("a", Reaches(1, probe.host, 1))):
+                links.reaches(name, message)
+            assert 1 in apart.members.carried
+            links.reaches("a", back)
+            assert apart.said[-1] == "stage 1 (a) reaches stage 2 (b) again"
+            assert apart.dialled("a", 2) == ("192.0.2.2", 7700)
+            assert not apart.orders("a").probes
+        # The more often it was of no use, the rarer it is tried.
+        assert pauses == [PROBE_SECONDS, 2 * PROBE_SECONDS, 4 * PROBE_SECONDS]
+        links.reaches("a", back)
+        assert len(apart.said) == 6
+
+
+@pytest.mark.asyncio
+async def test_what_is_carried_goes_on_until_nobody_asks() -> None:
+    async with Apart() as apart:
+        await apart.last(1)
+        with socket.create_server(("127.0.0.1", 0)) as node:
+            b = apart.members.by_id["b"]
+            apart.members.by_id["a"].seen = b.host = "127.0.0.1"
+            port = node.getsockname()[1]
+            b.offer = Offer("b", "b", "1", 1, 9, 1.0, "", (port,), "", "")
+            reader, writer = await asyncio.open_connection(*apart.dialled("a", 2))
+            end, _ = await asyncio.to_thread(node.accept)
+            apart.links.reaches("a", Reaches(1, "127.0.0.1", port))
+            busy = statuses(3)
+            busy[0] = replace(busy[0], sessions=1)
+            for nodes in ((), busy):
+                await apart.links.look(nodes, apart.now)
+            end.sendall(b"a")
+            assert await reader.read(1) == b"a"
+            await apart.links.look(statuses(3), apart.now)
+            with contextlib.suppress(ConnectionError):
+                assert not await reader.read()
+            writer.close()
+            end.close()
+
+
+@pytest.mark.asyncio
+async def test_a_member_says_which_ways_are_open() -> None:
+    said: asyncio.Queue[Reaches] = asyncio.Queue()
+    probes = Probes(said.put)
+    with listen.loopback() as open_, listen.loopback() as shut:
+        ports = [sock.getsockname()[1] for sock in (open_, shut)]
+        shut.close()
+        wanted = [Probe(rank, "127.0.0.1", port, 0.001) for rank, port in enumerate(ports, 1)]
+        async with asyncio.timeout(60):
+            probes.follow(wanted)
+            for _ in range(3):
+                assert await said.get() == Reaches(1, "127.0.0.1", ports[0])
+            tasks = list(probes._tasks.values())
+            probes.follow(wanted[1:])
+            probes.follow(())
+            await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
 
 
 @pytest.mark.asyncio
@@ -184,13 +268,16 @@ async def test_ports_follow_those_of_the_stages_and_are_bounded() -> None:
     async with Apart(CARRIED + 2, **where) as apart:
         await apart.last(*range(1, CARRIED + 2))
         base = 8800 + 1 + PORTS
-        assert apart.members.carried == {n + 1: base + n for n in range(CARRIED)}
+        carried = apart.members.carried
+        assert {n: way.port - base for n, way in carried.items()} == {
+            n + 1: n for n in range(CARRIED)
+        }
         with socket.create_connection(("127.0.0.1", port + 1 + PORTS)):
             pass
         # A port that is free again is the next one's.
         apart.assign("a", "c", "b", *apart.names[3:])
         await apart.last(CARRIED + 1)
-        assert apart.members.carried[CARRIED + 1] == base
+        assert carried[CARRIED + 1].port == base
 
 
 @pytest.mark.asyncio

@@ -136,15 +136,30 @@ def start(tmp_path: Path) -> Iterator[Start]:
         one.wait(30)
 
 
-def wait_for(log: Path, text: str, times: int = 1) -> str:
-    """The line with a text, once it is there so often."""
+def attempts() -> Iterator[None]:
+    """Ten a second, for so long as may be."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
+        yield
+        time.sleep(0.1)
+
+
+def wait_for(log: Path, text: str, times: int = 1) -> str:
+    """The line with a text, once it is there so often."""
+    for _ in attempts():
         found = [line for line in log.read_text().splitlines() if text in line]
         if len(found) >= times:
             return found[-1]
-        time.sleep(0.1)
     raise AssertionError(f"{text!r} does not come: {log.read_text()}")
+
+
+def wait_for_link(name: str, host: str) -> None:
+    """Until a machine has a connection to another one."""
+    words = inside(name, "ss", "-Htn", "state", "established", "dst", host)
+    for _ in attempts():
+        if subprocess.run(words, check=True, capture_output=True).stdout:
+            return
+    raise AssertionError(f"no link to {host}")
 
 
 def answer(name: str, count: int = 24, **more: bool) -> subprocess.Popen[bytes]:
@@ -236,13 +251,12 @@ def test_machines_that_come_later_and_a_power_cut(
 def test_two_machines_that_do_not_reach_each_other(
     lan: Sequence[str], start: Start, tmp_path: Path
 ) -> None:
-    """Their link is carried by the first one, which holds no stage."""
+    """Their link is carried by the first one, which holds no stage, until they do again."""
 
-    def cut() -> None:
-        """Nothing comes through from one to the other, and no sender learns of it."""
+    def neighbours(*words: str) -> None:
+        """What the two take each other for."""
         for name, host in ((lan[1], "10.79.0.3"), (lan[2], "10.79.0.2")):
-            nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
-            ip("-n", name, "neigh", "replace", host, *nobody, "dev", "eth0")
+            ip("-n", name, "neigh", *words[:1], host, *words[1:], "dev", "eth0")
 
     small = ("--memory-gib", "1", "--gb-per-second", "1")
     up = ["up", "--target", "toy:layers=6", "--model-name", "toy", "--machines", "2"]
@@ -256,7 +270,8 @@ def test_two_machines_that_do_not_reach_each_other(
     with answer(lan[0], 400, stream=True) as asked:
         assert asked.stdout is not None
         lines = [asked.stdout.readline()]
-        cut()
+        # Nothing comes through from one to the other, and no sender learns of it.
+        neighbours("replace", "lladdr", "02:00:00:00:00:99", "nud", "permanent")
         lines += [line for line in asked.stdout if line.startswith(b"data: {")]
     pieces = [json.loads(line.removeprefix(b"data: ")) for line in lines]
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == first
@@ -264,3 +279,7 @@ def test_two_machines_that_do_not_reach_each_other(
     assert "(two)" in carried
     assert "(three)" in carried
     assert "check that machine's firewall" not in log.read_text()
+    neighbours("del")
+    assert "reaches stage 2" in wait_for(log, " again")
+    wait_for_link(lan[1], "10.79.0.3")
+    assert ask(lan[0], 400) == first

@@ -43,6 +43,7 @@ from asyncspec_nodes.plugins.join.messages import (
 )
 from asyncspec_nodes.plugins.join.parts import PartsSource
 from asyncspec_nodes.plugins.join.presence import PING_SECONDS, Presence
+from asyncspec_nodes.plugins.join.probes import Probes
 from asyncspec_nodes.plugins.join.token import Token
 from asyncspec_protocol.messages import PROTOCOL_VERSION
 
@@ -120,6 +121,7 @@ class Agent:
         # By rank: what runs or loads, and where its target is; None: as the cluster names it.
         self._stages: dict[int, _Stage] = {}
         self._targets: dict[int, str | None] = {}
+        self._probes = Probes(self._tell)
         # The cluster's run that it has joined.
         self._run = ""
         # Whether a message of the cluster is being followed, and others wait.
@@ -159,6 +161,7 @@ class Agent:
                 await asyncio.sleep(pause)
         finally:
             self._found()
+            self._probes.follow(())
             await self._connector.close()
             await _complete(asyncio.create_task(self._stop_all()))
 
@@ -278,6 +281,7 @@ class Agent:
         """Start and stop stages; what stays only learns the others' addresses."""
         self._orders = orders
         self._identity.renew(orders.certificate)
+        self._probes.follow(orders.probes)
         nodes: Any = tomlkit.parse(orders.config)["node"]
         layers = {node["rank"]: tuple(node["layers"]) for node in nodes if node["rank"]}
         wanted = {

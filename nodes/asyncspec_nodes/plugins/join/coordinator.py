@@ -34,6 +34,7 @@ from asyncspec_nodes.plugins.join.messages import (
     FromMember,
     Leaving,
     Offer,
+    Reaches,
     Refused,
     Serving,
     Step,
@@ -256,6 +257,8 @@ class Coordinator:
                 self.say(f"{called}: {text}")
                 member.send(Refused(f"its stage has failed: {text}", user))
                 self._drop(name)
+            case Reaches():
+                self._links.reaches(name, message)
             case Leaving():
                 self.say(f"{members.name(name)} has left")
                 self._drop(name)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from asyncspec.actor.mesh import Address
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.node import listen
-from asyncspec_nodes.plugins.join.members import Members
-from asyncspec_nodes.plugins.join.messages import PORTS
+from asyncspec_nodes.plugins.join.members import Carried, Members
+from asyncspec_nodes.plugins.join.messages import PORTS, Reaches
 from asyncspec_nodes.plugins.join.relay import Relay
 from asyncspec_nodes.roles.draft.lifecycle import no_link
 from asyncspec_protocol.clients import Status
@@ -23,6 +24,10 @@ CARRIED = 4
 
 CARRY_SECONDS = 4.0
 """A link is down for so long before it is carried: nodes dial again within two seconds."""
+
+PROBE_SECONDS, MOST_PROBE_SECONDS = 10.0, 3600.0
+"""Between attempts at the direct way of a link that is carried: doubled up to the second each time
+that such an attempt was accepted, and the link went down again."""
 
 PATIENCE_SECONDS = 15.0
 """A link is down for so long, carried or not, before a user is told to look: an attempt to dial
@@ -61,6 +66,8 @@ class Links:
         self._since: dict[int, float] = {}
         # By rank: the number of its port, and what listens there.
         self._relays: dict[int, tuple[int, Relay]] = {}
+        # By the ids of two machines: how often their direct way has come back.
+        self._returns: Counter[tuple[str, str]] = Counter()
         # Ports that are not to be had, said once.
         self._refused = ""
 
@@ -102,8 +109,7 @@ class Links:
         whether there is a further one."""
         cut = cut_links(nodes)
         self._since = {rank: self._since.get(rank, now) for rank in cut}
-        for rank in [rank for rank in self._relays if rank not in self._members.carried]:
-            await self._release(rank)
+        await self._release_unused(is_idle=_is_idle(nodes))
         carried = set(self._members.carried)
         for rank in sorted(cut - carried):
             if now - self._since[rank] >= CARRY_SECONDS:
@@ -113,6 +119,8 @@ class Links:
     async def _carry(self, rank: int) -> None:
         """Over this machine, where both stages are on others."""
         members = self._members
+        if rank in self._relays:
+            await self._release(rank)
         ends = [members.holder(rank), members.holder(rank + 1)]
         free = set(range(CARRIED)) - {number for number, _ in self._relays.values()}
         if ends[0] is ends[1] or not free:
@@ -131,23 +139,54 @@ class Links:
         relay = Relay(partial(self._source, rank), partial(members.address, rank + 1))
         self._relays[rank] = min(free), relay
         advertised = self._advertised and self._advertised + number
-        members.carried[rank] = advertised or sock.getsockname()[1]
-        names = [members.name(one.member) for one in members.assignment[rank - 1 : rank + 1]]
+        pause = min(MOST_PROBE_SECONDS, PROBE_SECONDS * 2 ** self._returns[self._ids(rank)])
+        members.carried[rank] = Carried(advertised or sock.getsockname()[1], pause)
         members.tell(members.assignment[rank - 1].member)
-        self._say(
-            f"stage {rank} ({names[0]}) cannot reach stage {rank + 1} ({names[1]}); carried over "
-            "this machine"
-        )
+        self._say(f"{self._named(rank, 'cannot reach')}; carried over this machine")
         await relay.start(sock)
+
+    def reaches(self, name: str, message: Reaches) -> None:
+        """The direct way of a link that is carried has come back: a member has tried it. What is
+        carried now goes on until nobody asks."""
+        members, rank = self._members, message.rank
+        if rank not in members.carried or self._ids(rank)[0] != name:
+            return
+        if members.address(rank + 1) != (message.host, message.port):
+            return
+        del members.carried[rank]
+        self._returns[self._ids(rank)] += 1
+        members.tell(name)
+        self._say(f"{self._named(rank, 'reaches')} again")
+
+    def _ids(self, rank: int) -> tuple[str, str]:
+        """Of the machines of a stage and of the next one."""
+        assignment = self._members.assignment
+        return assignment[rank - 1].member, assignment[rank].member
+
+    def _named(self, rank: int, verb: str) -> str:
+        dialling, dialled = map(self._members.name, self._ids(rank))
+        return f"stage {rank} ({dialling}) {verb} stage {rank + 1} ({dialled})"
 
     def _source(self, rank: int) -> str:
         """The address that a stage dials from; empty: none."""
         member = self._members.holder(rank) if rank in self._members.carried else None
         return "" if member is None else member.seen
 
+    async def _release_unused(self, *, is_idle: bool) -> None:
+        """Relays of links that are carried no longer: their ends link up directly then."""
+        for rank, (_, relay) in list(self._relays.items()):
+            if rank not in self._members.carried and (is_idle or not relay.connections):
+                await self._release(rank)
+
     async def _release(self, rank: int) -> None:
         _, relay = self._relays.pop(rank)
         await relay.close()
+
+
+def _is_idle(nodes: Sequence[Status]) -> bool:
+    """Whether nobody asks for anything, as far as the draft node says so."""
+    drafts = [node for node in nodes if node.role == "draft"]
+    return bool(drafts) and not any(node.sessions or node.waiting for node in drafts)
 
 
 async def _ask(nodes: Callable[[], Awaitable[Sequence[Status]]]) -> Sequence[Status]:

@@ -23,7 +23,7 @@ from asyncspec_nodes.plugins.join.assignment import (
     relieved,
 )
 from asyncspec_nodes.plugins.join.connection import refuses
-from asyncspec_nodes.plugins.join.messages import Alive, Offer, Orders, ToMember
+from asyncspec_nodes.plugins.join.messages import Alive, Offer, Orders, Probe, ToMember
 from asyncspec_nodes.plugins.join.presence import PING_SECONDS, Presence
 
 Search = Callable[[], Assignment | None]
@@ -54,6 +54,15 @@ class Member(Struct):
         return Device(offer.member, offer.memory, offer.speed, processor=offer.processor)
 
 
+class Carried(Struct, frozen=True):
+    """A link that the first machine carries for a stage to the next one."""
+
+    # Where the stage reaches the first machine's relay.
+    port: int
+    # Seconds between attempts at the direct way.
+    pause: float
+
+
 class Members:
     """``config``: the cluster file without stages; ``target``: what they take."""
 
@@ -82,9 +91,8 @@ class Members:
         self._since: dict[int, int] = {}
         # The kind of processor of every machine that has ever joined.
         self._processors: dict[str, str] = {}
-        # By rank: the first machine's port at which a stage reaches the next one, where its own
-        # machine does not.
-        self.carried: dict[int, int] = {}
+        # By rank: of stages whose machine does not reach that of the next one.
+        self.carried: dict[int, Carried] = {}
 
     def admit(self, offer: Offer, seen: str, send: Callable[[ToMember], None]) -> bool:
         """A machine has connected from the address ``seen``; whether it is new."""
@@ -170,7 +178,7 @@ class Members:
         self._version += 1
         old = dict(enumerate(self.assignment, start=1))
         if len(old) != len(assignment):
-            old, self.serving = {}, set()
+            old, self.serving, self.carried = {}, set(), {}
         for rank, one in enumerate(assignment, start=1):
             if old.get(rank) != one:
                 self._since[rank] = self._version
@@ -199,6 +207,11 @@ class Members:
                 tuple(one.port for _, one in held),
                 # That which its youngest stage was told in: others' changes restart nothing.
                 max([self._since[rank] for rank, _ in held], default=0),
+                probes=tuple(
+                    Probe(rank, *address, self.carried[rank].pause)
+                    for rank, _ in held
+                    if rank in self.carried and (address := self.address(rank + 1)) is not None
+                ),
             )
         )
 
@@ -241,7 +254,7 @@ class Members:
     def _config_of(self, member: Member, ranks: Sequence[int]) -> Config:
         """For a member with the stages ``ranks``: with the ways that are carried for it."""
         config = self.config()
-        ports = {rank + 1: self.carried[rank] for rank in ranks if rank in self.carried}
+        ports = {rank + 1: self.carried[rank].port for rank in ranks if rank in self.carried}
         nodes = (
             replace(node, host=member.offer.reached, port=ports[node.rank])
             if node.rank in ports

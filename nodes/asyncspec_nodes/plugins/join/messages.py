@@ -14,6 +14,7 @@ Text = Annotated[str, Meta(max_length=1 << 20)]
 Line = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(max_length=128)]
 Rank = Annotated[int, Meta(ge=1, le=64)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 
 MAX_BYTES = 1 << 22
 """Of a message."""
@@ -39,7 +40,7 @@ class Offer(Struct, frozen=True, tag="offer"):
     speed: Annotated[float, Meta(gt=0)]
     # The address at which others reach its stages; empty: the one that it is seen under.
     host: Name
-    ports: Annotated[tuple[Annotated[int, Meta(ge=1, le=65535)], ...], Meta(max_length=PORTS)]
+    ports: Annotated[tuple[Port, ...], Meta(max_length=PORTS)]
     # The address under which it has reached the cluster.
     reached: Name
     # Signing request, PEM.
@@ -69,6 +70,16 @@ class Ended(Struct, frozen=True, tag="ended"):
     """The cluster stops: members need not look for it."""
 
 
+class Probe(Struct, frozen=True):
+    """An address of the next stage that ``rank`` of the member is to try every ``pause``
+    seconds."""
+
+    rank: Rank
+    host: Name
+    port: Port
+    pause: Annotated[float, Meta(gt=0)]
+
+
 class Orders(Struct, frozen=True, tag="orders"):
     """What the member is to run from now on: everything else it stops."""
 
@@ -81,6 +92,8 @@ class Orders(Struct, frozen=True, tag="orders"):
     version: int
     # For these ranks alone, PEM.
     certificate: Text = ""
+    # For links that are carried.
+    probes: tuple[Probe, ...] = ()
 
 
 class Step(Struct, frozen=True, tag="step"):
@@ -108,6 +121,14 @@ class Failed(Struct, frozen=True, tag="failed"):
     user: bool = False
 
 
+class Reaches(Struct, frozen=True, tag="reaches"):
+    """A ``Probe`` was accepted."""
+
+    rank: Rank
+    host: Name
+    port: Port
+
+
 class Leaving(Struct, frozen=True, tag="leaving"):
     """The member stops."""
 
@@ -120,7 +141,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
     """The member was silent for so long that others may have its layers: it is to join anew."""
 
 
-FromMember = Offer | Step | Serving | Failed | Leaving | Alive
+FromMember = Offer | Step | Serving | Failed | Reaches | Leaving | Alive
 ToMember = Admitted | Refused | Ended | Orders | Alive | Dropped
 
 M = TypeVar("M")
