@@ -91,6 +91,9 @@ class Ready(WireMessage, array_like=True, frozen=True, tag="ready"):
     # kind may round differently. Empty: not known.
     processor: Annotated[str, Meta(max_length=MAX_PROCESSOR)] = ""
     layers: tuple[Count, Count] = (0, 0)
+    # Stage: when the kernel ended its last process for want of memory while it had requests, whose
+    # longest is too long. Names that event; milliseconds since 1970. 0: it did not.
+    memory_kill: Count = 0
 
     def check(self) -> None:
         check_depths(self.features)

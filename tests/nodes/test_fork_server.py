@@ -21,7 +21,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.cluster.file import load, to_toml
 from asyncspec_nodes.local import cluster, fork_server
-from asyncspec_nodes.local.children import FORKS, ChildNode, ForkedProcess, ForkServerClient
+from asyncspec_nodes.local.children import FORKS, Again, ChildNode, ForkedProcess, ForkServerClient
 from asyncspec_nodes.local.cluster import FILE, LocalLauncher, local_config
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import FailureReport, ReadyReport, Report, read_report
@@ -201,7 +201,7 @@ def test_too_many_open_files_is_an_error(cluster_file: Path, tmp_path: Path) -> 
         async with serving(forking, cluster_file, stderr) as node:
             with files_left(4), pytest.raises(ClusterError, match=r"^stage 1 cannot be started: "):
                 await ChildNode.start(
-                    1, "verify", cluster_file, None, log, forking=forking, again=True
+                    1, "verify", cluster_file, None, log, forking=forking, again="ended"
                 )
             node.terminate()
             assert await node.wait() == 0
@@ -250,7 +250,7 @@ def test_a_cluster_serves_when_the_last_node_does_that_was_started() -> None:
     served: dict[int, asyncio.Event] = {0: asyncio.Event(), 1: asyncio.Event()}
 
     class Slow(LocalLauncher):
-        async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
+        async def start(self, rank: int, log: Path, *, again: Again) -> ChildNode:
             if rank:
                 await served[0].wait()
             return await super().start(rank, log, again=again)

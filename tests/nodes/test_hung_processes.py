@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
-from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.children import Again, ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, LocalLauncher
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_protocol.links import role_of
@@ -33,7 +33,7 @@ class HangingLauncher(LocalLauncher):
         self._victim = victim
         self._mark = mark
 
-    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
+    async def start(self, rank: int, log: Path, *, again: Again) -> ChildNode:
         """See ``LocalLauncher``."""
         if rank != self._victim:
             return await super().start(rank, log, again=again)

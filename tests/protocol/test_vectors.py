@@ -57,6 +57,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             7, 4, 30, (600,), 1, 8, 64, 64, True, (8,), (-1, 0), (8, 9), (-0.25, -1.5), (1, 0)
         ),
     ),
+    "ready-memory": (m.Ready(2, True, 4096, 7, 5, memory_kill=1_700_000_000_000),),
     "open-constraint": (
         m.Open(
             *(7, 20, 148, 2**63, 0.7, 50, 0.9, 0.05),

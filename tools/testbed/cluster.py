@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncspec_nodes.cluster.config import Config
-from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.children import Again, ChildNode
 from asyncspec_nodes.local.cluster import LocalCluster, LocalLauncher
 from asyncspec_nodes.node.reports import ReportSink
 from asyncspec_protocol.links import role_of
@@ -43,7 +43,7 @@ class BedLaunch(LocalLauncher):
         self._folder = folder
         return self._config
 
-    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
+    async def start(self, rank: int, log: Path, *, again: Again) -> ChildNode:
         """See ``LocalLauncher``."""
         file = self._folder / f"cluster-{rank}.toml"
         text = cluster_file(self._config, self._seen_from(rank), self._bed.description)

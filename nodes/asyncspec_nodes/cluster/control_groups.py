@@ -5,6 +5,7 @@ In a container, or a systemd unit with limits, /proc tells what the whole machin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,15 @@ _MEMORY_FILES = (
 )
 """Of versions 2 and 1: the limit (above ``memory.high`` processes are slowed down), what is in use,
 and how the lines of ``memory.stat`` for the group with those in it begin."""
+
+_KILL_FILES = ("memory.events", "memory.oom_control")
+"""Of versions 2 and 1: a line of them counts the processes that the kernel has ended for want of
+memory."""
+
+_LOOK_SECONDS = 1.0
+
+_MACHINE = Path("/proc/vmstat")
+"""It counts those of the whole machine."""
 
 _UNBOUNDED = 1 << 60
 """Version 1 writes a larger number for no limit. Not to read on: ``memory.stat`` takes the kernel
@@ -67,6 +77,48 @@ def available_memory() -> int:
     """Bytes of memory that are free to this process, or can be freed at once."""
     available: int = psutil.virtual_memory().available
     return min([available, *(left for _, left in memory_bounds())])
+
+
+class MemoryKills:
+    """Whether the kernel has ended a process for want of memory: by the count of its group, or of
+    the machine where groups count nothing. Others of the same group count as well, so ``look`` is
+    to be called every few seconds: what the last two have seen is compared with the end."""
+
+    def __init__(self, root: Path = _GROUPS, machine: Path = _MACHINE) -> None:
+        self._root = root
+        self._machine = machine
+        # What counts, and the count at the last look and at the one before.
+        self._file: Path | None = None
+        self._counts = (0, 0)
+        self._looked_at = -math.inf
+
+    def look(self, process: Path, now: float) -> None:
+        """Note the count while the process lives, or has ended since the last look.
+        ``process``: its ``/proc/PID/cgroup``."""
+        if now - self._looked_at < _LOOK_SECONDS:
+            return  # it may have ended a moment ago, as what it has written is read later
+        self._looked_at = now
+        groups = _groups("memory", process, self._root)
+        files = [group / name for group in groups for name in _KILL_FILES]
+        for file in (*files, self._machine):
+            if (count := _kills(file)) is not None:
+                same = file == self._file
+                self._file, self._counts = file, (self._counts[1] if same else count, count)
+                return
+
+    @property
+    def risen(self) -> bool:
+        """Whether there has been one since the last look but one; False where nothing counts."""
+        return self._file is not None and (_kills(self._file) or 0) > self._counts[0]
+
+
+def _kills(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
 
 
 def _groups(controller: str, own: Path, root: Path) -> Iterator[Path]:

@@ -9,14 +9,16 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec_nodes.cluster.control_groups import MemoryKills
 from asyncspec_nodes.local import fork_server
 from asyncspec_nodes.local.fork_server import INTEGER
 from asyncspec_nodes.node.cli import huge_page_environment
@@ -40,6 +42,11 @@ STOP_SECONDS = 5.0
 
 MAX_REPORT_BYTES = 1 << 26
 """Of one line; an error report may hold much of a peer's text."""
+
+
+Again = Literal["", "ended", "oom_killed"]
+"""How the process that was a node before has ended: in some way, or by the kernel for want of
+memory while it had requests. Empty: there was none."""
 
 
 async def end(process: asyncio.subprocess.Process | ForkedProcess) -> None:
@@ -74,6 +81,9 @@ class ChildNode:
         self.ready: ReadyReport | None = None
         # It has a request.
         self.in_hand = False
+        # The kernel has ended it for want of memory while it had requests.
+        self.oom_killed = False
+        self._kills = MemoryKills()
         self._failure: FailureReport | None = None
         self._hung = False
         self._log = log
@@ -89,13 +99,15 @@ class ChildNode:
         *,
         prefix: Sequence[str] = (),
         forking: ForkServerClient | None = None,
-        again: bool = False,
+        again: Again = "",
     ) -> ChildNode:
         """Start a node that listens on ``sock``, or on its cluster file's address. ``prefix``:
         words before the command, which must exec it; ``forking``: fork it instead; ``again``:
-        append to its log. Raises ``ClusterError``."""
+        append to its log, and tell it how the one before has ended. Raises ``ClusterError``."""
         number = draft_number(Rank(rank)) if role == "draft" else rank
         arguments = ["--role", role, "--rank", str(number), "--config", str(config), "--supervised"]
+        if again == "oom_killed":
+            arguments.append("--oom-killed")
         listening = () if sock is None else (sock.fileno(),)
         process: asyncio.subprocess.Process | ForkedProcess
         try:
@@ -131,7 +143,10 @@ class ChildNode:
                 elif isinstance(report, HandReport):
                     self.in_hand = report.some
                 progress(report)
-        return self._error_of(await self.process.wait())
+        code = await self.process.wait()
+        killed = code == -signal.SIGKILL and not self._hung
+        self.oom_killed = killed and self.in_hand and self._kills.risen
+        return self._error_of(code)
 
     async def _lines(self) -> AsyncIterator[bytes]:
         """What the node reports. One that has served and is silent for too long is killed; while
@@ -139,6 +154,7 @@ class ChildNode:
         assert self.process.stdout is not None
         silent = 0.0
         while True:
+            self._kills.look(Path(f"/proc/{self.process.pid}/cgroup"), time.monotonic())
             try:
                 async with asyncio.timeout(ALIVE_SECONDS):
                     line = await self.process.stdout.readline()
@@ -163,6 +179,8 @@ class ChildNode:
             if self._failure.kind == "user":
                 return UserError(self._failure.text)
             return ClusterError(f"{name} failed: {self._failure.text}")
+        if self.oom_killed:
+            return ClusterError(f"{name} was ended by the kernel for want of memory")
         if code < 0:
             return ClusterError(f"{name} was killed by {signal.Signals(-code).name}")
         return ClusterError(f"{name} has ended with code {code}{last_line(self._log)}")

@@ -34,6 +34,7 @@ from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.local.children import (
     FORKS,
     STOP_SECONDS,
+    Again,
     ChildNode,
     ForkServerClient,
     name_of,
@@ -145,8 +146,8 @@ class LocalLauncher:
         self._forking = ForkServerClient(self._file, folder) if self._forks else None
         return self._config
 
-    async def start(self, rank: int, log: Path, *, again: bool) -> ChildNode:
-        """Start a node that logs to ``log``; ``again``: append to it."""
+    async def start(self, rank: int, log: Path, *, again: Again) -> ChildNode:
+        """Start a node that logs to ``log``; ``again``: as in ``ChildNode.start``."""
         role = role_of(rank, self._config.stages)
         return await ChildNode.start(
             rank, role, self._file, self._sockets[rank], log, forking=self._forking, again=again
@@ -166,7 +167,7 @@ class SupervisedNode:
 
     def __init__(
         self,
-        start: Callable[[bool], Awaitable[ChildNode]],
+        start: Callable[[Again], Awaitable[ChildNode]],
         notify: Callable[[str], None],
         restarts: int = RESTARTS,
     ) -> None:
@@ -178,7 +179,7 @@ class SupervisedNode:
 
     async def start(self) -> None:
         """Start it for the first time. Raises as ``ChildNode.start``."""
-        self.child = await self._start(False)
+        self.child = await self._start("")
 
     async def run(
         self, progress: ReportSink, may_restart: Callable[[], bool] = lambda: True
@@ -203,7 +204,7 @@ class SupervisedNode:
                 await asyncio.wait_for(self._stops.wait(), pause)
             if self._stops.is_set():
                 return error
-            self.child = child = await self._start(True)
+            self.child = child = await self._start("oom_killed" if child.oom_killed else "ended")
             if self._stops.is_set():
                 await child.stop()
 
@@ -329,7 +330,7 @@ class LocalCluster:
         assert self._folder is not None
         log = (self._logs or Path(self._folder.name)) / f"rank-{rank}.log"
 
-        def start(again: bool) -> Awaitable[ChildNode]:
+        def start(again: Again) -> Awaitable[ChildNode]:
             return self._launch.start(rank, log, again=again)
 
         node = SupervisedNode(start, self._notify, self._restarts)

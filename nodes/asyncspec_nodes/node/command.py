@@ -126,6 +126,11 @@ def build_parser() -> Parser:
         help="stop at the end of stdin; report progress as JSON lines on stdout",
     )
     add(
+        "--oom-killed",
+        action="store_true",
+        help="said by the parent: the kernel ended the process before this one for want of memory",
+    )
+    add(
         "--http",
         type=int,
         metavar="PORT",
@@ -183,12 +188,15 @@ def _start(arguments: argparse.Namespace, reporter: Reporter) -> int:
     host = sock.getsockname()[0] if listed is None else listed.host
     resources.set_threads(config, node, host, arguments.threads)
 
+    supervisor: Supervisor | None = None
+
     def serve() -> int:
         from asyncspec.actor import loop
         from asyncspec_nodes.node import process
 
         how = {"supervised": arguments.supervised, "http": http, "file": arguments.config}
-        loop.run(process.serve(config, node, sock, reporter, **how))
+        oom_killed = arguments.oom_killed or (supervisor is not None and supervisor.oom_killed)
+        loop.run(process.serve(config, node, sock, reporter, oom_killed=oom_killed, **how))
         return 0
 
     if not SUPERVISES or arguments.supervised or not arguments.restarts:

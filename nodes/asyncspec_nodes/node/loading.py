@@ -177,6 +177,14 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     return replace(loaded, run_job=device.run, abandon_job=device.abandon)
 
 
+def with_memory_kill(loaded: Loaded, at: float) -> Loaded:
+    """A stage that tells the draft nodes of its predecessor's end, ``at`` seconds since 1970."""
+    if not isinstance(machine := loaded.machine, VerifyMachine):
+        return loaded
+    config = replace(machine.config, memory_kill=round(1000 * at))
+    return replace(loaded, machine=VerifyMachine(config))
+
+
 def _packing_seconds(config: Config, me: Hello) -> float:
     """Cost of packing rows; measured where it decides whether to pack."""
     if config.cluster.wire == "plain" or me.role != "verify":

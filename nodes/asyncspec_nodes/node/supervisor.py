@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from asyncspec_nodes.cluster.control_groups import MemoryKills
 from asyncspec_nodes.console.signals import SIGNALS
 
 SUPERVISES = sys.platform == "linux"
@@ -93,6 +94,9 @@ class Supervisor:
         self._ready, self._serves = os.pipe2(os.O_NONBLOCK)
         # Shared with the node's process: 1 while it has a request.
         self._in_hand = mmap.mmap(-1, 1)
+        self._kills = MemoryKills()
+        # The kernel has ended the process before for want of memory while it had requests.
+        self.oom_killed = False
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK)
 
     def run(self, node: Callable[[], int]) -> int:
@@ -116,8 +120,12 @@ class Supervisor:
             if self._stopping or code in (0, 2) or not served:
                 return self._last(code)
             why = _reason(code)
-            pause = self._budget.take(time.monotonic(), in_hand=self._in_hand[0] == 1)
+            in_hand = self._in_hand[0] == 1
             self._in_hand[0] = 0
+            self.oom_killed = in_hand and code == -signal.SIGKILL and self._kills.risen
+            if self.oom_killed:
+                why = "the kernel ended it for want of memory"
+            pause = self._budget.take(time.monotonic(), in_hand=in_hand)
             if pause is None:
                 self._log.error("stopping", why=f"{why}, after {self._budget.most} new starts")
                 return 1
@@ -138,7 +146,9 @@ class Supervisor:
         """The exit code of the node. A wait for the process alone would miss a signal that comes
         between Python's last look for one and the system call."""
         ends, step, stopped = os.pidfd_open(self._node), self._stopped_seconds / 5, 0.0
+        self._kills.look(Path(f"/proc/{self._node}/cgroup"), time.monotonic())
         while ends not in (ready := select.select([ends, self._woken], [], [], step)[0]):
+            self._kills.look(Path(f"/proc/{self._node}/cgroup"), time.monotonic())
             if self._woken in ready:
                 os.read(self._woken, 4096)
                 continue

@@ -17,7 +17,7 @@ import tomlkit
 from msgspec import Struct
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
-from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.children import Again, ChildNode
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node.processor import processor_here
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
@@ -314,7 +314,7 @@ class Agent:
             file = self._write(rank)
             sock = self._sockets[port]
 
-            def start(again: bool) -> Awaitable[ChildNode]:
+            def start(again: Again) -> Awaitable[ChildNode]:
                 return ChildNode.start(rank, "verify", file, sock, log, again=again)
 
             node = SupervisedNode(start, self._say)

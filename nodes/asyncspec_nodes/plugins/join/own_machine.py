@@ -11,7 +11,7 @@ from pathlib import Path
 
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.console.signals import on_termination
-from asyncspec_nodes.local.children import ChildNode
+from asyncspec_nodes.local.children import Again, ChildNode
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import ReportSink
@@ -95,7 +95,7 @@ async def run_draft(
     """Keep the draft node of the cluster ``file`` running, beside which it logs; why it has ended
     for good."""
 
-    def start(again: bool) -> Awaitable[ChildNode]:
+    def start(again: Again) -> Awaitable[ChildNode]:
         log = file.with_name("rank-0.log")
         return ChildNode.start(DRAFT, "draft", file, sock, log, again=again)
 

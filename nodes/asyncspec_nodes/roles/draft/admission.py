@@ -39,8 +39,9 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if queued is None or not lifecycle.may_open(state, queued):
             break
         left = tuple(other for other in state.backlog if other is not queued)
-        queued = replace(queued, request=_fitted(state, queued.request))
-        if error := refusal(state, queued.request):
+        queued = replace(queued, request=_fitted(state, queued))
+        error = state.memory_bound.refusal(queued.request.prompt, queued.given)
+        if error := error or refusal(state, queued.request):
             state = replace(state, backlog=left)
             effects = (*effects, lifecycle.unserved(state, queued, "error", error, now, TOO_LARGE))
         elif has_room(state, queued.request):
@@ -114,7 +115,11 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         prompt_logprobs=queued.prompt_logprobs,
         **asdict(request.sampling),
     )
-    state = replace(state, next_session=SessionId(state.next_session + 1))
+    state = replace(
+        state,
+        next_session=SessionId(state.next_session + 1),
+        memory_bound=state.memory_bound.opened(),
+    )
     return state.with_session(session), (Send(FIRST, message),)
 
 
@@ -173,8 +178,12 @@ def refusal(state: DraftState, request: Request) -> str:
     )
 
 
-def _fitted(state: DraftState, request: Request) -> Request:
-    """A request, where its user has set no bound, of as many tokens as the caches can hold."""
+def _fitted(state: DraftState, queued: QueuedRequest) -> Request:
+    """A request, where its user has set no bound, of as many tokens as the caches can hold; in any
+    case of fewer than a stage has ended for."""
+    request, bound = queued.request, state.memory_bound.most_tokens
+    if bound and (left := bound - len(request.prompt)) > len(queued.given):
+        request = replace(request, max_new_tokens=min(request.max_new_tokens, left))
     bounds = [b for b in (slots_total(state), _source_slots(state, request)) if b is not None]
     if not request.unbounded or not bounds:
         return request

@@ -50,6 +50,8 @@ def finish_request(
     state: DraftState, session: DraftSession, reason: str, now: float
 ) -> tuple[DraftState, Effects]:
     """Close a session everywhere; its request ends when the stages have reported its statistics."""
+    served = len(session.request.prompt) + session.new_tokens
+    state = replace(state, memory_bound=state.memory_bound.ended(served))
     state, cached = prefix_cache.cache_prompt(state, session)
     state, effects = close_session(state, session, keep=cached)
     finishing = FinishingRequest(session, reason, now, missing=frozenset(state.linked_stages))
@@ -275,6 +277,7 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
     if rank <= state.config.stages:
         computes = (message.layers, message.processor)
         state = replace(state, processors={**state.processors, rank: computes})
+    state = replace(state, memory_bound=state.memory_bound.reported(rank, message.memory_kill))
     if floor >= 0 and rank <= state.config.stages:
         state = replace(state, floor_aware=state.floor_aware | {rank})
         state = _released(state, rank, lambda release: release.session < floor)
@@ -348,6 +351,10 @@ def _broken(
     effects: list[Effect] = []
     silent = [session for session in state.sessions.values() if not session.committed]
     waiting: list[QueuedRequest] = []
+    memory_bound = state.memory_bound.broken(
+        [(session.request.prompt, session.given) for session in state.sessions.values()]
+    )
+    state = replace(state, memory_bound=memory_bound)
     for session in state.sessions.values():
         queued = _requeued(session, new_breaks, alone=len(state.sessions) == 1)
         breaks = queued.counters.breaks

@@ -20,6 +20,7 @@ from asyncspec.core.tree import TokenTree
 from asyncspec.policy.base import Committed, Drafted, Growth, Policy, View, max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft.measurements import DraftMeasurements
+from asyncspec_nodes.roles.draft.memory_bound import MemoryBound
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Expand, PromptLogprobs, Rates
 
@@ -304,6 +305,8 @@ class DraftState(Struct, frozen=True):
     # Stages that are about to report a break this node has seen itself, because it has lost the
     # next stage: with the first session opened since. An answer to its ``Floor`` ends that.
     break_echoes: Mapping[Rank, SessionId] = {}
+    # Which requests are too long for the stages' memory, as their ends have shown.
+    memory_bound: MemoryBound = MemoryBound()
     # When the pipeline broke last: a peer that has been silent since before it is part of it.
     last_break: float = -math.inf
     # Reported cache slots of the stages and of a token source's node; 0: no bound.

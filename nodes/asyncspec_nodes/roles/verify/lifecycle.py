@@ -255,6 +255,7 @@ def ready(state: VerifyState, draft: Rank, silent: float = 0.0) -> Send:
         opened=marks.opened,
         floor=marks.floor,
         silent=silent,
+        memory_kill=config.memory_kill,
     )
     if config.processor:
         layers = (config.first_layer, config.end_layer)

@@ -74,6 +74,8 @@ class VerifyConfig(Struct, frozen=True):
     row_bytes: int = 0
     # Upper bound on sessions and cached prompts per draft node; 0: no bound.
     sessions: int = 0
+    # As in ``Ready``.
+    memory_kill: int = 0
     # The planner that is asked for sessions whose policy is plannable.
     planner: str = DEFAULT_PLANNER
     planners: Mapping[str, Planner[Any]] = field(default_factory=lambda: PLANNERS)
