@@ -58,6 +58,7 @@ from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOpt
 from asyncspec_nodes.plugins.join.join_command import read_advertise
 from asyncspec_nodes.plugins.join.members import Member, Members
 from asyncspec_nodes.plugins.join.messages import Offer
+from asyncspec_nodes.plugins.join.stages import Stages
 from asyncspec_nodes.plugins.join.token import Token, TokenFile, new_cluster
 from asyncspec_protocol.messages import Finished, Output, Submit
 
@@ -444,12 +445,16 @@ async def test_a_machine_whose_connection_is_lost_before_it_is_admitted_tries_ag
 
 
 @pytest.mark.asyncio
-async def test_stages_of_an_earlier_run_are_stopped(tmp_path: Path) -> None:
-    class Ran(Agent):
-        stopped = 0
+async def test_stages_of_an_earlier_run_are_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = 0
 
-        async def _stop_all(self) -> None:
-            self.stopped += 1
+    async def stop_all(stages: Stages) -> None:
+        nonlocal stopped
+        stopped += 1
+
+    monkeypatch.setattr(Stages, "stop_all", stop_all)
 
     class Channel:
         def __init__(self, *runs: str) -> None:
@@ -461,10 +466,10 @@ async def test_stages_of_an_earlier_run_are_stopped(tmp_path: Path) -> None:
                 yield aiohttp.WSMessage(aiohttp.WSMsgType.TEXT, raw, None)
 
     made = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
-    agent = Ran(made, AgentOptions("one"), [], tmp_path, lambda line: None)
-    for runs, stopped in ((("a",), 0), (("a", "a"), 0), (("b",), 1), (("b",), 1), (("c", "d"), 3)):
+    agent = Agent(made, AgentOptions("one"), [], tmp_path, lambda line: None)
+    for runs, expected in ((("a",), 0), (("a", "a"), 0), (("b",), 1), (("b",), 1), (("c", "d"), 3)):
         assert not await agent._serve(Channel(*runs))  # type: ignore[arg-type]
-        assert agent.stopped == stopped
+        assert stopped == expected
 
 
 def test_what_is_kept_is_whole_or_refused(tmp_path: Path) -> None:
@@ -564,8 +569,8 @@ def test_behind_nat_own_stages_are_reached_where_they_listen(tmp_path: Path) -> 
     assert near == wanted
     (orders,) = said
     assert isinstance(orders, messages.Orders)
-    one._orders, one._connector.host = orders, "203.0.113.9"
-    written = {node.rank: (node.host, node.port) for node in load(one._write(1)).node}
+    one._stages._orders, one._connector.host = orders, "203.0.113.9"
+    written = {node.rank: (node.host, node.port) for node in load(one._stages._write(1)).node}
     # The draft node is no neighbour on this machine.
     assert written == wanted | {0: ("203.0.113.9", 1)}
     for sock in sockets:

@@ -15,6 +15,9 @@ import aiohttp
 import pytest
 
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec_nodes.cluster.file import load
+from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import ReadyReport
 from asyncspec_nodes.plugins.join import join_command, messages
 from asyncspec_nodes.plugins.join.agent import Agent, AgentOptions
 from asyncspec_nodes.plugins.join.authority import make_key, make_request
@@ -27,8 +30,10 @@ from asyncspec_nodes.plugins.join.messages import (
     FromMember,
     Orders,
     Refused,
+    Serving,
     ToMember,
 )
+from asyncspec_nodes.plugins.join.stages import Stages
 from asyncspec_nodes.plugins.join.token import Token, TokenFile, new_cluster
 
 TOKEN = Token(("127.0.0.1",), 1, bytes(32), bytes(16))
@@ -92,8 +97,9 @@ async def test_a_stage_whose_files_cannot_be_written_has_failed(
     (folder / "node.key").unlink()
     folder.rmdir()
     cluster = '[target]\npath = "/srv/target"\n[[node]]\nrank = 0\n'
-    one._orders = Orders(config or cluster, (), (), 1)
-    await one._keep(1, 0, (0, 1), 7)
+    one._stages._orders = Orders(config or cluster, (), (), 1)
+    one._stages._versions[1] = 7
+    await one._stages._keep(1, 0, (0, 1))
     (failed,) = channel.sent
     assert isinstance(failed, Failed)
     assert (failed.version, failed.rank, failed.user) == (7, 1, False)
@@ -103,8 +109,9 @@ async def test_a_stage_whose_files_cannot_be_written_has_failed(
 @pytest.mark.asyncio
 async def test_a_failure_without_a_connection_is_reported_with_the_next(tmp_path: Path) -> None:
     machine = agent(tmp_path)
-    machine._orders = Orders("[", (), (), 1)
-    await machine._keep(1, 0, (0, 1), 7)
+    machine._stages._orders = Orders("[", (), (), 1)
+    machine._stages._versions[1] = 7
+    await machine._stages._keep(1, 0, (0, 1))
     channel = Channel(Admitted("", ""))
     await machine._serve(channel)  # type: ignore[arg-type]
     assert [(type(one), one.rank) for one in channel.sent] == [(Failed, 1)]  # type: ignore[union-attr]
@@ -196,3 +203,82 @@ def test_a_token_file_that_others_can_read_becomes_the_users_own(tmp_path: Path)
 @pytest.mark.parametrize("name", ["ä" * 40, "x" * 65, "€" * 50, "", os.fsdecode(b"\xff")])
 def test_any_name_fits_into_a_certificate(name: str) -> None:
     assert "REQUEST" in make_request(make_key(), name)
+
+
+class Loaded(Stages):
+    """Stages that load at once, in no process: what is started, and stopped."""
+
+    def __init__(self, folder: Path, channel: Channel) -> None:
+        async def tell(message: FromMember) -> None:
+            channel.sent.append(message)
+
+        self.listening = listen.loopback()
+        connector = Connector(TOKEN, None)
+        connector.host = "10.0.0.1"
+        super().__init__(
+            *([self.listening], folder, connector, "/srv/target"),
+            same_machine=False,
+            tell=tell,
+            say=lambda line: None,
+        )
+        self.events: list[str] = []
+
+    async def _prepare_forks(self) -> None:
+        pass
+
+    async def _keep(self, rank: int, port: int, layers: tuple[int, int]) -> None:
+        self.events.append(f"start {rank}")
+        self._write(rank)
+        self._report(rank, ReadyReport(rank, layers, "float32", "", 0.0, "", 1, "cpu"))
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.events.append(f"stop {rank}")
+
+
+CLUSTER = """
+[cluster]
+insecure = true
+[target]
+path = "/srv/target"
+[[node]]
+rank = 0
+host = "10.0.0.1"
+port = 7700
+[[node]]
+rank = 1
+host = "10.0.0.2"
+port = 7701
+layers = [0, 1]
+[[node]]
+rank = 2
+host = "10.0.0.3"
+port = 7702
+layers = [1, 2]
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("gone", [True, False])
+async def test_what_is_loaded_on_suspicion_reaches_nobody_until_it_is_needed(
+    tmp_path: Path, gone: bool
+) -> None:
+    channel = Channel()
+    stages = Loaded(tmp_path, channel)
+
+    def nodes() -> dict[int, tuple[str, int]]:
+        return {node.rank: (node.host, node.port) for node in load(tmp_path / "rank-1.toml").node}
+
+    await stages.follow(Orders(CLUSTER, (), (), 0, standby=(1,), standby_ports=(0,)))
+    await asyncio.sleep(0)  # it starts
+    await asyncio.sleep(0)  # its report
+    assert channel.sent == [Serving(0, 1)]  # of no orders: it does not count
+    assert [nodes()[rank] for rank in (0, 2)] == [("127.1.1.0", 1), ("127.1.1.2", 1)]
+    await stages.follow(Orders(CLUSTER, (1,), (0,), 7) if gone else Orders(CLUSTER, (), (), 0))
+    if gone:
+        assert channel.sent[1:] == [Serving(7, 1)]
+        assert stages.events == ["start 1"]
+        assert nodes()[2] == ("10.0.0.3", 7702)
+    await stages.stop_all()
+    assert stages.events == ["start 1", "stop 1"]
+    stages.listening.close()

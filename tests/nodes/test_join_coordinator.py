@@ -335,3 +335,72 @@ async def test_an_idle_cluster_is_planned_anew_for_machines_that_promise_more(
     cluster.members.serving = {1, 2, 3}
     await cluster._improve()
     assert len([line for line in started.said if "plans anew" in line]) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_spare_loads_what_a_suspected_machine_holds(tmp_path: Path) -> None:
+    """When that one is gone the spare is told to run it, and when it is heard again to drop it."""
+    started = Started(tmp_path)
+    coordinator, members = started.coordinator, started.coordinator.members
+    started.admit(offer("d"), "10.0.0.4")
+    members.serving = {1, 2, 3}
+
+    async def tick(*alive: str) -> None:
+        for name in alive:
+            coordinator.received(name, Alive())
+        members.tick()
+        await coordinator._repair()
+
+    async def silent_b(state: str) -> None:
+        while members.by_id["b"].presence.state != state:
+            await tick("a", "c", "d")
+
+    await silent_b("suspected")
+    orders = started.orders("d")
+    assert (orders.ranks, orders.standby, orders.standby_ports) == ((), (2,), (0,))
+    assert members.assignment[1].member == "b"
+    count = len(started.sent["a"])
+    await tick("a", "b", "c", "d")
+    assert started.orders("d").standby == ()
+    await silent_b("suspected")
+    assert started.orders("d").standby == (2,)
+    while "b" in members.by_id:
+        await tick("a", "c", "d")
+    orders = started.orders("d")
+    assert (orders.ranks, orders.ports, orders.standby) == ((2,), (0,), ())
+    # Others learn of it only then.
+    later = [one for one in started.sent["a"][count:] if isinstance(one, Orders)]
+    assert len(later) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_node_that_does_not_say_whether_anybody_asks_delays_nothing(tmp_path: Path) -> None:
+    started = Started(tmp_path)
+    cluster = started.coordinator
+    started.admit(offer("d"), "10.0.0.4")
+    cluster._changed.clear()
+
+    async def is_idle() -> bool:
+        cluster._changed.set()
+        await asyncio.Event().wait()
+        return True
+
+    cluster.is_idle = is_idle
+    await cluster._improve()
+    assert cluster._changed.is_set()
+
+
+@pytest.mark.asyncio
+async def test_nobody_gives_layers_up_for_a_suspicion(tmp_path: Path) -> None:
+    """Where all layers would be split anew nothing is loaded before the machine is gone."""
+    started = Started(tmp_path)
+    members = started.coordinator.members
+    for name in "ac":
+        member = members.by_id[name]
+        member.offer = replace(member.offer, memory=1)
+    while members.by_id["b"].presence.state == "here":
+        for name in "ac":
+            started.coordinator.received(name, Alive())
+        members.tick()
+    await started.coordinator._repair()
+    assert not any(started.orders(name).standby for name in "ac")

@@ -17,6 +17,7 @@ from typing import IO, Literal
 
 import msgspec
 
+from asyncspec.backend.threads import COUNT_VARIABLES
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.control_groups import MemoryKills
 from asyncspec_nodes.local import fork_server
@@ -231,14 +232,21 @@ class ForkedProcess:
 
 class ForkServerClient:
     """Starts the server with the first node, and again if it was killed. ``file``: the cluster
-    file, which decides what to import; ``folder``: removed if this process is killed."""
+    file, which decides what to import; ``folder``: removed if this process is killed; ``threads``:
+    of each node's products, None: as the file and the environment say."""
 
-    def __init__(self, file: Path, folder: Path) -> None:
+    def __init__(self, file: Path, folder: Path, threads: int | None = None) -> None:
         self._file = file
         self._folder = folder
+        self._threads = {} if threads is None else dict.fromkeys(COUNT_VARIABLES, str(threads))
         self._starting = asyncio.Lock()
         self._server: asyncio.subprocess.Process | None = None
         self._requests: socket.socket | None = None
+
+    async def prepare(self, log: Path) -> None:
+        """Start the server before there is a node. Raises ``OSError``."""
+        with log.open("ab") as stream:
+            await self._ensure_server(stream)
 
     async def fork(
         self, arguments: Sequence[str], listening: Sequence[int], log: IO[bytes]
@@ -286,7 +294,7 @@ class ForkServerClient:
                     stdout=log,
                     stderr=log,
                     pass_fds=(theirs.fileno(),),
-                    env=huge_page_environment(os.environ),
+                    env=huge_page_environment({**os.environ, **self._threads}),
                     # Ctrl-C in the terminal signals only the parent, which stops its children.
                     start_new_session=True,
                 )

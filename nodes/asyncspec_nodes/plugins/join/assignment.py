@@ -7,7 +7,7 @@ machines remain, some of them run two stages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -69,6 +69,17 @@ def after_loss(
         return kept or fresh
     faster = slowest(target, by_name, kept) > WORTH * slowest(target, by_name, fresh)
     return fresh if faster else kept
+
+
+def in_case_of_loss(
+    repaired: Callable[[], Assignment | None], old: Assignment, here: Collection[str]
+) -> dict[int, list[Assigned]]:
+    """By rank, stages that machines which are ``here`` would hold after the loss of the others by
+    ``repaired``: what they may load at once. None where one would have to give layers up for it."""
+    new = repaired() if here else None
+    if new is None or any(a.member in here and a != b for a, b in zip(old, new, strict=True)):
+        return {}
+    return {rank: [one] for rank, one in enumerate(new, start=1) if one != old[rank - 1]}
 
 
 def relieved(target: TargetCost, devices: Sequence[Device], old: Assignment) -> Assignment | None:

@@ -24,7 +24,7 @@ from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import ReadyReport, Report
 from asyncspec_nodes.plugins.join.agent import AgentOptions
 from asyncspec_nodes.plugins.join.authority import CA, CERTIFICATE, KEY
-from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions
+from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions, answer_before
 from asyncspec_nodes.plugins.join.links import Links
 from asyncspec_nodes.plugins.join.members import Member, Members, watch_end, watch_presence
 from asyncspec_nodes.plugins.join.messages import (
@@ -342,7 +342,7 @@ class Coordinator:
         """Use machines that hold nothing while nobody asks: where another number of stages is
         better the draft node starts again, too."""
         now = time.monotonic()
-        if not self.members.spares or self.is_idle is None or not await self.is_idle():
+        if not self.members.spares or not await self._is_quiet():
             self._idle_since = None
             return
         if self._idle_since is None:
@@ -350,7 +350,7 @@ class Coordinator:
         if now - self._idle_since < IDLE_SECONDS:
             return
         plan = await self._formation.improve()
-        if plan is None or not await self.is_idle():
+        if plan is None or not await self._is_quiet():
             return
         others = len(plan) != len(self.members.assignment)
         if others and self._draft is not None:
@@ -360,6 +360,9 @@ class Coordinator:
         self._write_file()
         if others and self._draft_socket is not None:
             self._draft = self._start(self._run_draft(self._draft_socket))
+
+    async def _is_quiet(self) -> bool:
+        return self.is_idle is not None and await answer_before(self._changed, self.is_idle())
 
     async def _repair(self) -> None:
         if await self._formation.repair():

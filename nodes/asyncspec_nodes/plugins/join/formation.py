@@ -61,6 +61,8 @@ class Formation:
         self._held = self._started = False
         # The members that the wait was said for, and for which no better plan was found.
         self._waits_for: frozenset[str] = frozenset()
+        # The members' states and the assignment that stages were prepared for.
+        self._prepared_for: object = None
         self._planned_for: frozenset[str] = frozenset()
 
     def pressed(self) -> None:
@@ -162,6 +164,7 @@ class Formation:
         """Give the stages of those who have left for good to others; whether that was done."""
         self._forget_lost()
         members = self._members
+        await self._prepare()
         incomplete = members.incomplete
         search = members.repaired() if incomplete else members.relieved()
         if search is None:
@@ -178,6 +181,19 @@ class Formation:
                 f"machine: requests wait for {self._rejoin_seconds:g} s"
             )
         return False
+
+    async def _prepare(self) -> None:
+        """Have the stages of suspected machines loaded where they would go: when one is gone that
+        is under way, and when it is heard again it is undone."""
+        members = self._members
+        states = tuple(sorted((n, one.presence.state) for n, one in members.by_id.items()))
+        seen = states, members.assignment
+        if not members.assignment or members.incomplete or seen == self._prepared_for:
+            return
+        self._prepared_for = seen
+        standby = await asyncio.to_thread(members.standby())
+        if members.assignment == seen[1]:
+            members.stand_by(standby)
 
     def _are_here(self, assignment: Assignment) -> bool:
         """False where somebody has left during the search: then it is made again."""
@@ -209,3 +225,16 @@ class Formation:
 
 def _machines(assignment: Assignment) -> set[str]:
     return {one.member for one in assignment}
+
+
+async def answer_before(event: asyncio.Event, question: Awaitable[bool]) -> bool:
+    """An answer; False where the event comes first, as who is asked may be gone."""
+    answer = asyncio.ensure_future(question)
+    tasks = answer, asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return answer.done() and answer.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

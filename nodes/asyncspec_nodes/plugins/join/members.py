@@ -16,9 +16,11 @@ from asyncspec_nodes.cluster.config import Config, NodeTable
 from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.console.hosts import is_loopback
 from asyncspec_nodes.plugins.join.assignment import (
+    Assigned,
     Assignment,
     after_loss,
     first_assignment,
+    in_case_of_loss,
     predicted,
     relieved,
 )
@@ -89,6 +91,8 @@ class Members:
         self._version = 0
         # By rank: the version that its present holder was told in.
         self._since: dict[int, int] = {}
+        # By rank: where else stages are loaded, as they may be needed there soon.
+        self._standby: dict[int, list[Assigned]] = {}
         # The kind of processor of every machine that has ever joined.
         self._processors: dict[str, str] = {}
         # By rank: of stages whose machine does not reach that of the next one.
@@ -157,10 +161,20 @@ class Members:
 
     def repaired(self) -> Search:
         """An assignment without those who have left; None where the target does not fit."""
+        return self._without_others(self.devices)
+
+    def _without_others(self, devices: Sequence[Device]) -> Search:
         processors = {one.member: self._processors[one.member] for one in self.assignment}
         return partial(
-            after_loss, self._target, self.devices, self.assignment, self._sessions, processors
+            after_loss, self._target, devices, self.assignment, self._sessions, processors
         )
+
+    def standby(self) -> Callable[[], dict[int, list[Assigned]]]:
+        """Which stages are to be loaded elsewhere as well, by rank: those of suspected machines,
+        where ``repaired`` will put them."""
+        here = [one.device for one in self.by_id.values() if one.presence.state == "here"]
+        names = {device.name for device in here}
+        return partial(in_case_of_loss, self._without_others(here), self.assignment, names)
 
     def relieved(self) -> Search | None:
         """An assignment in which a machine with several stages gives one to a spare; None where
@@ -187,7 +201,19 @@ class Members:
                 self.carried.pop(rank, None)
                 self.carried.pop(rank - 1, None)
         self.assignment = assignment
+        self._standby = {}
         self.tell_all()
+
+    def stand_by(self, standby: Mapping[int, list[Assigned]]) -> None:
+        """From now on these stages are loaded there as well; who is concerned is told."""
+        old, self._standby = self._standby, dict(standby)
+        if old != self._standby:
+            stages = [
+                one for held in (old, self._standby) for some in held.values() for one in some
+            ]
+            for name in dict.fromkeys(one.member for one in stages):
+                if name in self.by_id:
+                    self.tell(name)
 
     def tell_all(self) -> None:
         """All members their orders."""
@@ -200,6 +226,12 @@ class Members:
         if not self.assignment or not member.presence.is_connected:
             return
         held = [(rank, one) for rank, one in enumerate(self.assignment, 1) if one.member == name]
+        standby = [
+            (rank, one)
+            for rank, some in self._standby.items()
+            for one in some
+            if one.member == name
+        ]
         member.send(
             Orders(
                 to_toml(self._config_of(member, [rank for rank, _ in held])),
@@ -212,6 +244,8 @@ class Members:
                     for rank, _ in held
                     if rank in self.carried and (address := self.address(rank + 1)) is not None
                 ),
+                standby=tuple(rank for rank, _ in standby),
+                standby_ports=tuple(one.port for _, one in standby),
             )
         )
 

@@ -94,6 +94,9 @@ class Orders(Struct, frozen=True, tag="orders"):
     certificate: Text = ""
     # For links that are carried.
     probes: tuple[Probe, ...] = ()
+    # Ranks that it is to load, too, without a link to anybody: it may get them soon.
+    standby: tuple[Rank, ...] = ()
+    standby_ports: tuple[int, ...] = ()
 
 
 class Step(Struct, frozen=True, tag="step"):

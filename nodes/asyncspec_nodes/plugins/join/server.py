@@ -197,7 +197,7 @@ class JoinServer:
 
         def send(message: ToMember) -> None:
             if isinstance(message, Orders):
-                roles = [f"{NODE}:{rank}" for rank in message.ranks]
+                roles = [f"{NODE}:{rank}" for rank in (*message.ranks, *message.standby)]
                 issued = self._authority.issue(offer.request, *roles)
                 message = replace(message, certificate=issued)
             queue.put_nowait(message)

@@ -1,0 +1,255 @@
+"""The stages of a machine that has joined: loaded, started again, and stopped, as it is told to.
+
+They are forked from a process that has imported what they need, which on a busy board takes longer
+than to load a stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import tomlkit
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec_nodes.local.children import FORKS, Again, ChildNode, ForkServerClient
+from asyncspec_nodes.local.cluster import SupervisedNode
+from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
+from asyncspec_nodes.node.resources import cores, threads_are_set
+from asyncspec_nodes.plugins.join.connection import Connector, near
+from asyncspec_nodes.plugins.join.messages import Failed, FromMember, Orders, Serving, Step
+from asyncspec_nodes.plugins.join.parts import PartsSource
+
+MAX_LINE = 1000
+
+NOWHERE = "127.1.1.{}", 1
+"""An address, by rank, that refuses connections."""
+
+
+class _Stage(Struct, frozen=True):
+    task: asyncio.Task[None]
+    # The number of its port, its layers, and the number of all stages.
+    how: tuple[int, tuple[int, int], int]
+
+
+class Stages:
+    """``sockets``: where they listen, by the numbers of the machine's ports; ``folder``: for files
+    and logs; ``connector``: the way to the cluster; ``target``: on this machine, None: as the
+    cluster names it, or fetched; ``same_machine``: the cluster was started here; ``tell`` sends
+    reports, ``say`` receives a line for each event."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        folder: Path,
+        connector: Connector,
+        target: str | None,
+        *,
+        same_machine: bool,
+        tell: Callable[[FromMember], Awaitable[None]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._sockets = sockets
+        self._folder = folder
+        self._connector = connector
+        self._target = target
+        self._same_machine = same_machine
+        self._tell = tell
+        self._say = say
+        self._orders: Orders | None = None
+        # By rank: reports of stages that serve or have failed, also without a connection then.
+        self.outcomes: dict[int, Serving | Failed] = {}
+        # By rank: what runs or loads, and where its target is; None: as the cluster names it.
+        self._stages: dict[int, _Stage] = {}
+        self._targets: dict[int, str | None] = {}
+        # By rank: the version of the orders for it, 0: it is loaded for later.
+        self._versions: dict[int, int] = {}
+        self._forking: ForkServerClient | None = None
+        # Whether the machine was said to be a spare.
+        self._is_spare = False
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    async def follow(self, orders: Orders) -> None:
+        """Start and stop stages; what stays only learns the others' addresses."""
+        self._orders = orders
+        nodes: Any = tomlkit.parse(orders.config)["node"]
+        layers = {node["rank"]: tuple(node["layers"]) for node in nodes if node["rank"]}
+        wanted = {rank: (port, layers[rank], len(layers)) for rank, port in _ports(orders).items()}
+        for rank in [rank for rank, stage in self._stages.items() if wanted.get(rank) != stage.how]:
+            await self._stop(rank)
+        if not orders.ranks and not self._is_spare:
+            self._say("a spare: it holds no layers until they are needed here")
+        self._is_spare = not orders.ranks
+        with contextlib.suppress(OSError):  # then stages are started without it
+            await self._prepare_forks()
+        for rank in self._stages:
+            self._write(rank)
+        for rank in wanted:
+            was, now = self._versions.get(rank), orders.version if rank in orders.ranks else 0
+            self._versions[rank] = now
+            if now and was == 0 and rank in self._stages:
+                await self._promote(rank)
+        for rank, how in wanted.items():
+            if rank not in self._stages:
+                self._stages[rank] = _Stage(asyncio.create_task(self._keep(rank, *how[:2])), how)
+
+    async def stop_all(self) -> None:
+        """The machine takes no part now."""
+        for rank in list(self._stages):
+            await self._stop(rank)
+
+    async def close(self) -> None:
+        """Stop everything, for good."""
+        await self.stop_all()
+        if self._forking is not None:
+            await self._forking.close()
+
+    async def _promote(self, rank: int) -> None:
+        """What was loaded for later is needed now; where that has failed it is tried again."""
+        outcome = self.outcomes.get(rank)
+        if isinstance(outcome, Failed):
+            await self._stop(rank)
+            return
+        self._say(f"runs stage {rank}, which it has loaded for that")
+        if outcome is not None:
+            outcome = self.outcomes[rank] = replace(outcome, version=self._versions[rank])
+            await self._tell(outcome)
+
+    async def _prepare_forks(self) -> None:
+        """Import what stages need before they are needed. Raises ``OSError``."""
+        assert self._orders is not None
+        if not FORKS or self._forking is not None:
+            return
+        file = self._folder / "orders.toml"
+        file.write_text(self._orders.config, encoding="utf-8")
+        # The cores are shared by the stages that are here at first.
+        threads = None if threads_are_set() else max(1, cores() // max(1, len(self._orders.ranks)))
+        self._forking = ForkServerClient(file, self._folder, threads)
+        await self._forking.prepare(self._folder / "forks.log")
+
+    async def _keep(self, rank: int, port: int, layers: tuple[int, int]) -> None:
+        """One stage: loaded, and started again where it fails."""
+        verb = "runs" if self._versions[rank] else "loads, in case it is needed,"
+        self._say(f"{verb} stage {rank} (layers {layers[0]} to {layers[1] - 1})")
+        log = self._folder / f"rank-{rank}.log"
+        try:
+
+            def say(line: str) -> None:
+                self._say(line)
+                self._report(rank, LoadingReport(rank, line))
+
+            self._targets[rank] = await self._find_target(layers, say)
+            file = self._write(rank)
+            sock = self._sockets[port]
+
+            def start(again: Again) -> Awaitable[ChildNode]:
+                forking = self._forking
+                return ChildNode.start(
+                    rank, "verify", file, sock, log, forking=forking, again=again
+                )
+
+            node = SupervisedNode(start, self._say)
+            await node.start()
+            raise await node.run(lambda report: self._report(rank, report))
+        # Of files here, and of orders or answers of another version, too.
+        except (AsyncSpecError, OSError, ValueError) as error:
+            self._say(str(error))
+            text = " ".join(str(error).split())[:MAX_LINE]
+            failed = Failed(self._versions[rank], rank, text, isinstance(error, UserError))
+            self.outcomes[rank] = failed
+            await self._tell(failed)
+
+    async def _find_target(self, layers: tuple[int, int], say: Callable[[str], None]) -> str | None:
+        """The target on this machine: its own, the Hub's (None: as the cluster names it), or parts
+        of the one where the cluster was started. Raises ``AsyncSpecError``."""
+        assert self._orders is not None
+        if self._same_machine or self._target is not None:
+            return self._target
+        parsed: Any = tomlkit.parse(self._orders.config)
+        if not Path(str(parsed["target"]["path"])).is_absolute():
+            return None
+        async with aiohttp.ClientSession(headers=self._connector.headers) as session:
+            source = PartsSource(session, self._connector.base, self._connector.fingerprint)
+            folder = await asyncio.to_thread(self._model_folder)
+            return str(await source.fetch(layers, folder, say))
+
+    def _model_folder(self) -> Path:
+        folder = self._folder / "model"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _write(self, rank: int) -> Path:
+        """The cluster file of a stage: with the target's place on this machine, and its own nodes
+        where they listen, which NAT need not lead back to. One that is loaded for later reaches
+        nobody: the stage whose place it may take may live."""
+        assert self._orders is not None
+        text: Any = tomlkit.parse(self._orders.config)
+        if self._targets.get(rank) is not None:
+            text["target"]["path"] = self._targets[rank]
+        own, is_standby = _ports(self._orders), rank in self._orders.standby
+        for node in text["node"]:
+            if is_standby and node["rank"] != rank:
+                node["host"], node["port"] = NOWHERE[0].format(node["rank"]), NOWHERE[1]
+            elif node["rank"] in own:
+                host, node["port"] = self._sockets[own[node["rank"]]].getsockname()[:2]
+                node["host"] = near(host)
+            elif not node["rank"] and not self._same_machine:
+                node["host"] = self._connector.host
+        file = self._folder / f"rank-{rank}.toml"
+        part = file.with_suffix(".part")
+        part.write_text(tomlkit.dumps(text), encoding="utf-8")
+        part.replace(file)
+        return file
+
+    def _report(self, rank: int, report: Report) -> None:
+        version = self._versions[rank]
+        if isinstance(report, LoadingReport):
+            message: FromMember = Step(version, rank, report.text[:MAX_LINE])
+        elif isinstance(report, ReadyReport):
+            message = self.outcomes[rank] = Serving(version, rank, report.guarantee)
+            self._say(f"stage {rank} {'serves' if version else 'is loaded'}")
+        else:
+            return
+        task = asyncio.ensure_future(self._tell(message))
+        task.add_done_callback(retrieve)
+
+    async def _stop(self, rank: int) -> None:
+        stage = self._stages.pop(rank)
+        self.outcomes.pop(rank, None)
+        stage.task.cancel()
+        await complete(stage.task)
+
+
+def _ports(orders: Orders) -> dict[int, int]:
+    """The numbers of its ports, by rank: of stages that the member runs, or loads for later."""
+    now = zip(orders.ranks, orders.ports, strict=True)
+    return dict(now) | dict(zip(orders.standby, orders.standby_ports, strict=True))
+
+
+async def complete(task: asyncio.Task[None]) -> None:
+    """Wait for the end of a task that stops processes, also where this is cancelled meanwhile: they
+    would outlive it."""
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            cancelled = True
+    retrieve(task)
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+def retrieve(task: asyncio.Future[None]) -> None:
+    """Retrieve a task's exception: asyncio would log it as never retrieved."""
+    if not task.cancelled():
+        task.exception()
