@@ -15,6 +15,7 @@ from asyncspec.actor.inbox import Event
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.app import Service
 from asyncspec_nodes.http.keys import ApiKeys
+from asyncspec_nodes.http.limits import Limits
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
@@ -37,13 +38,18 @@ class ScriptedEngine:
         self.asked: list[Submit] = []
         # How its answers end.
         self.reason, self.stop = "stop", ""
+        # When its prompts have been read.
+        self.read = asyncio.Event()
+        self.read.set()
 
     async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
         self.asked.append(submit)
+        await self.read.wait()
         for i in range(0, len(self.said), 5):
             await asyncio.sleep(0)
             if not submit.prompt_only:
-                yield Output(submit.request, (i,), self.said[i : i + 5])
+                counts: Any = {} if i else {"prompt_tokens": 7, "shared_tokens": 2}
+                yield Output(submit.request, (i,), self.said[i : i + 5], **counts)
         if submit.prompt_only:
             yield Output(submit.request, tuple(range(0, len(self.said), 5)), self.said)
         yield Finished(submit.request, self.reason, "", STATS, stop=self.stop)
@@ -73,10 +79,13 @@ QWEN = ChatFacts("hermes", True, "tags", ("enable_thinking",))
 
 @asynccontextmanager
 async def serving(
-    said: str = SAID, facts: ChatFacts = QWEN, models: Sequence[str] = ("toy",)
+    said: str = SAID,
+    facts: ChatFacts = QWEN,
+    models: Sequence[str] = ("toy",),
+    limits: Limits = Limits(),  # noqa: B008 - it is frozen
 ) -> AsyncIterator[tuple[str, Any]]:
     engine = ScriptedEngine(said, facts)
-    service = Service(ServiceOptions(ApiKeys([KEY])), pending=str)
+    service = Service(ServiceOptions(ApiKeys([KEY]), limits=limits), pending=str)
     service.serve(engine, *models)
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)

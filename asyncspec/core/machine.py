@@ -165,6 +165,8 @@ class Emit(Struct, frozen=True, array_like=True, tag="emit", gc=False):
     outputs: tuple[TargetOutput, ...] = ()
     # Those of the prompt, if requested, before the first token; in parts, as they came.
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    # Tokens of the prompt that were taken over from the prefix cache.
+    shared_tokens: int = 0
 
 
 class Finish(Struct, frozen=True, array_like=True, tag="finish"):

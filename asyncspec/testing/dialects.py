@@ -96,7 +96,7 @@ def error_of(kind: type[Any], body: bytes, facts: ChatFacts) -> ApiError | None:
 def write(call: Completion) -> None:
     """An answer to a call, as it is sent."""
     answers = [ChoiceBuffer() for _ in call.submits]
-    call.begin()
+    call.begin(answers)
     for index, answer in enumerate(answers):
         answer.add(Output(0, (1,), ANSWER))
         answer.add(Finished(0, "stop", "", {"prompt_tokens": 1.0}))

@@ -67,6 +67,8 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     # each, where ``prompt_logprobs`` is not -1.
     echo: bool = False
     prompt_logprobs: int = -1
+    # ``Output.text_lengths`` are wanted, to tell the tokens of an answer's parts apart.
+    text_lengths: bool = False
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):
@@ -90,6 +92,13 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
     prompt_ids: tuple[Token, ...] = ()
     prompt_logprobs: PromptLogprobs | None = None
     prompt_bytes: tuple[bytes, ...] = ()
+    # With ``Submit.text_lengths``, of each of ``token_ids`` the characters that it adds to the
+    # text; what the text has beyond them was held back.
+    text_lengths: tuple[Count, ...] = ()
+    # With the first tokens: those of the prompt, and of these the ones in the prefix cache. 0: not
+    # known.
+    prompt_tokens: Count = 0
+    shared_tokens: Count = 0
 
     def check(self) -> None:
         tokens, top = len(self.token_log_probs), len(self.top_tokens)
@@ -97,6 +106,8 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
         require(top == len(self.top_token_log_probs), "lists differ in length")
         require(not top or top % max(1, tokens) == 0, "every token has as many")
         require(len(self.token_bytes) == tokens + top, "every token is spelled, or none")
+        lengths = len(self.text_lengths)
+        require(lengths in (0, len(self.token_ids)), "every token has its length of text, or none")
         prompt, likeliest = len(self.prompt_ids), 0
         if (scores := self.prompt_logprobs) is not None:
             scores.check()

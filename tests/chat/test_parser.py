@@ -573,3 +573,35 @@ def test_blanks_before_a_call(blanks: int, cuts: list[int]) -> None:
     whole = taken(ChatFacts("hermes"), f"{said}</tool_call>", [])
     assert taken(ChatFacts("hermes"), f"{said}</tool_call>", cuts) == whole
     assert whole == ("", "", [CALL])
+
+
+@given(st.lists(st.integers(0, 80), max_size=8), st.lists(st.integers(1, 9), max_size=40))
+@pytest.mark.parametrize(
+    ("facts", "said", "reasoning"),
+    [
+        (ChatFacts("hermes", True, "tags"), "<think>\nHm.\nSo?</think>\n\nYes.", "\nHm.\nSo?"),
+        (ChatFacts("hermes", True, "tags"), "<think>never ends", "never ends"),
+        (ChatFacts("hermes", True, "open"), "Hm, is <this></think>Yes.", "Hm, is <this>"),
+        (ChatFacts("hermes", True, ""), "Yes, <no>.", ""),
+        (
+            ChatFacts("harmony", True, "tags"),
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>A",
+            "Hm.",
+        ),
+    ],
+)
+def test_tokens_of_reasoning_are_those_that_begin_in_it(
+    facts: ChatFacts, said: str, reasoning: str, cuts: list[int], sizes: list[int]
+) -> None:
+    """However text and tokens are cut."""
+    places = sorted({0, len(said), *(cut for cut in cuts if cut < len(said))})
+    parser = answer_parser(facts, TOOLS, parallel=True, opened=facts.opened({}))
+    for start, end in pairwise(places):
+        parser.feed(said[start:end])
+    parser.finish()
+    begin = said.index(reasoning)
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    inside = [place for place in starts if begin <= place < begin + len(reasoning)]
+    assert parser.reasoning_tokens(starts) == len(inside)

@@ -67,6 +67,7 @@ SETTINGS: dict[str, Any] = {
     "policy": "flowspec",
 }
 CALLS = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
+ECHO = {**SETTINGS, "given_token_ids": None, "echo": True}
 HISTORY = [
     {"role": "system", "content": "x"},
     {"role": "user", "content": [{"type": "text", "text": "x"}]},
@@ -75,7 +76,7 @@ HISTORY = [
 ]
 NAMED = {"type": "function", "function": {"name": "f"}}
 BODIES: list[tuple[str, dict[str, Any]]] = [
-    (TEXT, {**SETTINGS, "prompt": ["x"], "guided_json": {"type": "object"}, "echo": True}),
+    (TEXT, {**ECHO, "prompt": ["x"], "guided_json": {"type": "object"}}),
     (TEXT, {**SETTINGS, "prompt": [1, 2], "structured_outputs": {"json": {}}, "logprobs": 1}),
     (TEXT, {**SETTINGS, "prompt": "x", "guided_choice": ["a"], "stream": False}),
     (TEXT, {**SETTINGS, "prompt": "x", "guided_grammar": 'start: "a"', "return_details": True}),

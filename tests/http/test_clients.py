@@ -282,7 +282,7 @@ async def test_a_response_that_is_cut(said: str, kind: str, status: str, ends: i
             assert response.status == "incomplete"
             (item,) = response.output
             assert (item.type, item.status) == (kind, status)
-            assert response.usage.output_tokens_details.reasoning_tokens == 0
+            assert response.usage.output_tokens_details.reasoning_tokens == (kind == "reasoning")
         assert events[-2].item.status == status
         done = ("response.output_text.done", "response.function_call_arguments.done")
         assert sum(event.type in done for event in events) == ends
@@ -342,8 +342,9 @@ async def test_anthropic_streams_begin_with_the_size_of_the_prompt() -> None:
     ):
         ask: Any = {"model": "toy", "max_tokens": 99, "messages": USER, "stream": True}
         events = [event async for event in await client.messages.create(**ask)]
-        assert events[0].message.usage.input_tokens == STATS["prompt_tokens"]
-        assert [submit.prompt_only for submit in engine.asked] == [True, False]
+        usage = events[0].message.usage
+        assert usage.input_tokens + usage.cache_read_input_tokens == STATS["prompt_tokens"]
+        assert [submit.prompt_only for submit in engine.asked] == [False]
 
 
 async def test_anthropic_stop_sequences_and_efforts() -> None:

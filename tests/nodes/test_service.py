@@ -97,7 +97,7 @@ def test_a_request_reaches_the_machine_and_its_text_the_client() -> None:
     world.service.emit(Emit(request.request, (120, 121)))
     world.service.finish(Finish(request.request, "stop", stats={"new_tokens": 2.0}))
     assert world.inbox.got == [
-        Output(7, (120, 121), "xy"),
+        Output(7, (120, 121), "xy", prompt_tokens=3),
         Finished(7, "stop", "", {"new_tokens": 2.0}),
     ]
 
@@ -221,7 +221,7 @@ def test_a_stop_string_ends_text_and_work(include: bool, text: str) -> None:
     assert isinstance(submitted, Submitted)
     number = submitted.request.request
     world.service.emit(Emit(number, tuple(b"abx")))
-    assert world.inbox.got == [Output(7, tuple(b"abx"), "ab")]
+    assert world.inbox.got == [Output(7, tuple(b"abx"), "ab", prompt_tokens=3)]
     world.service.emit(Emit(number, tuple(b"yz")))
     assert world.fed[1:] == [Stopped(number, 4)]
     # What the machine did before it heard of it is not for the client.
@@ -241,7 +241,7 @@ def test_held_back_text_comes_at_the_end() -> None:
     world.service.emit(Emit(submitted.request.request, tuple(b"axy")))
     world.service.finish(Finish(submitted.request.request, "length"))
     assert world.inbox.got == [
-        Output(7, tuple(b"axy"), "a"),
+        Output(7, tuple(b"axy"), "a", prompt_tokens=3),
         Output(7, (), "xy"),
         Finished(7, "length", "", {}),
     ]
@@ -428,3 +428,18 @@ def test_only_operators_drain(operator: bool, answer: Drained) -> None:
     assert world.service.draining == operator
     host.received(cast(Any, link), Drain(4, on=False), None)
     assert not world.service.draining
+
+
+@pytest.mark.parametrize("stop", [(), ("bc",)])
+def test_tokens_come_with_the_lengths_of_their_text(stop: tuple[str, ...]) -> None:
+    """Where they are wanted, however many come at a time; what is held back counts where it
+    comes."""
+    world = World()
+    world.ask(replace(ASK, stop=stop, text_lengths=True))
+    (submitted,) = world.fed
+    assert isinstance(submitted, Submitted)
+    number = submitted.request.request
+    world.service.emit(Emit(number, tuple(b"abx"), shared_tokens=2))
+    lengths = (1, 0, 2) if stop else (1, 1, 1)
+    want = Output(7, tuple(b"abx"), "abx", text_lengths=lengths, prompt_tokens=3, shared_tokens=2)
+    assert world.inbox.got == [want]

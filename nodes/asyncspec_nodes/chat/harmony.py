@@ -41,6 +41,13 @@ class HarmonyParser(StepwiseParser):
         self._said: set[str] = set()
         self._fresh = True
 
+    @property
+    def _reasons_now(self) -> bool:
+        return self._state == "body" and self._kind == "reasoning"
+
+    def _end_mark(self, text: str) -> int:
+        return next((len(mark) for mark in _ENDS if text.endswith(mark)), 0)
+
     def _rest(self, text: str, *, cut: bool) -> list[AnswerPart]:
         if self._state == "body":
             return [*self._written(text), *self._ended()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -41,6 +42,10 @@ class Parser(Protocol):
     def calls(self) -> int:
         """Calls that have begun."""
 
+    def reasoning_tokens(self, starts: Sequence[int]) -> int:
+        """How many of an answer's tokens begin within reasoning. ``starts``: where in the text
+        each begins, ascending."""
+
     def feed(self, text: str) -> list[AnswerPart]:
         """What is certain with some more text."""
 
@@ -79,17 +84,47 @@ class StepwiseParser:
         self.calls = 0
         # Whether the call at hand does not count.
         self._dropped = False
+        # Characters taken from the text so far, and which of them are reasoning.
+        self._taken = 0
+        self._reasoning_spans: list[tuple[int, int]] = []
 
     def feed(self, text: str) -> list[AnswerPart]:
         self._text += text
         found: list[AnswerPart] = []
-        while (step := self._step()) is not None:
+        while (step := self._counted_step()) is not None:
             found += step
         return self._counted(found)
 
     def finish(self, *, cut: bool = False) -> list[AnswerPart]:
         rest, self._text = self._text, ""
+        self._take(len(rest), 0)
         return self._counted(self._rest(rest, cut=cut))
+
+    def reasoning_tokens(self, starts: Sequence[int]) -> int:
+        spans = self._reasoning_spans
+        return sum(bisect_left(starts, end) - bisect_left(starts, begin) for begin, end in spans)
+
+    @property
+    def _reasons_now(self) -> bool:
+        """Whether what is taken from the text next is reasoning."""
+        raise NotImplementedError
+
+    def _end_mark(self, text: str) -> int:
+        """Characters at the end of a text that ended reasoning and are none of it."""
+        return 0
+
+    def _counted_step(self) -> Sequence[AnswerPart] | None:
+        text, reasons = self._text, self._reasons_now
+        step = self._step()
+        taken = text[: len(text) - len(self._text)]
+        mark = 0 if self._reasons_now else self._end_mark(taken)
+        self._take(len(taken), mark, reasons=reasons)
+        return step
+
+    def _take(self, length: int, mark: int, *, reasons: bool | None = None) -> None:
+        if self._reasons_now if reasons is None else reasons:
+            self._reasoning_spans.append((self._taken, self._taken + length - mark))
+        self._taken += length
 
     def _step(self) -> Sequence[AnswerPart] | None:
         """Take something from the text; None where more of it is needed."""
@@ -175,6 +210,13 @@ class AnswerParser(StepwiseParser):
         self._wraps = dict(syntax.wraps)
         # What ends the content, and is none of it.
         self._wrap_end = ""
+
+    @property
+    def _reasons_now(self) -> bool:
+        return self._around == "reasoning" and self._arguments is None
+
+    def _end_mark(self, text: str) -> int:
+        return next((len(mark) for mark in self._thoughts if text.endswith(mark)), 0)
 
     def _rest(self, text: str, *, cut: bool) -> Sequence[AnswerPart]:
         match self._state:

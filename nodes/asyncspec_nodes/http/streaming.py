@@ -9,7 +9,6 @@ from typing import Protocol
 
 from aiohttp import web
 from msgspec import Struct
-from msgspec.structs import replace
 
 from asyncspec.actor.inbox import Event
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, expected_tokens
@@ -20,7 +19,6 @@ from asyncspec_nodes.http.middleware import api_error, json_response
 from asyncspec_nodes.serving.requests import BAD_GRAMMAR
 from asyncspec_protocol.clients import BREAKS, DRAINING, TOO_LARGE
 from asyncspec_protocol.messages import Finished, Status, Submit
-from asyncspec_protocol.sampling import UNCONSTRAINED
 
 MAX_WAITING = 64
 """Events queued here for a slow reader; further ones wait in the bounded inbox."""
@@ -126,13 +124,14 @@ class Responder:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=self._call.headers)
         try:
-            if self._call.counts_prompt:
-                self._call.prompt_tokens = await self._prompt_tokens()
             async with self._events() as events:
                 # Headers wait for the first event, so that a refusal has its own status.
                 first = await self._take(events, self._limits.alive_seconds)
                 await response.prepare(request)
-                await _write(response, self._call.begin())
+                while first is None and self._call.counts_prompt:
+                    await _write(response, self._call.alive)
+                    first = await self._take(events, self._limits.alive_seconds)
+                await _write(response, self._call.begin(self._answers))
                 await self._write_events(response, events, first)
             await _write(response, self._call.end(self._answers))
         except Exception as error:
@@ -141,20 +140,6 @@ class Responder:
                 raise
             await _write(response, self._call.error_frame(api_error(error, request)))
         return response
-
-    async def _prompt_tokens(self) -> int:
-        """Of the first prompt. Raises ``ApiError``."""
-        submit = replace(self._call.submits[0], prompt_only=True, constraint=UNCONSTRAINED)
-        async with (
-            answer_time(self._limits, self._shutdown),
-            contextlib.aclosing(self._engine.ask(submit)) as events,
-        ):
-            async for event in events:
-                if isinstance(event, Finished):
-                    if (error := error_of(event, self._call)) is not None:
-                        raise error
-                    return int(event.stats.get("prompt_tokens", 0))
-        return 0
 
     async def _write_events(
         self, response: web.StreamResponse, events: Events, index: int | None

@@ -115,6 +115,9 @@ class _Answer:
         self.top_logprobs = submit.top_logprobs
         # Sent before the answer, which a client that has some of it has seen.
         self.echo = () if submit.given or not submit.echo else prompt
+        self.text_lengths = submit.text_lengths
+        # Tokens of the prompt, until they are sent.
+        self.prompt_tokens = len(prompt)
         # Tokens sent, and the stop string that has ended the answer.
         self.tokens = 0
         self.stop = ""
@@ -128,6 +131,19 @@ class _Answer:
         piece = self.text.push(tokens)
         self.tokens += piece.tokens
         return self._unknown(piece)
+
+    def push_each(self, tokens: Sequence[int]) -> tuple[Piece, tuple[int, ...]]:
+        """As ``push``, with the characters that each token adds, if they are wanted."""
+        if not self.text_lengths:
+            return self.push(tokens), ()
+        text, count, lengths, stop = "", 0, [], ""
+        for token in tokens:
+            piece = self.push((token,))
+            text, count, stop = text + piece.text, count + piece.tokens, piece.stop
+            lengths.append(len(piece.text))
+            if piece.stopped:
+                break
+        return Piece(text, count, stop), tuple(lengths[:count])
 
     def finish(self) -> Piece:
         """The rest of the text."""
@@ -255,10 +271,14 @@ class TextService:
             answer.echo = ()
         if not effect.tokens:
             return ""
-        piece = answer.push(effect.tokens)
+        piece, lengths = answer.push_each(effect.tokens)
         self.totals.emitted(effect.request, piece.tokens)
         tokens, outputs = effect.tokens[: piece.tokens], effect.outputs[: piece.tokens]
-        output = Output(answer.number, tokens, piece.text)
+        output = Output(answer.number, tokens, piece.text, text_lengths=lengths)
+        if answer.prompt_tokens:
+            counted, shared = answer.prompt_tokens, effect.shared_tokens
+            output = replace(output, prompt_tokens=counted, shared_tokens=shared)
+            answer.prompt_tokens = 0
         if outputs:
             most = answer.top_logprobs
             top_tokens = tuple(token for one in outputs for token in one.top_tokens[:most])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import inf
 
 from msgspec import Struct
@@ -47,6 +48,11 @@ class ChoiceBuffer:
         self.logprobs: list[PositionLogprobs] = []
         # The prompt, where the answer begins with it.
         self.prompt: list[PromptPosition] = []
+        # Where the text of each token begins, in characters of all of the answer's text.
+        self.starts: list[int] = []
+        self._characters = 0
+        # Tokens of the prompt, and of these those from the prefix cache, once they are known.
+        self.prompt_tokens = self.shared_tokens = 0
         # Characters of written tokens with log-probabilities.
         self.offset = 0
         self.end: Finished | None = None
@@ -72,15 +78,28 @@ class ChoiceBuffer:
     def add(self, event: Output | Finished) -> None:
         if isinstance(event, Finished):
             self.end = event
+            self.prompt_tokens = int(event.stats.get("prompt_tokens", 0))
+            self.shared_tokens = int(event.stats.get("shared_tokens", 0))
             # An error without a session: nothing was computed.
             free = event.reason == "error" and not event.stats.get("sessions")
             self._read(0 if free else int(event.stats.get("prompt_tokens", 0)))
             return
         self.used += len(event.token_ids)
         self._text.append(event.text)
+        self._start(event)
+        if event.prompt_tokens and not self.prompt_tokens:
+            self.prompt_tokens, self.shared_tokens = event.prompt_tokens, event.shared_tokens
         self.tokens.extend(event.token_ids)
         self.logprobs.extend(position_logprobs(event))
         self.prompt.extend(prompt_positions(event))
+
+    def _start(self, output: Output) -> None:
+        """Note where tokens begin: evenly in the text where their lengths are not told."""
+        count, length = len(output.token_ids), len(output.text)
+        lengths = output.text_lengths
+        places = accumulate(lengths) if lengths else (length * i // count for i in range(1, count))
+        self.starts += [self._characters + place for place in (0, *places)][:count]
+        self._characters += length
 
     def fail(self) -> None:
         """The service cannot answer: the prompt is not counted."""

@@ -259,6 +259,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
         submit = replace(
             self.submit(self.limit or MAX_INT, context.tenant),
             chat=encode_chat(messages, tools, options),
+            text_lengths=bool(facts.reasoning) or facts.syntax == "harmony",
             log_probs=bool(self.logprobs),
             top_logprobs=self.top_logprobs or 0,
         )
@@ -343,6 +344,10 @@ class ChatCompletion(Completion):
         if answer.end is None:
             return found
         return found + parser.finish(cut=answer.end.reason != "stop")
+
+    def reasoning_tokens(self, answers: Sequence[ChoiceBuffer]) -> int:
+        found = zip(self.parsers, answers, strict=True)
+        return sum(parser.reasoning_tokens(answer.starts) for parser, answer in found)
 
     def choice(self, index: int, answer: ChoiceBuffer) -> Json:
         parts = WholeCalls().joined(self.parts(index, answer))

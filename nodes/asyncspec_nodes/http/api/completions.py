@@ -73,9 +73,8 @@ class Completion:
             "system_fingerprint": FINGERPRINT,
         }
 
-    # Whether ``begin`` says how many tokens the prompt has: set before it.
+    # Whether ``begin`` says how many tokens the prompt has, which is known with the first token.
     counts_prompt: ClassVar[bool] = False
-    prompt_tokens: int = 0
 
     # Of a stream: its headers, and what is written where there is nothing to say.
     headers: ClassVar[Mapping[str, str]] = HEADERS
@@ -129,7 +128,7 @@ class Completion:
             found += ranked[: self._choices]
         return found
 
-    def begin(self) -> bytes:
+    def begin(self, answers: Sequence[ChoiceBuffer]) -> bytes:
         """The first frames of a stream."""
         if not self.first_choice:
             return b""
@@ -173,6 +172,10 @@ class Completion:
         reason = self.reason(index, end)
         return {"index": index, **choice, "finish_reason": reason, **details}
 
+    def reasoning_tokens(self, answers: Sequence[ChoiceBuffer]) -> int | None:
+        """Tokens of the answers that are reasoning; None where nothing can be."""
+        return None
+
     def _usage(self, answers: Sequence[ChoiceBuffer]) -> Json:
         """Token counts. A prompt with several answers counts once: only the first computes it."""
         ends = [one.end.stats if one.end else {} for one in answers]
@@ -184,13 +187,16 @@ class Completion:
         cached = sum(
             min(int(stats.get("shared_tokens", 0)) for stats in group) for group in prompts
         )
+        # Drafted tokens that are the target's own choice.
+        details = {"accepted_prediction_tokens": accepted}
+        if (reasoning := self.reasoning_tokens(answers)) is not None:
+            details["reasoning_tokens"] = reasoning
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
-            # Drafted tokens that are the target's own choice.
-            "completion_tokens_details": {"accepted_prediction_tokens": accepted},
+            "completion_tokens_details": details,
         }
 
 
@@ -268,7 +274,7 @@ class TextCompletion(Completion):
         super().__init__(request, submits, context)
         self._echo, self._count = bool(request.echo), request.logprobs or 0
 
-    def begin(self) -> bytes:
+    def begin(self, answers: Sequence[ChoiceBuffer]) -> bytes:
         """The prompts that are repeated and that the draft node need not send."""
         texts = [submit.prompt if self._echo else "" for submit in self.submits]
         return b"".join(

@@ -297,10 +297,11 @@ class AnthropicMessage(ChatCompletion):
         end = answers[0].end
         return {**self._message(content), **self._ended(end), "usage": self._tokens(answers)}
 
-    def begin(self) -> bytes:
+    def begin(self, answers: Sequence[ChoiceBuffer]) -> bytes:
+        cached = answers[0].shared_tokens
         usage = {
-            "input_tokens": self.prompt_tokens,
-            "cache_read_input_tokens": 0,
+            "input_tokens": answers[0].prompt_tokens - cached,
+            "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": 0,
         }
@@ -358,6 +359,9 @@ class AnthropicMessage(ChatCompletion):
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
             "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {
+                "thinking_tokens": usage["completion_tokens_details"]["reasoning_tokens"]
+            },
         }
 
     def _tool_use(self, called: str, given: object) -> Json:

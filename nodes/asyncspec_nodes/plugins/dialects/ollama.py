@@ -294,7 +294,7 @@ class OllamaChat(ChatCompletion):
         message = self._said(answers[0], 0)
         return {**self._line(message), **self._done(answers)}
 
-    def begin(self) -> bytes:
+    def begin(self, answers: Sequence[ChoiceBuffer]) -> bytes:
         return b""
 
     def write(self, index: int, answer: ChoiceBuffer) -> bytes:

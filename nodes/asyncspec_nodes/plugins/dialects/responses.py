@@ -277,7 +277,7 @@ class Response(ChatCompletion):
         self._finish(cut=_is_cut(answers[0].end))
         return self._response(answers)
 
-    def begin(self) -> bytes:
+    def begin(self, answers: Sequence[ChoiceBuffer]) -> bytes:
         response = self._response(())
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
@@ -403,8 +403,7 @@ class Response(ChatCompletion):
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
                 "output_tokens": counts["completion_tokens"],
-                # An object in OpenAI's client. Tokens of reasoning are not counted apart.
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": counts["completion_tokens_details"],
                 "total_tokens": counts["total_tokens"],
             }
         return {

@@ -82,6 +82,7 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
         session.session,
         accepted.outputs,
         session.prompt_logprobs,
+        min(session.counters.shared, len(session.request.prompt)),
     )
     if accepted.prune is None:
         state, ended = finish_request(state, moved, accepted.finish, now)
