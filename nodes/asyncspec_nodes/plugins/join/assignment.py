@@ -73,13 +73,18 @@ def after_loss(
 
 def in_case_of_loss(
     repaired: Callable[[], Assignment | None], old: Assignment, here: Collection[str]
-) -> dict[int, list[Assigned]]:
+) -> dict[int, Assigned]:
     """By rank, stages that machines which are ``here`` would hold after the loss of the others by
     ``repaired``: what they may load at once. None where one would have to give layers up for it."""
     new = repaired() if here else None
     if new is None or any(a.member in here and a != b for a, b in zip(old, new, strict=True)):
         return {}
-    return {rank: [one] for rank, one in enumerate(new, start=1) if one != old[rank - 1]}
+    return {rank: one for rank, one in enumerate(new, start=1) if one != old[rank - 1]}
+
+
+def by_cost(target: TargetCost, assignment: Assignment) -> list[Assigned]:
+    """Stages, the one first whose loss costs most: of which most has to be read to load it."""
+    return sorted(assignment, key=lambda one: -target.memory(one.layers))
 
 
 def relieved(target: TargetCost, devices: Sequence[Device], old: Assignment) -> Assignment | None:

@@ -92,7 +92,8 @@ class Coordinator:
         self._folder = Path()
         self._config = replace(config, security=SecurityTable(CA, CERTIFICATE, KEY))
         self.members = Members(
-            self._config, target, config.limits.sessions, options.stages, options.advertise[0]
+            *(self._config, target, config.limits.sessions, options.stages, options.advertise[0]),
+            warm=options.warm,
         )
         self._formation = Formation(
             self.members, target, options, config.limits.rejoin_seconds, say

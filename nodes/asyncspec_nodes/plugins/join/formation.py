@@ -28,6 +28,8 @@ class FormationOptions(Struct, frozen=True, kw_only=True):
     wait_seconds: float = 600.0
     # A user may press Enter: ``Formation.pressed``.
     asks: bool = False
+    # Spares prepare for the loss of another machine.
+    warm: bool = False
 
 
 WORTH = 1.2
@@ -184,10 +186,10 @@ class Formation:
 
     async def _prepare(self) -> None:
         """Have the stages of suspected machines loaded where they would go: when one is gone that
-        is under way, and when it is heard again it is undone."""
+        is under way, and when it is heard again it is undone. Warm spares load one before."""
         members = self._members
         states = tuple(sorted((n, one.presence.state) for n, one in members.by_id.items()))
-        seen = states, members.assignment
+        seen = states, members.assignment, members.ready
         if not members.assignment or members.incomplete or seen == self._prepared_for:
             return
         self._prepared_for = seen

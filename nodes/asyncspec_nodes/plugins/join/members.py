@@ -4,7 +4,7 @@ which stage, and which stages serve."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct, field
@@ -19,6 +19,7 @@ from asyncspec_nodes.plugins.join.assignment import (
     Assigned,
     Assignment,
     after_loss,
+    by_cost,
     first_assignment,
     in_case_of_loss,
     predicted,
@@ -75,8 +76,11 @@ class Members:
         sessions: int,
         stages: int | None = None,
         advertised: str = "",
+        *,
+        warm: bool = False,
     ) -> None:
-        """``advertised``: the first machine's own address for others, where a user gave one."""
+        """``advertised``: the first machine's own address for others, where a user gave one;
+        ``warm``: spares prepare for the loss of another machine."""
         self.by_id: dict[str, Member] = {}
         self.assignment: Assignment = ()
         # The address that members have reached the first machine under.
@@ -92,7 +96,9 @@ class Members:
         # By rank: the version that its present holder was told in.
         self._since: dict[int, int] = {}
         # By rank: where else stages are loaded, as they may be needed there soon.
-        self._standby: dict[int, list[Assigned]] = {}
+        self._standby: dict[int, Assigned] = {}
+        # Whether spares hold layers in their page caches.
+        self._warm = warm
         # The kind of processor of every machine that has ever joined.
         self._processors: dict[str, str] = {}
         # By rank: of stages whose machine does not reach that of the next one.
@@ -169,12 +175,32 @@ class Members:
             after_loss, self._target, devices, self.assignment, self._sessions, processors
         )
 
-    def standby(self) -> Callable[[], dict[int, list[Assigned]]]:
+    def standby(self) -> Callable[[], dict[int, Assigned]]:
         """Which stages are to be loaded elsewhere as well, by rank: those of suspected machines,
-        where ``repaired`` will put them."""
-        here = [one.device for one in self.by_id.values() if one.presence.state == "here"]
-        names = {device.name for device in here}
-        return partial(in_case_of_loss, self._without_others(here), self.assignment, names)
+        where ``repaired`` will put them. Where none is suspected, and spares are to be warm: the
+        one whose loss would cost most."""
+        suspected = {name for name, one in self.by_id.items() if one.presence.state != "here"}
+        if suspected:
+            return self._in_case_of(suspected)
+        spares = {member.offer.member for member in self.spares}
+        lost = next((one.member for one in self._by_cost if one.member in self.by_id), None)
+        if not (self._warm and self.ready and spares and lost):
+            return dict
+        search = self._in_case_of({lost})
+        return lambda: {rank: one for rank, one in search().items() if one.member in spares}
+
+    def _in_case_of(self, lost: Collection[str]) -> Callable[[], dict[int, Assigned]]:
+        left = [one.device for name, one in self.by_id.items() if name not in lost]
+        names = {device.name for device in left}
+        return partial(in_case_of_loss, self._without_others(left), self.assignment, names)
+
+    @property
+    def _by_cost(self) -> list[Assigned]:
+        """Stages, the one first whose loss costs most; none of the first machine, with which the
+        cluster ends."""
+        stages = by_cost(self._target, self.assignment)
+        here = {name for name, member in self.by_id.items() if member.is_here}
+        return [one for one in stages if one.member not in here]
 
     def relieved(self) -> Search | None:
         """An assignment in which a machine with several stages gives one to a spare; None where
@@ -204,14 +230,11 @@ class Members:
         self._standby = {}
         self.tell_all()
 
-    def stand_by(self, standby: Mapping[int, list[Assigned]]) -> None:
+    def stand_by(self, standby: Mapping[int, Assigned]) -> None:
         """From now on these stages are loaded there as well; who is concerned is told."""
         old, self._standby = self._standby, dict(standby)
         if old != self._standby:
-            stages = [
-                one for held in (old, self._standby) for some in held.values() for one in some
-            ]
-            for name in dict.fromkeys(one.member for one in stages):
+            for name in {one.member: None for one in (*old.values(), *self._standby.values())}:
                 if name in self.by_id:
                     self.tell(name)
 
@@ -226,12 +249,7 @@ class Members:
         if not self.assignment or not member.presence.is_connected:
             return
         held = [(rank, one) for rank, one in enumerate(self.assignment, 1) if one.member == name]
-        standby = [
-            (rank, one)
-            for rank, some in self._standby.items()
-            for one in some
-            if one.member == name
-        ]
+        standby = [(rank, one) for rank, one in self._standby.items() if one.member == name]
         member.send(
             Orders(
                 to_toml(self._config_of(member, [rank for rank, _ in held])),
@@ -246,6 +264,7 @@ class Members:
                 ),
                 standby=tuple(rank for rank, _ in standby),
                 standby_ports=tuple(one.port for _, one in standby),
+                cached=() if held or not self._warm else tuple(one.layers for one in self._by_cost),
             )
         )
 

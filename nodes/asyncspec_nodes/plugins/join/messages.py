@@ -97,6 +97,8 @@ class Orders(Struct, frozen=True, tag="orders"):
     # Ranks that it is to load, too, without a link to anybody: it may get them soon.
     standby: tuple[Rank, ...] = ()
     standby_ports: tuple[int, ...] = ()
+    # Layers [first, end) that its page cache is to hold, the most important ones first.
+    cached: tuple[tuple[int, int], ...] = ()
 
 
 class Step(Struct, frozen=True, tag="step"):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.plugins.join.connection import Connector, near
 from asyncspec_nodes.plugins.join.messages import Failed, FromMember, Orders, Serving, Step
+from asyncspec_nodes.plugins.join.page_cache import PageCache
 from asyncspec_nodes.plugins.join.parts import PartsSource
 
 MAX_LINE = 1000
@@ -72,6 +74,7 @@ class Stages:
         # By rank: the version of the orders for it, 0: it is loaded for later.
         self._versions: dict[int, int] = {}
         self._forking: ForkServerClient | None = None
+        self._cache = PageCache(partial(self._find_target, say=lambda line: None))
         # Whether the machine was said to be a spare.
         self._is_spare = False
 
@@ -101,9 +104,11 @@ class Stages:
         for rank, how in wanted.items():
             if rank not in self._stages:
                 self._stages[rank] = _Stage(asyncio.create_task(self._keep(rank, *how[:2])), how)
+        self._cache.follow(orders.cached)
 
     async def stop_all(self) -> None:
         """The machine takes no part now."""
+        self._cache.follow(())
         for rank in list(self._stages):
             await self._stop(rank)
 

@@ -60,6 +60,11 @@ def add_arguments(parser: Parser) -> None:
     bounds.COUNT.add_to(parser, "--machines", "N", text)
     join.WAIT.add_to(parser, "--wait", "S", "for machines to join (default: 600)", default=600.0)
     add_ray_arguments(parser)
+    text = (
+        "spares load the stage whose loss would cost most, and fetch the others' layers and keep "
+        "them in the page cache"
+    )
+    add("--warm", action="store_true", help=text)
     add("--no-stage", action="store_true", help="this machine drafts and holds no layers")
     text = f"tokens of all sessions' caches (default: the model's, at most {MAX_CONTEXT})"
     bounds.POSITIONS.add_to(parser, "--context", "TOKENS", text)
@@ -116,6 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.new_token,
         machines=arguments.machines,
         stages=stages,
+        warm=arguments.warm,
         wait_seconds=arguments.wait,
         holds=not arguments.no_stage,
         memory=join.memory(arguments),
