@@ -69,6 +69,9 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     prompt_logprobs: int = -1
     # ``Output.text_lengths`` are wanted, to tell the tokens of an answer's parts apart.
     text_lengths: bool = False
+    # The answer stands between ``prompt``, if any, and this text, where the target's tokenizer has
+    # tokens for that.
+    suffix: str = ""
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):

@@ -126,6 +126,33 @@ def test_a_prompt_begins_behind_its_special_tokens(known: dict[str, LlamaTokeniz
     assert known[name].decode(named(name, "<s>", "▁d", "▁d")) == "d d"
 
 
+@pytest.mark.parametrize(
+    ("names", "keys", "begin"),
+    [
+        (("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), {"add_bos_token": False}, ()),
+        (("<x>", "<y>", "<z>"), {"fim_pre_token_id": 257, "add_bos_token": True}, (256,)),
+        (("<x>", "<y>", "<z>"), {}, None),
+    ],
+)
+def test_a_prompt_to_fill_in(
+    tmp_path: Path,
+    names: tuple[str, ...],
+    keys: dict[str, Any],
+    begin: tuple[int, ...] | None,
+) -> None:
+    if "fim_pre_token_id" in keys:
+        keys = keys | {"fim_suf_token_id": 258, "fim_mid_token_id": 259, "bos_token_id": 256}
+    tokens = [*BYTES, *control("<s>", *names)]
+    tokenizer = LlamaTokenizer(save_vocabulary(tmp_path / "x.gguf", tokens, keys=keys))
+    if begin is None:
+        with pytest.raises(ValueError, match="no tokens for filling in"):
+            tokenizer.infill("a", "b")
+        return
+    a, b = (tuple(text.encode()) for text in ("a", "b"))
+    assert tokenizer.infill("a", "b") == (*begin, 257, *a, 258, *b, 259)
+    assert tokenizer.infill("", "b") == (*begin, 257, 258, *b, 259)
+
+
 # --- Special tokens.
 
 CODE = (

@@ -178,7 +178,12 @@ async def test_a_raw_prompt_and_its_answer_are_of_no_chat() -> None:
         async with web.post("/api/generate", json=ask) as reply:
             lines = [json.loads(line) for line in (await reply.text()).splitlines()]
         assert "".join(line["response"] for line in lines) == engine.said
-        for name in ("system", "suffix", "template"):
+        filled = {**ask, "prompt": "", "suffix": "end", "raw": False}
+        async with web.post("/api/generate", json=filled) as reply:
+            assert reply.status == 200
+        asked = engine.asked[-1]
+        assert (asked.prompt, asked.suffix, asked.chat) == ("", "end", "")
+        for name in ("system", "template"):
             async with web.post("/api/generate", json={**ask, name: "x"}) as reply:
                 assert reply.status == 400
                 assert name in (await reply.json())["error"]

@@ -462,3 +462,25 @@ async def test_tokens_of_prompts(toy: Toy) -> None:
         assert "/v1/chat/completions" in described["paths"]
         assert "ChatRequest" in described["components"]["schemas"]
     assert not any(node.sessions for node in await toy.settled())
+
+
+async def test_a_text_to_fill_in(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask: dict[str, Any] = {"model": "toy", "prompt": "hello", "max_tokens": 5, "temperature": 0}
+    async with client(toy) as ai:
+        with pytest.raises(openai.BadRequestError, match="leave suffix out") as refused:
+            await ai.completions.create(**ask, suffix="bye")
+        assert refused.value.param == "suffix"
+        with pytest.raises(openai.BadRequestError, match="prompts of text"):
+            await ai.completions.create(**{**ask, "prompt": [1]}, suffix="bye")
+        plain = await ai.completions.create(**ask, suffix="")
+        assert plain.choices[0].text == reference(text_submits(ask)[0])[1]
+
+        def infill(self: object, prefix: str, suffix: str) -> tuple[int, ...]:
+            return (3, *CODEC.encode(prefix), 4, *CODEC.encode(suffix), 5)
+
+        monkeypatch.setattr(type(CODEC), "infill", infill, raising=False)
+        filled = await ai.completions.create(**ask, suffix="bye")
+        tokens = [3, *CODEC.encode("hello"), 4, *CODEC.encode("bye"), 5]
+        same = await ai.completions.create(**{**ask, "prompt": tokens})
+    assert filled.choices[0].text == same.choices[0].text
+    assert filled.usage == same.usage

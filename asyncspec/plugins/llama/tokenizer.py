@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncspec.backend.chat_templates import by_name, used
+from asyncspec.backend.infill import NO_INFILL
 from asyncspec.backend.template_worker import TemplateWorker
 from asyncspec.core.errors import CheckpointError
 from asyncspec.plugins.llama.cut import VirtualFile
@@ -61,6 +62,19 @@ class LlamaTokenizer:
         if count < 0:
             raise ValueError("the tokenizer cannot read this text")
         return tuple(found[:count])
+
+    def infill(self, prefix: str, suffix: str) -> tuple[int, ...]:
+        """See ``InfillTokenizer``: by what the file states, or llama.cpp knows by name. Raises
+        ``ValueError``."""
+        kinds = (self._bound.llama_vocab_fim_pre, self._bound.llama_vocab_fim_suf)
+        prefix_mark, suffix_mark = (kind(self._vocab) for kind in kinds)
+        middle_mark = self._bound.llama_vocab_fim_mid(self._vocab)
+        if min(prefix_mark, suffix_mark, middle_mark) < 0:
+            raise ValueError(NO_INFILL)
+        begins = self._bound.llama_vocab_get_add_bos(self._vocab)
+        begin = (self._bound.llama_vocab_bos(self._vocab),) if begins else ()
+        first, last = (self._encoded(text, special=False) for text in (prefix, suffix))
+        return (*begin, prefix_mark, *first, suffix_mark, *last, middle_mark)
 
     @property
     def template(self) -> str:

@@ -77,7 +77,7 @@ def error_of(end: Finished, call: Parameters) -> ApiError | None:
         return ApiError(400, end.detail, param=prompt_name, code=TOO_LARGE)
     if end.reason == "error" and not end.stats:
         # Without stats nothing was computed: the request was refused.
-        if end.code in ("min_tokens", "logit_bias", "given_token_ids"):
+        if end.code in ("min_tokens", "logit_bias", "given_token_ids", "suffix"):
             return ApiError(400, end.detail, param=end.code, code="invalid_value")
         return ApiError(400, end.detail, param=prompt_name, code=end.code or "invalid")
     return unavailable(end.detail or f"the request was {end.reason}")

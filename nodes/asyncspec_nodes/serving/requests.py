@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from asyncspec.backend.infill import NO_INFILL, InfillTokenizer
 from asyncspec.backend.registry import LLAMA, backend_name, backend_of
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import CheckpointError, InputProblem
@@ -51,13 +52,19 @@ def encode_chat(
     return msgspec.json.encode(whole).decode()
 
 
-Tokenize = Callable[[str, str, str], tuple[int, ...]]
-"""Tokens of a conversation or plain prompt, by ``Submit.chat``, ``prompt`` and ``tenant``. Raises
-``ValueError`` with a sentence for the user."""
+Tokenize = Callable[[str, str, str, str], tuple[int, ...]]
+"""Tokens of a conversation or plain prompt, by ``Submit.chat``, ``prompt``, ``suffix`` and
+``tenant``. Raises ``ValueError`` with a sentence for the user."""
 
 
-def tokenize(tokenizer: Tokenizer, chat: str, prompt: str, tenant: str) -> tuple[int, ...]:
+def tokenize(
+    tokenizer: Tokenizer, chat: str, prompt: str, suffix: str, tenant: str
+) -> tuple[int, ...]:
     """``Tokenize`` of a tokenizer; the tenant is for caches only."""
+    if suffix and not chat:
+        if not isinstance(tokenizer, InfillTokenizer):
+            raise ValueError(NO_INFILL)
+        return tokenizer.infill(prompt, suffix)
     return tokenizer.render(chat) if chat else tokenizer.encode(prompt)
 
 
@@ -278,12 +285,12 @@ def _prompt_tokens(
         if not 0 <= min(submit.prompt_ids) <= max(submit.prompt_ids) < config.vocab:
             return Refusal(f"a token of the prompt is not in the vocabulary of {config.vocab}")
         return submit.prompt_ids
-    if (problem := prompt_problem(submit.chat or submit.prompt)) is not None:
+    if (problem := prompt_problem(submit.chat or submit.prompt + submit.suffix)) is not None:
         return Refusal(problem)
     try:
-        prompt = tokenize(submit.chat, submit.prompt, submit.tenant)
+        prompt = tokenize(submit.chat, submit.prompt, submit.suffix, submit.tenant)
     except ValueError as error:
-        return Refusal(str(error), "chat_template")
+        return Refusal(str(error), "chat_template" if submit.chat else "suffix")
     if not prompt:
         return Refusal("the prompt has no tokens; give some text")
     if max(prompt) >= config.vocab:

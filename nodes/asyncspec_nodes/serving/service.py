@@ -323,7 +323,7 @@ class TextService:
     def _read(self, pending: PendingRequest) -> None:
         """Read a request: on a thread if that may take long, or if it follows one that is."""
         number, client, submit = pending
-        length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt)
+        length = 0 if submit.prompt_ids else len(submit.chat or submit.prompt + submit.suffix)
         short = (
             length <= SHORT
             and len(submit.given) <= SHORT_GIVEN

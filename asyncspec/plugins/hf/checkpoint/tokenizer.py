@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from asyncspec.backend.chat_templates import by_name, used
+from asyncspec.backend.infill import INFILL_TOKENS, NO_INFILL
 from asyncspec.backend.template_worker import TemplateWorker
 from asyncspec.core.errors import CheckpointError, first_line
 
@@ -60,6 +61,21 @@ class HFTokenizer:
     def encode(self, text: str) -> tuple[int, ...]:
         """Tokens of a prompt with the tokenizer's usual special tokens, no chat template."""
         return tuple(self._tokenizer(text)["input_ids"])
+
+    def infill(self, prefix: str, suffix: str) -> tuple[int, ...]:
+        """See ``InfillTokenizer``. Raises ``ValueError``."""
+        vocabulary = self._tokenizer.get_vocab()
+        marks = next((m for m in INFILL_TOKENS if all(name in vocabulary for name in m)), None)
+        if marks is None:
+            raise ValueError(NO_INFILL)
+        prefix_mark, suffix_mark, middle_mark = (vocabulary[name] for name in marks)
+        start = self._tokenizer.bos_token_id
+        begin = [token for token in self._tokenizer("")["input_ids"] if token == start]
+        texts = (
+            self._tokenizer(t, add_special_tokens=False)["input_ids"] for t in (prefix, suffix)
+        )
+        first, last = texts
+        return (*begin, prefix_mark, *first, suffix_mark, *last, middle_mark)
 
     def render(self, chat: str) -> tuple[int, ...]:
         """See ``Tokenizer``: by the chat template."""

@@ -212,6 +212,8 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
     logprobs: TopLogprobs | None = None
     # Answers begin with their prompts.
     echo: bool | None = None
+    # What follows the text that is to be filled in.
+    suffix: str | None = None
     # 0: the prompt alone is read.
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
 
@@ -219,6 +221,8 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
         super().check()
         if self.given_token_ids and self.echo:
             raise invalid("echo is not for an answer that goes on; leave one out", "echo")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in _prompts(self.prompt)):
+            raise invalid("suffix is for prompts of text", "suffix")
 
     @property
     def scored(self) -> int:
@@ -231,6 +235,7 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
             id=context.id,
             log_probs=self.logprobs is not None,
             top_logprobs=self.logprobs or 0,
+            suffix=self.suffix or "",
         )
         submits = [
             replace(submit, prompt=prompt)

@@ -70,7 +70,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "suffix": ("",),
     # vLLM's.
     "allowed_token_ids": ([],),
     "bad_words": ([],),

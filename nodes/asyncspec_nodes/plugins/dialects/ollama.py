@@ -182,27 +182,30 @@ class GenerateRequest(OllamaParameters, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        return not self.prompt
+        return not (self.prompt or self.suffix)
 
     def chat(self, facts: ChatFacts) -> ChatRequest:
-        for name in ("suffix", "images", "template", "context"):
+        for name in ("images", "template", "context"):
             if getattr(self, name):
                 raise invalid(f"{name} is not supported by this service", name)
-        if self.raw and self.system:
-            raise invalid("system is given with raw, which takes the prompt alone", "system")
+        if self.system and (self.raw or self.suffix):
+            name = "raw" if self.raw else "suffix"
+            raise invalid(f"system is given with {name}, which is of no chat", "system")
         messages = [ChatMessage("user", self.prompt)]
         if self.system:
             messages.insert(0, ChatMessage("system", self.system))
         return _converted(self.settings(), messages, None)
 
     def call(self, context: RequestContext) -> Completion:
-        """See ``OllamaParameters``; with ``raw`` neither the prompt nor the answer is of a chat."""
-        if self.empty or not self.raw:
+        """See ``OllamaParameters``; with ``raw`` or ``suffix`` neither the prompt nor the answer is
+        of a chat."""
+        if self.empty or not (self.raw or self.suffix):
             return super().call(context)
         context = msgspec.structs.replace(context, facts=ChatFacts())
         chat = self.chat(context.facts)
         submit = usually_sampled(chat.prepared(context))
-        submit = msgspec.structs.replace(submit, chat="", prompt=self.prompt or "")
+        text = {"prompt": self.prompt or "", "suffix": self.suffix or ""}
+        submit = msgspec.structs.replace(submit, chat="", **text)
         return self.completion(chat, [submit], context)
 
     def completion(
