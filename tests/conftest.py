@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -46,10 +47,18 @@ LONGEST = (
 """Files of some twenty seconds of processor time and more."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for ``make nightly``, and sort files: the longest, those that start
-    processes, those with tensors, the rest. The last ones are short, so that the workers of ``make
-    test`` end at about the same time."""
+    """Mark what is slow, leave out what is for ``make nightly``, and sort files: the longest, those
+    that start processes, those with tensors, the rest. The last ones are short, so that the workers
+    of ``make test`` end at about the same time."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
     if not NIGHTLY:
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left_out)

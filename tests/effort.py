@@ -4,7 +4,6 @@ marked ``slow``, ``make nightly`` everything."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -20,11 +19,6 @@ def examples(nightly: int, *, quick: int) -> int:
 def slow(*values: Any) -> Any:
     """A case of ``parametrize`` that ``make test`` leaves out."""
     return pytest.param(*values, marks=pytest.mark.slow)
-
-
-def sampled(cases: Iterable[Any], every: int) -> list[Any]:
-    """Cases of one argument for ``parametrize``, of which ``make test`` runs one in ``every``."""
-    return [slow(case) if i % every else case for i, case in enumerate(cases)]
 
 
 def nightly(*values: Any) -> Any:

@@ -24,7 +24,6 @@ from backend.eagle_heads import HEADS, HIDDEN, TARGET, Sizes, State
 from backend.eagle_reference import PlainHead
 from backend.row_count import count_passes, count_rows
 from backend.tiny import VOCAB
-from effort import sampled
 
 pytestmark = pytest.mark.torch
 
@@ -242,7 +241,8 @@ def paths(grown: Grown) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("case", sampled(CASES.values(), 3), ids=CASES.keys())
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_the_tree_is_that_of_the_formulas(case: Case, target: Checkpoint, tmp_path: Path) -> None:
     both = twin(case, target, tmp_path / "head")
     known = 0

@@ -85,6 +85,7 @@ def test_any_tree_any_segments_any_prunes(
     compare(stages, *(Walk(tokens, prompt, VOCAB, random, *way) for way in trees))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("prompt", [1, 60, 127])
 def test_more_speculation_than_a_chain_holds(
     stages: list[HFStage], prompt: int, monkeypatch: pytest.MonkeyPatch

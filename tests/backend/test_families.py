@@ -34,6 +34,7 @@ TIED = ("llama-tied", "gemma", "gemma2", "gemma3", "gemma4")
 """Their embedding and head are one matrix: a stage that has both differs from two that have one."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_same_tokens_as_generate(family: str, tiny: Callable[..., Path]) -> None:
     path = tiny(family)
@@ -50,6 +51,7 @@ def test_same_tokens_as_generate(family: str, tiny: Callable[..., Path]) -> None
 DTYPES = ("float32", "bfloat16")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "dtype"), [*(product(FAMILIES, DTYPES) if NIGHTLY else zip(FAMILIES, cycle(DTYPES)))]
 )

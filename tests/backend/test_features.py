@@ -117,6 +117,7 @@ def test_positions_and_depths_differ(tiny: MakeTiny) -> None:
     assert float((found[1:] - found[:-1]).abs().mean()) > 0.1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family(tiny: MakeTiny, family: str) -> None:
     path = tiny(family)

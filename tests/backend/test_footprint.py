@@ -78,6 +78,7 @@ def test_specpipes_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(row["tree_bytes"] <= 4 * 2**20 for row in rows)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "mixtral", "qwen3-moe-mixed"])
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])

@@ -198,6 +198,7 @@ def agree(paths: tuple[Path, Path], seed: str) -> Checkpoint:
     return checkpoint
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("family", "name"),
     [

@@ -220,6 +220,7 @@ def test_nan_stays_nan(old_cpu: Callable[[bool], None]) -> None:
     assert got[0].isfinite().tolist() == [False, False, True]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("half", WAYS)
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-odd", "gemma2", "qwen2-window"])
 def test_tree_has_the_bits_of_the_sequence(

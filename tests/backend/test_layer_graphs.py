@@ -63,6 +63,7 @@ def outputs(shard: Shard, rows: slice) -> torch.Tensor:
         return shard.hidden(taken, positions[rows], Mixing(len(taken)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OWN_CODE])
 def test_every_dense_layer_is_fused_and_keeps_its_numbers(
     family: str, tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch

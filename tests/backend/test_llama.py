@@ -89,6 +89,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return stages
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", DRAWS)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_tree_equals_sequential(make: MakeStages, stages: int, how: Sampling) -> None:
@@ -130,6 +131,7 @@ def test_a_whole_model_is_tested_like_its_parts(tmp_path: Path) -> None:
     assert whole.engine.settings.min_rows >= max(part.engine.settings.min_rows for part in parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K"])
 def test_k_quants(tmp_path: Path, name: str) -> None:
     plain = convert(BUNDLED_TARGET, tmp_path / "plain.gguf")
@@ -217,6 +219,7 @@ def sure_text(family: str, folder: Path) -> tuple[Path, list[int]]:
     return path, tokens[:length]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_what_llama_cpp_makes_of_the_whole_file(family: str, tmp_path: Path) -> None:
     path, want = sure_text(family, tmp_path)
@@ -278,6 +281,7 @@ def test_scores_of_a_prompt_are_those_of_the_whole_file(tmp_path: Path) -> None:
     assert likeliest == pytest.approx(best, abs=NEAR)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("span", [(0, 2), (1, 3), (2, LAYERS)])
 def test_the_peak_is_predicted(

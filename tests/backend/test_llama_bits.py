@@ -78,6 +78,7 @@ def final_states(stages: list[LlamaStage], tokens: list[int]) -> Floats:
     return result.features
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3", "granite"])
 def test_a_cut_changes_no_bits(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def test_cells_are_bounded_by_what_was_live(passes: list[tuple[int, int, int]]) 
         live += max(0, rows - dead)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_no_more_is_taken_than_was_predicted(
     mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

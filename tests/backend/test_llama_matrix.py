@@ -82,6 +82,7 @@ def sources(
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "cell"), CELLS, ids=lambda one: one if isinstance(one, str) else one.name
 )

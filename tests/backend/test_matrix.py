@@ -47,7 +47,7 @@ from backend.matrix import (
     cells,
     reading,
 )
-from effort import NIGHTLY, sampled
+from effort import NIGHTLY
 from sim.test_mutants import bonus_taken_for_a_hit, compaction_forgotten
 
 pytestmark = pytest.mark.torch
@@ -100,7 +100,8 @@ class Remembering(SuffixSource):
             self.earlier.add("", answer)
 
 
-@pytest.mark.parametrize("cell", sampled(CELLS, 3), ids=lambda cell: cell.name)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_cell(matrix: Matrix, cell: Cell) -> None:
     matrix.run(cell)
 
@@ -165,6 +166,7 @@ def test_cells_notice_a_fault(
             matrix.run(cell)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["gpt-oss", "deepseek-v3", "qwen3.5", "gemma4"])
 def test_cells_of_other_families(tiny: Callable[..., Path], family: str) -> None:
     """Sinks, latent attention, states, and layers of different shapes under prunes, abandoned

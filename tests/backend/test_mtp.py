@@ -51,6 +51,7 @@ CASES = {name: case for name, case in CASES.items() if case[1] in KNOWN}
 """Of families whose stages are there."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_the_tree_is_that_of_the_formulas(
     case: tuple[str, str, dict[str, Any]], tmp_path: Path

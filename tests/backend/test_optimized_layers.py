@@ -57,6 +57,7 @@ def outputs(shard: Shard, rows: int) -> torch.Tensor:
         return shard.hidden(shard.probe_inputs(rows), positions, Mixing(rows))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in OWN_CODE])

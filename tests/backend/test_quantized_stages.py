@@ -63,6 +63,7 @@ MakeTiny = Callable[..., Path]
 HERE = pytest.mark.skipif(not multiplies_levels(), reason="without onnxruntime's products")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype"), [*(product(KINDS, DTYPES) if NIGHTLY else zip(KINDS, DTYPES, strict=True))]
 )
@@ -200,6 +201,7 @@ def stands_for(name: str, weight: torch.Tensor, kind: Quantize) -> torch.Tensor:
     return ((levels - 8) * scale + offset)[:, : weight.shape[1]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_model_with_rounded_weights(family: str, kind: Quantize, tiny: MakeTiny) -> None:
@@ -217,6 +219,7 @@ def test_it_is_the_model_with_rounded_weights(family: str, kind: Quantize, tiny:
         assert off < (0.15 if multiplies_levels() else 0.04), position
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)

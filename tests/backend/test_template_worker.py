@@ -45,6 +45,7 @@ def write(request: pytest.FixtureRequest) -> Iterator[TemplateWorker]:
     worker.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_template_that_takes_too_much_is_ended_in_one_line(
     bomb: str, write: Callable[[str], str]

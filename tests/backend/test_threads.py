@@ -18,6 +18,7 @@ from backend.probe import same_bits_in_child
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.slow
 def test_trees_have_the_bits_of_sequences(tiny: Callable[..., Path]) -> None:
     """Wide enough that products are shared, and that float16 is kept."""
     inner = {"float32": 704, "bfloat16": 704, "float16": 2816}

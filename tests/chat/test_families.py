@@ -104,6 +104,7 @@ def test_the_template_says_which_family_it_is(name: str) -> None:
         assert begin not in family.template or {begin, end} - {""} <= markers | {end}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAMILIES)
 @given(texts, texts, calls, st.lists(st.integers(0, 500), max_size=6), st.integers())
 def test_a_past_turn_is_read_back(

@@ -553,6 +553,7 @@ def test_a_schema_without_properties_types_nothing(
     assert json.loads(call.arguments) == {"a": 1}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("run", [" ", "\n", ", ", "[", " {", "```", "<parameter=", '<|"|>', '"\\'])
 @pytest.mark.parametrize("begin", ["<tool_call>", "<tool_call>add", "<tool_call><function=add>"])
 def test_a_long_beginning_of_a_call_costs_little_with_every_token(begin: str, run: str) -> None:

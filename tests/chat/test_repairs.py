@@ -73,6 +73,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("facts", "text", "content", "calls"), CASES)
 @given(cuts=st.lists(st.integers(0, 300), max_size=6))
 def test_a_sloppy_call_is_read_in_any_pieces(

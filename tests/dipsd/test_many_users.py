@@ -78,6 +78,7 @@ def calls(deployment: Deployment) -> int:
     return count
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("users", "stages"), [nightly(16, 6), nightly(40, 6), (64, 6), (64, 1), (12, 2)]
 )

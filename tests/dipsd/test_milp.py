@@ -42,6 +42,7 @@ def check(deployment: Deployment) -> None:
         assert rate == pytest.approx(1000 * theirs.ratio, rel=CLOSE)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("users", [3, 4])
 @pytest.mark.parametrize("kind", KINDS)

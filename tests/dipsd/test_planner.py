@@ -59,6 +59,7 @@ def test_the_fewest_batches_are_what_the_memory_allows(deployment: Deployment) -
         assert tables.all_fit(close)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("users", range(1, 6))
 @pytest.mark.parametrize("kind", KINDS)
 def test_ours_is_the_optimum(kind: str, users: int) -> None:

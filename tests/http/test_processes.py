@@ -73,6 +73,7 @@ def want(target: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 async def test_serve(target: Path, want: dict[str, Any]) -> None:
     argv = ["serve", "--port", "0", "--stages", "2", "--target", str(target)]
     argv += ["--chat-template", "plain", *WAITS]
@@ -313,7 +314,6 @@ async def test_a_draft_node_is_alive_while_it_loads(tmp_path: Path) -> None:
         await child.communicate()
 
 
-@pytest.mark.slow
 async def test_http_on_the_draft_node(tmp_path: Path) -> None:
     """Nodes as they are started by hand: the draft node serves HTTP itself, a stage its probes."""
     target = TargetTable(path=str(BUNDLED_TARGET), chat_template="plain")

@@ -98,6 +98,7 @@ async def together(where: tuple[str, int], name: str, random: Random) -> None:
         assert [node.slots for node in idle] == [0] * len(idle)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(WAVES))
 def test_many_equal_each_alone(cluster: Background, seed: int) -> None:
     asyncio.run(together(cluster.cluster.address, cluster.name, Random(seed)))

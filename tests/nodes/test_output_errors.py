@@ -211,6 +211,7 @@ RUN = "run --connect {} --prompt x --max-new-tokens 5 --ignore-eos"
 LONG = f"run --connect {{}} --prompt x --max-new-tokens {ENDLESS} --ignore-eos"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("command", "code", "says"),

@@ -116,6 +116,7 @@ def test_the_text_goes_on(victim: int, name: str, sessions: int, tmp_path: Path)
     assert asked.tokens == generate(BUNDLED_TARGET, PROMPT, TOKENS)[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("victim", "name", "apart", "forks"),
     [(2, "stage 2", False, False), (3, "the token source", True, FORKS)],

@@ -171,6 +171,7 @@ def every_second_seed_greedy(seed: int, position: int, tokens: Tokens) -> Floats
     return gumbels(seed, position, tokens) * (seed % 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("target", "name", "wrong"),
     [

@@ -95,6 +95,7 @@ def test_a_rotation_that_jitter_would_cost_is_not_made() -> None:
     assert trial.steady() > 0.95 * last.steady()
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(6, quick=2), deadline=None)
 @given(
     st.lists(st.floats(0.005, 0.15), min_size=4, max_size=9),
