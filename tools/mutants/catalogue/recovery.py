@@ -85,8 +85,8 @@ RECOVERY: tuple[Mutant, ...] = (
     ),
     Mutant(
         "restart-session-id-not-moved",
-        "state = replace(state, next_session=SessionId(state.next_session + 1))",
-        "state = replace(state, next_session=SessionId(state.next_session))",
+        "next_session=SessionId(state.next_session + 1),",
+        "next_session=SessionId(state.next_session),",
         "test_a_restarted_job_goes_on_behind_the_last_token_that_was_given",
     ),
     Mutant(

@@ -73,8 +73,8 @@ WIRE: tuple[Mutant, ...] = (
     ),
     Mutant(
         "wire-token-outside-vocabulary",
-        "if message.tokens and max(message.tokens) >= state.config.vocab:",
-        "if message.tokens and max(message.tokens) > state.config.vocab:",
+        "if max((*message.tokens, *message.scored_tokens), default=0) >= state.config.vocab:",
+        "if max((*message.tokens, *message.scored_tokens), default=0) > state.config.vocab:",
         "test_a_token_outside_the_vocabulary_is_the_peers_fault",
     ),
     Mutant(
