@@ -57,18 +57,20 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "asyncspec is installed into $(VENV), once: some minutes, most of them for torch"
-	$(BIN)/python -m pip install -c constraints.txt -e .
+	$(BIN)/python -m pip install -c constraints.txt -e '.[hf]'
 	@touch $@
 
 setup: $(STAMP)
 
 $(STAMP): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,milp]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,hf,milp]'
 	@touch $@
 
-# Without llama.cpp's programs for images; by all cores, some four minutes of one.
+# Without llama.cpp's programs, its common library and what reads images: nothing here links them.
+setup-llama: export SKBUILD_BUILD_TARGETS := llama
 setup-llama: $(STAMP)
-	CMAKE_ARGS="-DLLAVA_BUILD=OFF $$CMAKE_ARGS" $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,llama,milp]'
+	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tools/llama/library_only.cmake $$CMAKE_ARGS" \
+	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,hf,llama,milp]'
 
 demo: $(INSTALLED)
 	@$(BIN)/asyncspec demo

@@ -27,8 +27,9 @@ T = TypeVar("T")
 
 OWN_PACKAGE = "asyncspec"
 
-_EXTRA = re.compile(r"([\w.-]+).*\bextra\s*==\s*[\"'](\w+)[\"']")
-"""A requirement of an extra, as in ``llama-cpp-python<0.3.37,>=0.3.36; extra == 'llama'``."""
+_EXTRA = re.compile(r"([\w.-]+)[^;]*;\s*extra\s*==\s*[\"'](\w+)[\"']")
+"""A requirement of an extra, as in ``llama-cpp-python<0.3.37,>=0.3.36; extra == 'llama'``; not one
+of some platforms alone."""
 
 
 class Plugin(NamedTuple):
@@ -125,6 +126,8 @@ class Registry(Mapping[str, T], Generic[T]):
         if others:
             packages = " and ".join(sorted({plugin.package, *(_plugin(e).package for e in others)}))
             raise UserError(f"{self.kind} {name!r} is brought by {packages}; uninstall one of them")
+        if missing := missing_requirements(plugin):
+            raise UserError(f"{self.kind} {name!r} needs {', '.join(missing)}: {install(plugin)}")
         description = f"{self.kind} {name!r} ({entry.value})"
         with importing(plugin, description):
             loaded: T = entry.load()
@@ -168,6 +171,11 @@ def _plugin(entry: EntryPoint) -> Plugin:
     package = distribution.name if distribution else "an unknown package"
     version = distribution.version if distribution else ""
     return Plugin(entry.name, entry.value, package, version, tuple(entry.extras))
+
+
+def install(plugin: Plugin) -> str:
+    """The command that installs what a plug-in's extras require."""
+    return pip_install(f"{plugin.package}[{','.join(plugin.extras)}]")
 
 
 def pip_install(requirement: str, *options: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncspec.core.errors import UserError
-from asyncspec.registry import Plugin, Registry, missing_requirements
+from asyncspec.registry import Plugin, Registry, missing_requirements, pip_install
 
 GROUP = "asyncspec.tests"
 
@@ -103,8 +103,27 @@ def test_what_a_missing_extra_would_bring(site: Path) -> None:
         "Requires-Dist: no-such-package-here<2,>=1; extra == 'gpu'\n"
         "Requires-Dist: msgspec; extra == 'gpu'\n"
         "Requires-Dist: another-one; extra == 'cpu'\n"
+        "Requires-Dist: of-some-platforms; sys_platform == 'plan9' and extra == 'gpu'\n"
     )
     install(site, "some", "plain = sys:maxsize\nfast = no_such_module:X [gpu]", requires)
     fast, plain = registry().plugins()
     assert missing_requirements(fast) == ["no-such-package-here"]
     assert missing_requirements(plain) == []
+    with pytest.raises(UserError) as error:
+        registry()["fast"]
+    line = str(error.value)
+    assert line.startswith("number 'fast' needs no-such-package-here: ")
+    assert line.endswith("-m pip install 'some[gpu]'")
+
+
+def test_the_command_names_this_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / ".venv/bin/python"))
+    monkeypatch.chdir(tmp_path)
+    assert pip_install("asyncspec[hf]") == ".venv/bin/python -m pip install 'asyncspec[hf]'"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (
+        pip_install("x", "--no-deps") == f"{tmp_path}/.venv/bin/python -m pip install --no-deps x"
+    )

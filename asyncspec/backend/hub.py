@@ -6,11 +6,19 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec import Struct
 
-from asyncspec.core.errors import AsyncSpecError, CheckpointError, ClusterError, first_line
+from asyncspec.core.errors import (
+    AsyncSpecError,
+    CheckpointError,
+    ClusterError,
+    UserError,
+    first_line,
+)
+from asyncspec.registry import pip_install
 
 # Second copies of the weights, in the formats of their makers' own programs.
 _IGNORED = ("consolidated*", "original/*")
@@ -28,10 +36,17 @@ class HubName(Struct, frozen=True):
         return self.id if self.revision is None else f"{self.id}@{self.revision}"
 
 
+def check_installed(name: HubName) -> None:
+    """Raise ``UserError`` where nothing is installed that could fetch a model."""
+    if find_spec("huggingface_hub") is None:
+        raise UserError(f"to fetch {name} from the Hub: {pip_install('huggingface-hub')}")
+
+
 def download(name: HubName, patterns: Sequence[str], *, bars: bool = True) -> Path:
     """The snapshot directory of a Hub repository with at least the files that match ``patterns``,
     fetched where the cache lacks them; a terminal shows progress ``bars``. Without a network the
     files in the cache are used. Raises as ``hub_errors``."""
+    check_installed(name)
     with hub_errors(name), _bars(shown=bars):
         from huggingface_hub import snapshot_download
 
@@ -47,6 +62,8 @@ def download(name: HubName, patterns: Sequence[str], *, bars: bool = True) -> Pa
 
 def is_cached(repository: str) -> bool:
     """Whether a repository's description is in the cache, without a request."""
+    if find_spec("huggingface_hub") is None:
+        return False
     from huggingface_hub import constants, try_to_load_from_cache
 
     path = try_to_load_from_cache(repository, "config.json", cache_dir=constants.HF_HUB_CACHE)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from msgspec.structs import replace
+from packaging.requirements import Requirement
 
 from asyncspec.backend.base import EngineOptions
 from asyncspec.plugins.llama.target import open_target
@@ -30,6 +35,7 @@ from nodes.test_processes import generate
 
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.torch]
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Once upon a time there was a little fox"
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
@@ -190,3 +196,42 @@ def test_options_of_other_models(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (("run",), ("memory", "--target", str(BUNDLED_TARGET))):
         said = usage_error(capsys, *command, "--kv-type", "q8_0", "--repack", "off")
         assert "--kv-type and --repack is for GGUF targets" in said
+
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def test_a_gguf_cluster_needs_nothing_of_the_extra_for_checkpoints(
+    target: Path, tmp_path: Path
+) -> None:
+    """Neither the command nor its nodes import any of its packages."""
+    names = {name.replace("-", "_") for name in extra_requirements("hf")} - {"huggingface_hub"}
+    assert {"torch", "transformers", "tokenizers"} <= names
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED.format(names=names))
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "asyncspec_nodes.cli.main", "run", str(target)]
+    done = subprocess.run(
+        [*command, "--prompt", PROMPT, "-n", "8", "--check", "--json", "--stages", "2"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["check"]["equal"]
+
+
+def extra_requirements(extra: str) -> list[str]:
+    """Names of what an extra of this project requires."""
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [Requirement(line).name for line in tables["optional-dependencies"][extra]]

@@ -22,7 +22,7 @@ def test_the_oldest_are_the_lower_bounds_with_one_torch_for_all() -> None:
 
 def test_every_dependency_of_this_project_has_a_lower_bound() -> None:
     found = dependencies(ROOT)
-    assert {"torch", "transformers"} <= {one.name for one in found}
+    assert {"torch", "transformers", "aiohttp"} <= {one.name for one in found}
     assert all(lower_bound(one) for one in found)
     with pytest.raises(UserError, match="lower bound"):
         lower_bound(Requirement("torch<3"))

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec.plugins.hf.kernels import device as torch_names
-from asyncspec.plugins.llama.library import MISSING
+from asyncspec.plugins.llama.library import missing
 from asyncspec_nodes.console.arguments import Parser, Version
 from tools.bench.bits.shapes import PUBLISHED
 from tools.bench.selection import check_file, chosen_parts
@@ -110,7 +110,7 @@ def _wants_gguf(options: argparse.Namespace) -> bool:
         raise UserError("--draft is the draft model of --target; give that, too")
     there = find_spec("llama_cpp") is not None
     if not there and (asked or options.only == "gguf"):
-        raise UserError(MISSING)
+        raise missing()
     return there and options.only != "torch"
 
 

@@ -18,6 +18,7 @@ from asyncspec_nodes.console.arguments import Parser, Version
 from tools.compat.environment import Environment, Failure, build_wheel
 from tools.compat.requirements import (
     ANY,
+    EXTRA,
     End,
     constraints,
     dependencies,
@@ -148,7 +149,7 @@ def _one(
         environment.link_torch(torch)
 
     def install() -> None:
-        environment.install(wheel, test_tools(PROJECT), lines)
+        environment.install(f"{wheel}[{EXTRA}]", test_tools(PROJECT), lines)
         outcome.versions = dict(environment.versions())
 
     def test() -> None:

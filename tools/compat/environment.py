@@ -53,14 +53,14 @@ class Environment:
             (self._packages / name).symlink_to(Path(str(found.locate_file(name))))
         return True
 
-    def install(self, wheel: Path, others: Sequence[str], constraints: Sequence[str]) -> None:
+    def install(self, wheel: str, others: Sequence[str], constraints: Sequence[str]) -> None:
         """``others`` are requirements. Raises ``Failure``."""
         file = self.folder / "constraints.txt"
         file.write_text("".join(f"{line}\n" for line in constraints))
         pip = [sys.executable, "-m", "pip", "--python", str(self._bin / "python")]
         # Python compiles what is imported; all of it takes longer than the rest of this.
         options = ["install", "--no-compile", "--constraint", str(file)]
-        run([*pip, *options, str(wheel), *others], self.folder)
+        run([*pip, *options, wheel, *others], self.folder)
 
     def run(self, command: str, *words: str) -> str:
         """The output of a command of this environment, which sees nothing of the checkout. Raises

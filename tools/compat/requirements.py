@@ -17,12 +17,17 @@ End = Literal["newest", "oldest"]
 ANY = "any"
 """As version of torch: whichever pip chooses."""
 
+EXTRA = "hf"
+"""What is tried beside the core: the bundled models need it."""
+
 _TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 
 
 def dependencies(project: Path) -> list[Requirement]:
-    """Of a checkout's ``pyproject.toml``, those that hold for this platform."""
-    parsed = map(Requirement, _tables(project)["dependencies"])
+    """Of a checkout's ``pyproject.toml``, with the extra ``EXTRA``, those that hold for this
+    platform."""
+    tables = _tables(project)
+    parsed = map(Requirement, tables["dependencies"] + tables["optional-dependencies"][EXTRA])
     return [one for one in parsed if one.marker is None or one.marker.evaluate()]
 
 

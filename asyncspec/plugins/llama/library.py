@@ -10,8 +10,7 @@ from typing import Any
 
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.plugins.llama.cut import VirtualFile
-
-MISSING = 'llama.cpp is not installed; GGUF files need it: pip install "asyncspec[llama]"'
+from asyncspec.registry import pip_install
 
 _log: list[str] = []
 """What llama.cpp said last, for errors."""
@@ -22,10 +21,16 @@ def import_bindings() -> Any:
     try:
         import llama_cpp.llama_cpp as bound
     except ImportError:
-        raise UserError(MISSING) from None
+        raise missing() from None
     except (OSError, RuntimeError) as error:
         raise UserError(f"llama.cpp cannot be loaded ({error}); install it anew") from None
     return bound
+
+
+def missing() -> UserError:
+    """The error where llama.cpp is not installed, with what installs it."""
+    command = pip_install("asyncspec[llama]")
+    return UserError(f"llama.cpp is not installed; GGUF files need it: {command}")
 
 
 def bindings() -> Any:

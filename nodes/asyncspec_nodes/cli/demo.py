@@ -15,6 +15,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Sampling
 from asyncspec.registry import pip_install
@@ -83,6 +84,7 @@ def add_arguments(parser: Parser) -> None:
 def read_arguments(arguments: argparse.Namespace) -> DemoModel:
     """Raises ``UserError`` where the model is not installed."""
     model = BUNDLED if arguments.model == "bundled" else smollm2()
+    backend_of(model.target)  # which may not be installed
     prompt = arguments.prompt or model.prompt
     return replace(model, prompt=prompt)
 

@@ -13,7 +13,7 @@ import msgspec
 from asyncspec.backend.registry import BACKENDS
 from asyncspec.planning import PLANNERS
 from asyncspec.policy.registry import POLICIES
-from asyncspec.registry import Plugin, Registry, missing_requirements, pip_install
+from asyncspec.registry import Plugin, Registry, install, missing_requirements
 from asyncspec.source.registry import SOURCES
 from asyncspec_nodes.cli.commands import COMMANDS
 from asyncspec_nodes.console.arguments import Parser
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
         """The command that installs what is missing; empty where nothing is."""
         if not self.missing:
             return ""
-        return pip_install(f"{self.plugin.package}[{','.join(self.plugin.extras)}]")
+        return install(self.plugin)
 
 
 def _problems(registry: Registry[Any], entries: Iterable[Entry]) -> list[str]:
