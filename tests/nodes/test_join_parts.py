@@ -74,6 +74,19 @@ async def test_a_copy_has_the_fingerprint_and_the_bytes_of_its_layers(
     assert backend.open(str(copy)).fingerprint == ours.fingerprint
 
 
+@pytest.mark.torch
+@pytest.mark.asyncio
+async def test_the_last_stage_has_the_tokenizer_which_grammars_need(tmp_path: Path) -> None:
+    target, backend = BUNDLED_TARGET, backend_of(str(BUNDLED_TARGET))
+    layers = backend.open(str(target)).info.layers
+    for span in ((0, 1), (layers - 1, layers)):
+        copy = await fetched(target, span, tmp_path / f"copy-{span[0]}")
+        files = {file.name for file in copy.iterdir()}
+        assert ("tokenizer.json" in files) == (span[1] == layers)
+    tokenizers = [backend.load_tokenizer(backend.open(str(p)), None) for p in (target, copy)]
+    assert len({tokenizer.encode("Once upon a time") for tokenizer in tokenizers}) == 1
+
+
 def _bytes(part: FilePart) -> bytes:
     with part.file.open("rb") as stream:
         stream.seek(part.offset)

@@ -8,13 +8,22 @@ from asyncspec.plugins.hf.checkpoint.files.headers import EMBEDDING, HEAD, INDEX
 from asyncspec.plugins.hf.checkpoint.model_config import GENERATION_CONFIG
 from asyncspec.plugins.hf.model.weights import NORM_PREFIX, layer_of
 
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("*.model", "*.tiktoken", "chat_template*"),
+)
+
 
 def stage_files(name: str, span: tuple[int, int]) -> list[FilePart]:
     """Of layers [first, end) of a local checkpoint. Raises ``CheckpointError``."""
     checkpoint = open_checkpoint(name, tokenizer=False)
     folder = checkpoint.path
     small = (folder / file for file in ("config.json", GENERATION_CONFIG, INDEX))
-    found = [whole_file(file) for file in small if file.is_file()]
+    files = {file for file in small if file.is_file()}
+    if span[1] == checkpoint.info.layers:
+        # The last stage draws within grammars, over the tokenizer's vocabulary.
+        files |= {file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)}
+    found = [whole_file(file) for file in sorted(files)]
     weights = sorted({info.file for info in checkpoint.stored.values()})
     found += [FilePart(file, 0, read_entries(file)[0]) for file in weights]
     own = {f"{LAYERS}{layer}." for layer in range(*span)}
