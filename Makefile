@@ -19,6 +19,8 @@ CORE_TESTS := $(addprefix tests/,actor constraint core policy protocol sim sourc
 PYTHONS := $(addprefix python,$(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/p' pyproject.toml))
 # Of make repeat.
 REPEATS ?= 100
+# Of make soak, seconds.
+DURATION ?= 7200
 # Options of tools/compat: --newest, --oldest.
 COMPAT ?=
 
@@ -30,7 +32,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test test-all core pythons test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules repeat clients nightly clean setup-llama
+.PHONY: help install setup demo test test-all core pythons test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules soak repeat clients nightly clean setup-llama
 
 help:
 	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
@@ -43,11 +45,12 @@ help:
 	@echo "make compat  the wheel with the oldest and the newest versions it allows of what it needs"
 	@echo "make types   mypy --strict          make imports  who may import whom"
 	@echo "make format  write the format       make cover    branch coverage"
-	@echo "make nightly every test, every cell of the matrices, fuzz, schedules and mutants: hours"
+	@echo "make nightly every test, every cell of the matrices, fuzz, schedules, mutants and soak: hours"
 	@echo "make fuzz    the property tests with many more examples"
 	@echo "make schedules  10,000 random schedules of requests and faults on simulated clusters"
 	@echo "make repeat  the tests of processes, $(REPEATS) times (REPEATS), eight at once: whether one is flaky"
 	@echo "make fuzz-wire  a million mutated frames for each role of live nodes: an hour"
+	@echo "make soak    two hours (DURATION, seconds) of mixed load on a cluster whose machines come and go"
 	@echo "make mutants whether tests fail for mistakes in safety-critical lines"
 	@echo "make clients programs of others, from their registries, against serve: the table of docs/guide/serving.md"
 	@echo "make clean   remove what these made"
@@ -123,7 +126,7 @@ cover: $(STAMP)
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
 nightly: export HYPOTHESIS_PROFILE ?= random
-nightly: test-all pythons test-processors fuzz schedules mutants clients
+nightly: test-all pythons test-processors fuzz schedules mutants clients soak
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600
@@ -139,6 +142,9 @@ repeat: $(STAMP)
 
 fuzz-wire: $(STAMP)
 	$(BIN)/python tools/fuzz_wire
+
+soak: $(STAMP)
+	$(BIN)/python tools/soak --duration $(DURATION)
 
 mutants: $(STAMP)
 	$(BIN)/python tools/mutants
