@@ -16,6 +16,7 @@ from asyncspec_nodes.cli import demo
 from asyncspec_nodes.cli import main as cli
 from asyncspec_nodes.cli.terminal.demo import COLUMN_SECONDS, Lane, Race, picture, show
 from asyncspec_nodes.cluster import named_models
+from asyncspec_nodes.console.arguments import Parser
 
 
 def answered(title: str, tokens: Sequence[int], speed: float, reason: str = "stop") -> Lane:
@@ -94,6 +95,15 @@ def test_both_clusters_have_the_pace_that_is_told() -> None:
         paces = [config.pace[rank].seconds for rank in range(1, demo.STAGES + 1)]
         assert paces == [demo.STAGE_SECONDS] * demo.STAGES
         assert config.draft.policy == policy
+
+
+def test_answers_end_with_a_sentence_unless_told_otherwise() -> None:
+    parser = Parser()
+    demo.add_arguments(parser)
+    for argv, tokens in (([], demo.BUNDLED.tokens), (["-n", "7"], 7)):
+        model = demo.read_arguments(parser.parse_args(argv))
+        assert demo.request(model, demo.FLOW).max_new_tokens == tokens
+        assert model.warming != model.prompt
 
 
 def test_a_model_that_is_not_installed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -26,11 +27,10 @@ from asyncspec_nodes.cli.terminal.demo import Lane, Race, show
 from asyncspec_nodes.client.answers import DEMO, Conversation
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
-from asyncspec_nodes.cluster.automatic import choose, chosen
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET, NONE
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.cluster.named_models import target_of
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import Parser, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import unless_failed, until_signal
 from asyncspec_nodes.local.cluster import LoadingSteps, local_config
@@ -38,7 +38,9 @@ from asyncspec_protocol.messages import Events, Finished, Output, Submit
 
 STAGES, STAGE_SECONDS, LEVEL_SECONDS = 4, 0.040, 0.005
 PLAIN, FLOW = "autoregressive", "flow"
-TOKENS = 128
+
+WARMING_TOKENS = 32
+WARMING = f"flow measures what passes and drafts cost: {WARMING_TOKENS} tokens first, not counted"
 
 SMOLLM2 = "smollm2"
 """A model that chats (``cluster.named_models``)."""
@@ -48,11 +50,14 @@ class DemoModel(Struct, frozen=True):
     """A model, what drafts for it, and what it is asked."""
 
     target: str
-    # Empty: chosen by what there is.
     draft: str
     prompt: str
+    # What it is asked first, while the policy measures what passes and levels cost.
+    warming: str
     # Whether the prompt is a question for its chat template, or a text that it continues.
     chat: bool
+    # After so many tokens the answer to that ends with a sentence.
+    tokens: int
     # For the first line.
     title: str
 
@@ -60,8 +65,10 @@ class DemoModel(Struct, frozen=True):
 BUNDLED = DemoModel(
     str(BUNDLED_TARGET),
     f"{EAGLE_PREFIX}{BUNDLED_EAGLE}",
+    "Tom and Anna were playing in the park. They saw a big dog",
     DEMO,
     chat=False,
+    tokens=138,
     title="the bundled toy model, which only tells children's stories",
 )
 
@@ -78,7 +85,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-p", "--prompt", metavar="TEXT", help="what it is asked, or the text that it continues"
     )
-    COUNT.add_to(parser, "--max-new-tokens", "N", f"default: {TOKENS}", short="-n", default=TOKENS)
+    text = "default: to the end of a sentence, some 130"
+    COUNT.add_to(parser, "--max-new-tokens", "N", text, short="-n")
 
 
 def read_arguments(arguments: argparse.Namespace) -> DemoModel:
@@ -86,7 +94,7 @@ def read_arguments(arguments: argparse.Namespace) -> DemoModel:
     model = BUNDLED if arguments.model == "bundled" else smollm2()
     backend_of(model.target)  # which may not be installed
     prompt = arguments.prompt or model.prompt
-    return replace(model, prompt=prompt)
+    return replace(model, prompt=prompt, tokens=arguments.max_new_tokens or model.tokens)
 
 
 def smollm2() -> DemoModel:
@@ -98,19 +106,22 @@ def smollm2() -> DemoModel:
             f"--model {SMOLLM2} is a GGUF file, which needs llama.cpp: "
             f"{pip_install('asyncspec[llama]')}"
         )
+    target = target_of(SMOLLM2)
     return DemoModel(
-        target_of(SMOLLM2),
-        "",
+        target,
+        target,
         "Explain to a child why the sky is blue.",
+        "What do bees do all day?",
         chat=True,
-        title="SmolLM2-135M-Instruct, a small model that chats",
+        tokens=117,
+        title="SmolLM2-135M-Instruct, a small model that chats, and drafts for itself",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises ``AsyncSpecError``; signals end in ``KeyboardInterrupt``."""
     model = read_arguments(arguments)
-    return asyncio.run(until_signal(work(model, arguments.max_new_tokens)))
+    return asyncio.run(until_signal(work(model)))
 
 
 def config_of(model: DemoModel, policy: str) -> Config:
@@ -118,8 +129,6 @@ def config_of(model: DemoModel, policy: str) -> Config:
     draft = DraftTable(source=NONE, policy=policy)
     if policy != PLAIN:
         draft = DraftTable(source=model.draft, policy=policy)
-        if not model.draft:
-            draft = chosen(draft, choose(model.target, "", stages_here=1.0))
     return local_config(
         TargetTable(path=model.target),
         draft,
@@ -130,7 +139,7 @@ def config_of(model: DemoModel, policy: str) -> Config:
     )
 
 
-async def work(model: DemoModel, tokens: int) -> int:
+async def work(model: DemoModel) -> int:
     """Start both clusters, ask both, and show the race."""
     race = Race(
         prompt=model.prompt,
@@ -138,7 +147,7 @@ async def work(model: DemoModel, tokens: int) -> int:
         pace=f"{STAGES} computers emulated on this one: stages of {STAGE_SECONDS * 1000:g} ms, "
         f"draft levels of {LEVEL_SECONDS * 1000:g} ms",
         lanes=(Lane("plain pipeline", STAGES), Lane("flow", STAGES)),
-        most=tokens,
+        most=model.tokens,
         chat=model.chat,
     )
     async with AsyncExitStack() as stack:
@@ -153,28 +162,36 @@ async def work(model: DemoModel, tokens: int) -> int:
         for failure in entered:
             if isinstance(failure, BaseException):
                 raise failure
-        runs = [
-            unless_failed(
-                ask(
-                    lane,
-                    ClusterAddress(*cluster.address, config.cluster.name),
-                    request(model, policy, tokens),
-                ),
-                cluster.watch(),
-            )
-            for lane, cluster, config, policy in zip(
-                race.lanes, clusters, configs, (PLAIN, FLOW), strict=True
-            )
-        ]
-        async with show(race):
+
+        async def answer(model: DemoModel, lanes: Iterable[Lane]) -> None:
+            """Have both clusters answer, each in its lane."""
+            runs = [
+                unless_failed(
+                    ask(
+                        lane,
+                        ClusterAddress(*cluster.address, config.cluster.name),
+                        request(model, policy),
+                    ),
+                    cluster.watch(),
+                )
+                for lane, cluster, config, policy in zip(
+                    lanes, clusters, configs, (PLAIN, FLOW), strict=True
+                )
+            ]
             await asyncio.gather(*runs)
+
+        print_notice(WARMING)
+        warming = replace(model, prompt=model.warming, tokens=WARMING_TOKENS)
+        await answer(warming, [Lane(lane.title, STAGES) for lane in race.lanes])
+        async with show(race):
+            await answer(model, race.lanes)
     return 0 if race.equal else 1
 
 
-def request(model: DemoModel, policy: str, tokens: int) -> Submit:
+def request(model: DemoModel, policy: str) -> Submit:
     """Greedy, so that anyone gets the same text."""
     settings = Submit(
-        request=0, prompt="", max_new_tokens=tokens, policy=policy, **asdict(Sampling())
+        request=0, prompt="", max_new_tokens=model.tokens, policy=policy, **asdict(Sampling())
     )
     return Conversation(settings, chat=model.chat).ask(model.prompt)
 
