@@ -20,6 +20,9 @@ from asyncspec.source.expand import Coroutine, Grower, Proposal
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Expand
 
+UNLIKELY = -1e6
+"""The logit of a token that is not drafted; not infinite, as it may become a score."""
+
 REMEMBER = 32
 """Successors remembered per node, unless more are requested."""
 

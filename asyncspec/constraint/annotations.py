@@ -1,7 +1,8 @@
 """What a JSON Schema says besides, and grammars do not hold answers to. Pure.
 
 By JSON Schema 2020-12, section 7.2.1, a ``format`` that is unknown is an annotation. That items are
-unique is left to the model: no grammar without memory can say it."""
+unique is left to the model: no grammar without memory can say it. Of ``oneOf`` more than one may
+match."""
 
 from __future__ import annotations
 
@@ -65,6 +66,8 @@ def enforced(schema: Any, note: Callable[[str], None] = lambda name: None) -> An
         elif name == "format" and isinstance(value, str) and value not in FORMATS:
             note(f"format {value[:64]!r}")
         elif name in _SCHEMAS:
+            if name == "oneOf" and isinstance(value, list | tuple) and len(value) > 1:
+                note("oneOf: as anyOf")  # no grammar can say that the others do not match
             kept[name] = enforced(value, note)
         elif name in _MAPS and isinstance(value, Mapping):
             kept[name] = {key: enforced(inner, note) for key, inner in value.items()}

@@ -528,7 +528,16 @@ def test_tokenizers_must_agree(tmp_path: Path) -> None:
     target = tokenizer(tmp_path / "target", {"a": 0, "b": 1}, [{"id": 2, "content": "<s>"}])
     check_vocab(target, tokenizer(tmp_path / "same", {"a": 0, "b": 1, "<s>": 2}))
     check_vocab(target, tokenizer(tmp_path / "unigram", [["a", 0.1], ["b", 0.2], ["<s>", 0]]))
-    for other in ({"a": 0, "b": 1}, {"a": 1, "b": 0, "<s>": 2}):
+    # What only one of them has is not drafted, and of large vocabularies what few tokens mean.
+    assert check_vocab(target, tokenizer(tmp_path / "fewer", {"a": 0, "b": 1})) == ()
+    added = {"a": 0, "b": 1, "<s>": 2, "<think>": 3}
+    assert check_vocab(target, tokenizer(tmp_path / "more", added)) == (3,)
+    names = {str(i): i for i in range(32)}
+    large = tokenizer(tmp_path / "large", names)
+    renamed = {**names, "<think>": 32, "<r>": 5}
+    del renamed["5"]
+    assert check_vocab(large, tokenizer(tmp_path / "renamed", renamed)) == (5, 32)
+    for other in ({"c": 0, "b": 1}, {"a": 1, "b": 0, "<s>": 2}, {"d": 4}):
         with pytest.raises(CheckpointError, match="tokenizer mismatch"):
             check_vocab(target, tokenizer(tmp_path / "other", other))
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):

@@ -175,3 +175,12 @@ def test_a_smaller_target_vocabulary_bounds_proposals(tiny: Callable[..., Path])
     expanded = ask(draft, 0, [1, VOCAB + 5], width=40, count=40)
     assert expanded.tokens
     assert max(expanded.tokens) < 10
+
+
+def test_tokens_that_are_not_the_targets_are_not_drafted(tiny: Callable[..., Path]) -> None:
+    path = tiny("llama")
+    free = ask(load_draft(open_checkpoint(path)), 0, PROMPT, depth=1, width=6, count=6)
+    foreign = (free.tokens[0], free.tokens[3], VOCAB + 5)
+    kept = [token for token in free.tokens if token not in foreign]
+    masked = load_draft(open_checkpoint(path), foreign=foreign)
+    assert list(ask(masked, 0, PROMPT, depth=1, width=4, count=4).tokens) == kept

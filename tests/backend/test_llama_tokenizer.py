@@ -261,6 +261,20 @@ def test_templates_find_what_transformers_gives_them(chatty: LlamaTokenizer) -> 
 
 
 @pytest.mark.parametrize(
+    ("content", "end"), [("Hi.", "Hi."), ("Hi. ", "Hi. "), (" Hi", " Hi"), ("", "assistant: \n")]
+)
+def test_a_last_message_is_continued(content: str, end: str, chatty: LlamaTokenizer) -> None:
+    """The prompt ends where it does, as transformers cuts it."""
+    options = {"continue_final_message": True, "add_generation_prompt": False}
+    messages = [MESSAGES[0], {"role": "assistant", "content": content}]
+    said = chatty.prompt(json.dumps({"messages": messages, "tools": None, "options": options}))
+    before = 'user: "<é>"\nassistant: '
+    assert said.startswith(before)
+    assert said.endswith(end)
+    assert len(said) <= len(before) + len(content) + 1
+
+
+@pytest.mark.parametrize(
     "name", ["messages", "tools", "eos_token", "raise_exception", "strftime_now"]
 )
 def test_options_do_not_replace_what_the_template_is_given(

@@ -47,6 +47,14 @@ def test_what_is_left_out_is_told() -> None:
     assert names == ["format 'path'", "uniqueItems"]
 
 
+def test_one_of_is_told_where_more_may_match() -> None:
+    names: list[str] = []
+    number: dict[str, Any] = {"oneOf": [{"type": "number"}]}
+    schema = {"items": number, "oneOf": [{"type": "number"}, {"type": "integer"}]}
+    assert enforced(schema, names.append) == schema
+    assert names == ["oneOf: as anyOf"]
+
+
 def test_properties_and_values_of_those_names_stay() -> None:
     schema = {
         "properties": {"uniqueItems": {"type": "boolean"}, "format": {"type": "string"}},

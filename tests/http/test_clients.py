@@ -412,3 +412,34 @@ async def test_langchain() -> None:
             assert place == {"city": "Rome"}
             assert engine.asked[-1].constraint.grammar
         await model.root_async_client.close()
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_tools_of_which_some_are_allowed(mode: str) -> None:
+    """The others stand in the prompt, and what looks like a call of them is content."""
+    other = {**TOOL, "name": "other"}
+    listed = [{"type": "function", "function": {"name": "other"}}, {"type": "mcp"}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+    async with serving() as (url, engine), ai(url) as client:
+        ask: Any = {"model": "toy", "messages": USER}
+        ask["tools"] = [*TOOLS, {"type": "function", "function": other}]
+        chat = await client.chat.completions.create(**ask, tool_choice=choice)
+        assert chat.choices[0].message.tool_calls is None
+        assert "weather" in (chat.choices[0].message.content or "")
+        assert [tool["function"]["name"] for tool in engine.chat["tools"]] == ["weather", "other"]
+        grammar = engine.asked[-1].constraint.grammar
+        assert ("other" in grammar, "weather" in grammar) == (mode == "required", False)
+        tools = [{"type": "function", **tool} for tool in (TOOL, other)]
+        named: Any = [{"type": "function", "name": "weather"}]
+        response = await client.responses.create(
+            model="toy",
+            input="x",
+            tools=tools,
+            tool_choice={"type": "allowed_tools", "mode": mode, "tools": named},
+        )
+        assert [item.name for item in response.output if item.type == "function_call"] == (
+            ["weather"] * 2
+        )
+        with pytest.raises(openai.BadRequestError, match="missing parameter") as refused:
+            await client.chat.completions.create(**ask, tool_choice={"type": "allowed_tools"})
+        assert refused.value.param == "tool_choice.allowed_tools"

@@ -258,8 +258,9 @@ class HFBackend(Backend):
             model = load_draft(spec.target, quantize=twin, **how)
             return LoadedSource(model, model.token_bytes, session_bytes=model.session_bytes)
         checkpoint = open_checkpoint(spec.name)
-        check_vocab(spec.target.path, checkpoint.path)
-        draft = load_draft(checkpoint, vocab=spec.target.info.vocab_size, **how)
+        foreign = check_vocab(spec.target.path, checkpoint.path)
+        vocab = spec.target.info.vocab_size
+        draft = load_draft(checkpoint, vocab=vocab, foreign=foreign, **how)
         return LoadedSource(draft, draft.token_bytes, session_bytes=draft.session_bytes)
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:

@@ -159,9 +159,9 @@ class LlamaBackend(Backend):
         if not isinstance(spec.target, OpenTarget):
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
-        check_vocab(spec.target, draft)
+        foreign = check_vocab(spec.target, draft)
         check_loads(draft.path, 0, draft.info.layers)
-        loaded = load_draft(draft, spec.target.info.vocab_size, spec.options)
+        loaded = load_draft(draft, spec.target.info.vocab_size, spec.options, foreign)
         source = LoadedSource(loaded, loaded.token_bytes)
         if (gpu := find(spec.options.device)) is None:
             return source

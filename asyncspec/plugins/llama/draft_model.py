@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
-from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
+from asyncspec.backend.draft_model import (
+    UNLIKELY,
+    CachedDraftModel,
+    CachedSession,
+    DraftPass,
+    learn,
+)
 from asyncspec.backend.sampling import best_successors
 from asyncspec.plugins.llama.cut import VirtualFile, cut
 from asyncspec.plugins.llama.devices import find
@@ -21,8 +27,17 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
     """A whole small model. One thread only. ``token_bytes``: held for each token of a session, and
     for each node of its tree."""
 
-    def __init__(self, engine: Engine, context: int, vocab: int, token_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        context: int,
+        vocab: int,
+        token_bytes: int,
+        foreign: Sequence[int] = (),
+    ) -> None:
+        """``foreign``: tokens that are not the target's, and are not drafted."""
         super().__init__(context, min(vocab, engine.model.vocab_size))
+        self._foreign = [token for token in foreign if token < self.vocab]
         self.engine = engine
         self.token_bytes = token_bytes
 
@@ -42,18 +57,26 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
             wanted += [False] * unasked + [True] * len(one.nodes)
         logits = self.engine.run(rows, wanted).logits[:, : self.vocab]
         if len(logits):
+            if self._foreign:
+                logits = logits.copy()
+                logits[:, self._foreign] = UNLIKELY
             most = max(one.session.remembered for one in passes)
             learn(passes, best_successors(logits, most))
 
 
 def load_draft(
-    draft: OpenTarget, vocab: int, options: EngineOptions = DEFAULT_OPTIONS
+    draft: OpenTarget,
+    vocab: int,
+    options: EngineOptions = DEFAULT_OPTIONS,
+    foreign: Sequence[int] = (),
 ) -> LlamaDraft:
-    """Load a whole model as a draft of a target with so many tokens. Raises ``UserError``."""
+    """Load a whole model as a draft of a target with so many tokens. ``foreign``: those that are
+    not drafted. Raises ``UserError``."""
     span = (0, draft.info.layers)
     gpu = find(options.device)
     repack = repacks(draft, span, "fast", options)
     file = VirtualFile(*cut(draft.model, *span))
     model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0, repack=repack)
     engine = Engine(model, Settings(exact=False, device=gpu.name if gpu else ""))
-    return LlamaDraft(engine, draft.info.context_length, vocab, footprint(draft, span).slot)
+    slot = footprint(draft, span).slot
+    return LlamaDraft(engine, draft.info.context_length, vocab, slot, foreign)

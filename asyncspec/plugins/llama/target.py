@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from asyncspec.backend.base import SAMPLE_BYTES, DType, ModelInfo, SharedMatrix
+from asyncspec.backend.draft_vocabulary import differing_tokens
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.plugins.llama.cut import EMBEDDING, HEAD, layer_count, matrix
 from asyncspec.plugins.llama.gguf_file import GGUF, Tensor, open_gguf
@@ -186,19 +187,14 @@ def control_tokens(model: GGUF) -> frozenset[int]:
     return frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
 
 
-def check_vocab(target: OpenTarget, draft: OpenTarget) -> None:
-    """Raise ``CheckpointError`` where the draft's tokens are not the target's."""
+def check_vocab(target: OpenTarget, draft: OpenTarget) -> tuple[int, ...]:
+    """The draft's tokens, ascending, that mean others in the target's vocabulary or none. Raises
+    ``CheckpointError`` for vocabularies of different families."""
     ours, theirs = (vocabulary(model.model) for model in (target, draft))
     if ours == theirs:
-        return
-    least = min(len(ours), len(theirs))
-    different = [i for i in range(least) if ours[i] != theirs[i]]
-    if different or not least:
-        first = f", the first being {ours[different[0]]!r}" if different else ""
-        raise CheckpointError(
-            f"tokenizer mismatch: {draft.path} and {target.path} disagree on {len(different)} "
-            f"entries of their vocabularies{first}; use a draft model of the same family"
-        )
+        return ()
+    names = (dict(enumerate(ours)), dict(enumerate(theirs)))
+    return differing_tokens(*names, target.path, draft.path)
 
 
 def _sample(opened: dict[Path, int], tensor: Tensor) -> bytes:

@@ -33,14 +33,34 @@ def make(argument: bytes) -> Callable[[bytes], bytes]:
             tools: list[Any] | None,
             options: dict[str, Any],
         ) -> str:
+            continues = options.pop(CONTINUES, False)
             said = {"messages": messages, "tools": tools, "add_generation_prompt": True, **options}
-            return str(_compiled(template).render({**said, **fixed}))
+            text = str(_compiled(template).render({**said, **fixed}))
+            return _open_ended(text, messages[-1].get("content")) if continues else text
 
         return render
 
     tokens = msgspec.msgpack.decode(argument, type=Templates).tokens
     reserved = frozenset({"messages", "tools", "raise_exception", "strftime_now", *tokens})
     return renderer(argument, with_tokens, reserved)
+
+
+CONTINUES = "continue_final_message"
+"""The argument of transformers' ``apply_chat_template``."""
+
+
+def _open_ended(text: str, content: object) -> str:
+    """A conversation's text up to the end of its last message, as transformers cuts it. Raises
+    ``ValueError`` where the template does not write that message."""
+    if isinstance(content, list):
+        content = content[-1].get("text") if content else None
+    final = content if isinstance(content, str) else ""
+    place = text.rfind(final.strip())
+    if place < 0:
+        raise ValueError(f"{CONTINUES}: it does not write the last message as it is")
+    whole = final.lstrip()
+    end = place + len(whole)
+    return text[:end] if text[place:end] == whole else text[: place + len(final.strip())]
 
 
 @lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from asyncspec.backend.chat_templates import by_name, used
+from asyncspec.backend.draft_vocabulary import differing_tokens
 from asyncspec.backend.infill import INFILL_TOKENS, NO_INFILL
 from asyncspec.backend.template_worker import TemplateWorker
 from asyncspec.core.errors import CheckpointError, first_line
@@ -151,14 +152,12 @@ def token_ids(directory: Path) -> dict[str, int]:
         raise CheckpointError(f"{file} is not a tokenizer this program can read") from error
 
 
-def check_vocab(target: Path, draft: Path) -> None:
-    """Raise ``CheckpointError`` where the draft's tokenizer maps tokens to other ids than the
-    target's. Normalisation and chat templates may differ: only ids cross between the models."""
+def check_vocab(target: Path, draft: Path) -> tuple[int, ...]:
+    """The draft's tokens, ascending, that mean others in the target's tokenizer or none: they are
+    not drafted. Normalisation and chat templates may differ: only ids cross between the models.
+    Raises ``CheckpointError`` for tokenizers of different families."""
     ours, theirs = token_ids(target), token_ids(draft)
     if ours == theirs:
-        return
-    different = sorted(ours.items() ^ theirs.items(), key=lambda item: (item[1], item[0]))
-    raise CheckpointError(
-        f"tokenizer mismatch: {draft} and {target} disagree on {len(different)} entries of their "
-        f"vocabularies, the first being {different[0][0]!r}; use a draft model of the same family"
-    )
+        return ()
+    names = {token: name for name, token in ours.items()}
+    return differing_tokens(names, {token: name for name, token in theirs.items()}, target, draft)

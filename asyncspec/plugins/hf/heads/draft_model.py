@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from asyncspec.backend.base import Quantize
-from asyncspec.backend.draft_model import CachedDraftModel, CachedSession, DraftPass, learn
+from asyncspec.backend.draft_model import (
+    UNLIKELY,
+    CachedDraftModel,
+    CachedSession,
+    DraftPass,
+    learn,
+)
 from asyncspec.plugins.hf.attention.attention import TreeMask
 from asyncspec.plugins.hf.attention.batched_attention import attention_of
 from asyncspec.plugins.hf.attention.cache import KVCache
@@ -52,22 +58,24 @@ class BatchedDraftPass:
 class DraftModel(CachedDraftModel[KVCache]):
     """A whole model on torch. One thread only."""
 
-    def __init__(self, shard: Shard, vocab: int | None = None) -> None:
+    def __init__(self, shard: Shard, vocab: int | None = None, foreign: Sequence[int] = ()) -> None:
+        """``foreign``: tokens that are not the target's, and are not drafted."""
         self.shard = shard
         self._shape = shard.cache_shape("fast")
         # Held for each token of a session, and for each node of its tree.
         self.token_bytes = self._shape.max_slot_bytes()
         self.session_bytes = self._shape.session_bytes()
-        known = shard.info.vocab_size
-        super().__init__(shard.info.context_length, min(known, vocab or known))
+        vocab_size = shard.info.vocab_size
+        super().__init__(shard.info.context_length, min(vocab_size, vocab or vocab_size))
+        self._foreign = [token for token in foreign if token < self.vocab]
 
     def new_cache(self) -> KVCache:
         return KVCache(self._shape, self._context, self.shard.device)
 
     def compute(self, passes: Sequence[DraftPass[CachedSession[KVCache]]]) -> None:
         # Two models may share a tokenizer and still pad their vocabularies to different sizes.
-        known = self.shard.info.vocab_size
-        tokens = [token if token < known else 0 for one in passes for token in one.tokens]
+        vocab_size = self.shard.info.vocab_size
+        tokens = [token if token < vocab_size else 0 for one in passes for token in one.tokens]
         with torch.inference_mode():
             shared = BatchedDraftPass(passes)
             device = self.shard.device
@@ -77,7 +85,10 @@ class DraftModel(CachedDraftModel[KVCache]):
                 return
             logits = self.shard.logits(*where, device.integers(shared.wanted))
             most = max(one.session.remembered for one in passes)
-            learn(passes, best_successors(logits[:, : self.vocab], most))
+            logits = logits[:, : self.vocab]
+            if self._foreign:
+                logits = logits.float().index_fill(1, device.integers(self._foreign), UNLIKELY)
+            learn(passes, best_successors(logits, most))
 
 
 def load_draft(
@@ -87,8 +98,10 @@ def load_draft(
     vocab: int | None = None,
     quantize: Quantize = "none",
     device: Device = CPU,
+    foreign: Sequence[int] = (),
 ) -> DraftModel:
-    """Read a draft model for a target of ``vocab`` tokens. Raises as ``load_stage``."""
+    """Read a draft model for a target of ``vocab`` tokens. ``foreign``: those that are not
+    drafted. Raises as ``load_stage``."""
     if not device.is_accelerator:
         check_quantize(quantize)
     layers, torch_dtype = checkpoint.info.layers, resolve_dtype(checkpoint.info, dtype)
@@ -104,4 +117,4 @@ def load_draft(
         free_heap(shard.weight_bytes)
         tune_min_rows(shard.linears)
         shard.warm_up()
-    return DraftModel(shard, vocab)
+    return DraftModel(shard, vocab, foreign)

@@ -90,11 +90,38 @@ class NamedTool(Struct, frozen=True):
     name: str
 
 
-class ToolChoice(Struct, frozen=True):
-    """``tool_choice`` that names a function."""
+class ListedTool(Struct, frozen=True):
+    """``tool_choice.allowed_tools.tools[...]``; those of other types are not served."""
 
-    function: NamedTool
-    type: Literal["function"] = "function"
+    type: str = "function"
+    function: NamedTool | None = None
+
+
+class AllowedTools(Struct, frozen=True):
+    """``tool_choice.allowed_tools``: the tools that may be called, of those in the prompt."""
+
+    tools: tuple[ListedTool, ...]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class ToolChoice(Struct, frozen=True):
+    """``tool_choice`` that names a function, or some of them."""
+
+    function: NamedTool | None = None
+    type: Literal["function", "allowed_tools"] = "function"
+    allowed_tools: AllowedTools | None = None
+
+    @property
+    def required(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.allowed_tools is None or self.allowed_tools.mode == "required"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The functions that may be called."""
+        listed = self.allowed_tools.tools if self.allowed_tools else ()
+        functions = (self.function, *(tool.function for tool in listed))
+        return frozenset(function.name for function in functions if function is not None)
 
 
 def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
@@ -187,6 +214,10 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
                 "continue_final_message and add_generation_prompt are both true; leave one out",
                 "continue_final_message",
             )
+        choice = self.tool_choice
+        if isinstance(choice, ToolChoice) and getattr(choice, choice.type) is None:
+            where = f"tool_choice.{choice.type}"
+            raise invalid(f"missing parameter: {where}", where, "missing_required_parameter")
         if self.forced and not self.callable:
             raise invalid("tool_choice asks for a call of a tool that is not given", "tool_choice")
 
@@ -197,7 +228,8 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
     @property
     def forced(self) -> bool:
         """Whether the answer must be a call."""
-        return self.tool_choice not in (None, "none", "auto")
+        choice = self.tool_choice
+        return choice.required if isinstance(choice, ToolChoice) else choice == "required"
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -206,7 +238,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
             return ()
         tools = self._tools()
         if isinstance(self.tool_choice, ToolChoice):
-            return tuple(one for one in tools if one.name == self.tool_choice.function.name)
+            return tuple(tool for tool in tools if tool.name in self.tool_choice.names)
         return tools
 
     def _tools(self) -> tuple[Tool, ...]:
@@ -265,7 +297,8 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
         )
         opened, grammar = _opened(facts, options), submit.constraint.grammar
         if self.forced:
-            parallel = self.parallel_tool_calls is not False and self.tool_choice == "required"
+            named = isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function
+            parallel = self.parallel_tool_calls is not False and not named
             try:
                 grammar = forced_call(facts, self.callable, parallel=parallel, opened=opened)
             except ValueError as error:

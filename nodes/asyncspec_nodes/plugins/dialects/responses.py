@@ -13,12 +13,14 @@ from asyncspec_nodes.chat.calls import Call, CallArguments, CallBegin, CallEnd
 from asyncspec_nodes.chat.parser import AnswerPart, Part
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.chat import (
+    AllowedTools,
     CalledFunction,
     ChatCompletion,
     ChatMessage,
     ChatRequest,
     ContentPart,
     FunctionTool,
+    ListedTool,
     NamedTool,
     ToolCall,
     ToolChoice,
@@ -62,11 +64,28 @@ class ResponseTool(Struct, frozen=True):
     strict: bool | None = None
 
 
-class ResponseChoice(Struct, frozen=True):
-    """``tool_choice`` that names a function."""
+class ListedFunction(Struct, frozen=True):
+    """``tool_choice.tools[...]``; those of other types are not served."""
 
-    type: Literal["function"]
-    name: str
+    type: str = "function"
+    name: str | None = None
+
+
+class ResponseChoice(Struct, frozen=True, omit_defaults=True):
+    """``tool_choice`` that names a function, or some of them."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str = ""
+    mode: Literal["auto", "required"] = "auto"
+    tools: tuple[ListedFunction, ...] = ()
+
+    def chat(self) -> ToolChoice:
+        """The same of the chat endpoint."""
+        if self.type == "function":
+            return ToolChoice(NamedTool(self.name))
+        names = (tool.name for tool in self.tools if tool.name)
+        listed = tuple(ListedTool(function=NamedTool(name)) for name in names)
+        return ToolChoice(type=self.type, allowed_tools=AllowedTools(listed, self.mode))
 
 
 class TextFormat(Struct, frozen=True):
@@ -156,9 +175,7 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
                 ToolSpec(FunctionTool(one.name, one.description, one.parameters))
                 for one in self.tools or ()
             ),
-            tool_choice=(
-                ToolChoice(NamedTool(choice.name)) if isinstance(choice, ResponseChoice) else choice
-            ),
+            tool_choice=choice.chat() if isinstance(choice, ResponseChoice) else choice,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=_format(self.text.format if self.text else None),
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
