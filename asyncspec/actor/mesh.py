@@ -36,6 +36,10 @@ _NOT_YET_VALID, _EXPIRED = 9, 10
 MOVED_SECONDS = 0.1
 """Between two looks whether a peer that is dialled has another address."""
 
+REPLACED_SECONDS = 2.0
+"""Four heartbeats: a link that is silent for so long gives way to another one of its rank, as a
+stopped process's does to that of the machine that has got its layers."""
+
 MAX_REFUSALS = 64
 """Refusals that are remembered as reported; a stranger may cause any number."""
 
@@ -238,6 +242,9 @@ class Mesh:
                 "number of its own (--rank)",
             )
         if rank in self.links:
+            if self.links[rank].silent_seconds >= REPLACED_SECONDS:
+                # The other side dials again at once.
+                self.links[rank].abort("silent, and another node has its rank")
             return Fault(HANDSHAKE, f"rank {rank} is connected already: give each rank once")
         if rank in dialled(self._me, self._peers):
             return Fault(HANDSHAKE, f"rank {self._me.rank} dials rank {rank} itself")
@@ -286,7 +293,11 @@ class Mesh:
         self._all.add(link)
         link.expect(self._options.welcome_seconds, "welcome")
         link.send(self._me)
-        reason = await link.gone
+        replacing = asyncio.get_running_loop().create_task(self._replace(rank, address, link))
+        try:
+            reason = await link.gone
+        finally:
+            replacing.cancel()
         self._all.discard(link)  # it may have ended before it was added
         if link.peer is not None:
             return None
@@ -295,6 +306,14 @@ class Mesh:
         if self._security.client is None:
             return f"{reason}: it may want TLS, as in a cluster file with [security]"
         return f"{reason}: {REFUSED_CERTIFICATE}"
+
+    async def _replace(self, rank: Rank, address: Address, link: Link) -> None:
+        """End a silent link to a peer that has moved."""
+        while True:
+            await asyncio.sleep(REPLACED_SECONDS / 2)
+            if link.silent_seconds >= REPLACED_SECONDS and self._peers[rank] != address:
+                link.abort("silent, and its rank has another address now")
+                return
 
     async def _connected(self, rank: Rank, address: Address) -> Link:
         """Raises ``OSError``, also where it takes too long or the peer has moved meanwhile."""

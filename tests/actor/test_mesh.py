@@ -128,6 +128,44 @@ class Peer:
             self._sock.close()
 
 
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_silent_link_gives_way_to_another_node_of_its_rank(
+    run: Runner, monkeypatch: pytest.MonkeyPatch, accepts: bool
+) -> None:
+    """A process is stopped, and another machine gets its layers: at both ends that it had."""
+
+    silent: set[Link] = set()
+    seconds = property(lambda link: 60.0 if link in silent else 0.0)
+    monkeypatch.setattr(Link, "silent_seconds", seconds)
+
+    async def main() -> None:
+        options = LinkOptions(redial_seconds=(0.01, 0.05))
+        listening = [bound() for _ in range(3)]
+        addresses: list[Address] = [sock.getsockname() for sock in listening]
+        peers = {Rank(1): addresses[0]}
+        draft, last = Linking(), Linking()
+        dialling = Mesh(hello(0, 2), peers, draft, options, Security())
+        accepting = Mesh(hello(2, 2), {}, last, options, Security())
+        next_one = {Rank(2): addresses[2]}
+        stopped, fresh = (Mesh(hello(1, 2), next_one, Linking(), options, Security()) for _ in "ab")
+        await accepting.start(listening[2])
+        await stopped.start(listening[0])
+        await dialling.start(bound())
+        owner, mesh = (last, accepting) if accepts else (draft, dialling)
+        await owner.linked.wait()
+        link = mesh.links[Rank(1)]
+        silent.add(link)
+        await fresh.start(listening[1])
+        peers[Rank(1)] = addresses[1]
+        assert "silent, and" in await link.gone
+        owner.linked.clear()
+        await owner.linked.wait()
+        for one in (dialling, stopped, fresh, accepting):
+            await one.close("over")
+
+    run(main())
+
+
 class Linking(Owner):
     """One that waits for a link."""
 
