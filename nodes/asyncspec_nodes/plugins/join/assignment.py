@@ -79,7 +79,7 @@ def in_case_of_loss(
     new = repaired() if here else None
     if new is None or any(a.member in here and a != b for a, b in zip(old, new, strict=True)):
         return {}
-    return {rank: one for rank, one in enumerate(new, start=1) if one != old[rank - 1]}
+    return {rank: to for rank, to in enumerate(new, start=1) if to != old[rank - 1]}
 
 
 def by_cost(target: TargetCost, assignment: Assignment) -> list[Assigned]:

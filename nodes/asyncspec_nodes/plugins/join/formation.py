@@ -188,7 +188,9 @@ class Formation:
         """Have the stages of suspected machines loaded where they would go: when one is gone that
         is under way, and when it is heard again it is undone. Warm spares load one before."""
         members = self._members
-        states = tuple(sorted((n, one.presence.state) for n, one in members.by_id.items()))
+        states = tuple(
+            sorted((name, member.presence.state) for name, member in members.by_id.items())
+        )
         seen = states, members.assignment, members.ready
         if not members.assignment or members.incomplete or seen == self._prepared_for:
             return

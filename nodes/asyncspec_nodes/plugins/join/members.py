@@ -179,18 +179,18 @@ class Members:
         """Which stages are to be loaded elsewhere as well, by rank: those of suspected machines,
         where ``repaired`` will put them. Where none is suspected, and spares are to be warm: the
         one whose loss would cost most."""
-        suspected = {name for name, one in self.by_id.items() if one.presence.state != "here"}
+        suspected = {name for name, member in self.by_id.items() if member.presence.state != "here"}
         if suspected:
             return self._in_case_of(suspected)
         spares = {member.offer.member for member in self.spares}
-        lost = next((one.member for one in self._by_cost if one.member in self.by_id), None)
+        lost = next((stage.member for stage in self._by_cost if stage.member in self.by_id), None)
         if not (self._warm and self.ready and spares and lost):
             return dict
         search = self._in_case_of({lost})
-        return lambda: {rank: one for rank, one in search().items() if one.member in spares}
+        return lambda: {rank: to for rank, to in search().items() if to.member in spares}
 
     def _in_case_of(self, lost: Collection[str]) -> Callable[[], dict[int, Assigned]]:
-        left = [one.device for name, one in self.by_id.items() if name not in lost]
+        left = [member.device for name, member in self.by_id.items() if name not in lost]
         names = {device.name for device in left}
         return partial(in_case_of_loss, self._without_others(left), self.assignment, names)
 
@@ -200,7 +200,7 @@ class Members:
         cluster ends."""
         stages = by_cost(self._target, self.assignment)
         here = {name for name, member in self.by_id.items() if member.is_here}
-        return [one for one in stages if one.member not in here]
+        return [stage for stage in stages if stage.member not in here]
 
     def relieved(self) -> Search | None:
         """An assignment in which a machine with several stages gives one to a spare; None where
@@ -234,7 +234,7 @@ class Members:
         """From now on these stages are loaded there as well; who is concerned is told."""
         old, self._standby = self._standby, dict(standby)
         if old != self._standby:
-            for name in {one.member: None for one in (*old.values(), *self._standby.values())}:
+            for name in {to.member: None for to in (*old.values(), *self._standby.values())}:
                 if name in self.by_id:
                     self.tell(name)
 
@@ -249,7 +249,7 @@ class Members:
         if not self.assignment or not member.presence.is_connected:
             return
         held = [(rank, one) for rank, one in enumerate(self.assignment, 1) if one.member == name]
-        standby = [(rank, one) for rank, one in self._standby.items() if one.member == name]
+        standby = [(rank, to) for rank, to in self._standby.items() if to.member == name]
         member.send(
             Orders(
                 to_toml(self._config_of(member, [rank for rank, _ in held])),
@@ -263,8 +263,10 @@ class Members:
                     if rank in self.carried and (address := self.address(rank + 1)) is not None
                 ),
                 standby=tuple(rank for rank, _ in standby),
-                standby_ports=tuple(one.port for _, one in standby),
-                cached=() if held or not self._warm else tuple(one.layers for one in self._by_cost),
+                standby_ports=tuple(to.port for _, to in standby),
+                cached=()
+                if held or not self._warm
+                else tuple(stage.layers for stage in self._by_cost),
             )
         )
 

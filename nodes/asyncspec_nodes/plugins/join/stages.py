@@ -200,12 +200,12 @@ class Stages:
         text: Any = tomlkit.parse(self._orders.config)
         if self._targets.get(rank) is not None:
             text["target"]["path"] = self._targets[rank]
-        own, is_standby = _ports(self._orders), rank in self._orders.standby
+        ports, is_standby = _ports(self._orders), rank in self._orders.standby
         for node in text["node"]:
             if is_standby and node["rank"] != rank:
                 node["host"], node["port"] = NOWHERE[0].format(node["rank"]), NOWHERE[1]
-            elif node["rank"] in own:
-                host, node["port"] = self._sockets[own[node["rank"]]].getsockname()[:2]
+            elif node["rank"] in ports:
+                host, node["port"] = self._sockets[ports[node["rank"]]].getsockname()[:2]
                 node["host"] = near(host)
             elif not node["rank"] and not self._same_machine:
                 node["host"] = self._connector.host
