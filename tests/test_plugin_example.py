@@ -69,6 +69,7 @@ def test_its_backend_and_its_policy_on_real_processes(environment: dict[str, str
     assert text.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", ["example-repeat:7", "twin+example-repeat:7"])
 def test_its_token_source(environment: dict[str, str], draft: str) -> None:
     text = asyncspec(

@@ -125,6 +125,7 @@ def compare(alone: Source, together: Source, texts: Texts, rounds: int = 6) -> N
         texts.append_trees(trees)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_draft_models_trees(models: Iterator[DraftModel], seed: int) -> None:
     alone, together = next(models), next(models)

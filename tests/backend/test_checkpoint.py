@@ -389,6 +389,7 @@ def only_head(tensors: dict[str, torch.Tensor]) -> None:
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", [other_head, same_head, only_head])
 def test_tied_heads_as_they_are_stored(
     tiny: MakeTiny, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]

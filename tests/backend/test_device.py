@@ -169,6 +169,7 @@ def test_an_accelerator_is_exact(
     same_bits(stages, family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", DEVICES, ids=lambda device: device.name)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 def test_conformance_of_an_accelerator(
@@ -248,6 +249,7 @@ def test_fast_mode_and_float16(tiny: Callable[..., Path]) -> None:
     assert (found[2] - found[0]).abs().max() < 1e-2 * largest
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 def test_passes_stay_on_the_device(

@@ -202,6 +202,7 @@ def test_autoregressive_requests_want_no_features(target: Target, tmp_path: Path
     assert not cluster.watched.fed
 
 
+@pytest.mark.slow
 def test_the_bundled_head_accepts_the_same_on_any_number_of_stages() -> None:
     """A round of ``chunked`` does not depend on timing, so neither do its figures."""
     bundled = Loaded(open_checkpoint(BUNDLED_TARGET))

@@ -253,6 +253,7 @@ def test_the_tree_is_that_of_the_formulas(case: Case, target: Checkpoint, tmp_pa
         known = end
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_log_probs_are_those_of_the_formulas(
     case: Case, target: Checkpoint, tmp_path: Path

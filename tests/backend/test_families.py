@@ -83,7 +83,7 @@ def test_experts_may_be_stored_in_one_tensor_a_layer(
         assert said[0] == generated(stacked, prompt, NEW)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", PLAIN)
 def test_same_tokens_as_generate_cut_and_as_a_tree(family: str, tiny: Callable[..., Path]) -> None:
     path = tiny(family)

@@ -136,6 +136,7 @@ def test_every_family(tiny: MakeTiny, family: str) -> None:
             assert drawn == sequential(stages, tokens, PROMPT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_asking_for_features_changes_no_bit(tiny: MakeTiny, dtype: str) -> None:
     stages = cut(open_checkpoint(tiny("llama", **TARGET)), 3, dtype)

@@ -110,6 +110,7 @@ def test_a_stage_on_an_accelerator(device: str, quantize: Quantize, tiny: MakeTi
     check_stage(tiny("llama-tied", **WIDE), device, quantize)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", ACCELERATORS)
 @pytest.mark.parametrize("head_dim", [32, 512])
 def test_an_exact_stage_on_an_accelerator(device: str, head_dim: int, tiny: MakeTiny) -> None:
@@ -117,6 +118,7 @@ def test_an_exact_stage_on_an_accelerator(device: str, head_dim: int, tiny: Make
     check_stage(tiny("llama-tied", head_dim=head_dim, **WIDE), device, "none", "exact")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", ACCELERATORS)
 @pytest.mark.parametrize("layout", ["awq", "gptq-2-bits", "gptq-act-order", "w8a16"])
 def test_a_quantised_stage_on_an_accelerator(
@@ -136,6 +138,7 @@ def check_stage(path: Path, device: str, quantize: Quantize, mode: Mode = "fast"
     assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("device", ["cpu", *ACCELERATORS])
 @pytest.mark.parametrize("family", ["llama", "llama-tied"])
 @pytest.mark.parametrize("name", ["twin:none", "twin:int4", "twin:int8"])

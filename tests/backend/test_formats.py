@@ -137,6 +137,7 @@ def test_a_stage_is_the_dequantised_model(name: str, published: Publish) -> None
     same_model(open_checkpoint(path), dense, name)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", STAGES)
 def test_trees_have_the_bits_of_sequences(name: str, published: Publish) -> None:
     same_bits(cut(open_checkpoint(published(name)[0]), 2, dtype="auto"), name)
@@ -258,6 +259,7 @@ def test_blocks_of_fp8_as_transformers_reads_them(tiny: MakeTiny, tmp_path: Path
 # --- Memory.
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["awq", "gptq-act-order", "w8a16-asymmetric-rows", "fp8-blocks"])
 def test_memory_is_as_predicted(name: str, dtype: DType, published: Publish) -> None:

@@ -167,6 +167,7 @@ def test_float16_weights_are_kept_whole(values: list[float]) -> None:
     assert got.tolist() == weight[0].tolist()
 
 
+@pytest.mark.sampled(4)
 @fbgemm
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "llama-odd", "gemma2"])
 def test_float16_checkpoints_are_half_as_large_and_say_the_same(

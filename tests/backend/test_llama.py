@@ -122,6 +122,7 @@ def test_the_rest_of_the_suite(make: MakeStages) -> None:
     engines.check_wire(make)
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_tested_like_its_parts(tmp_path: Path) -> None:
     path = convert(BUNDLED_TARGET, tmp_path / "model.gguf", "Q8_0")
     target = open_target(path)
@@ -170,6 +171,7 @@ def test_few_rows_of_k_quants_need_no_more_beside_them(tmp_path: Path) -> None:
     assert int(rows) <= 2  # one; two where a width fits no blocks, so that weights are F16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faster", [1, 2])
 def test_fast_mode_fills_passes_where_that_is_faster(
     faster: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def lone_and_among(engine: Engine, prefix: int) -> tuple[Floats, Floats]:
     return alone, among
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["llama", "gpt-oss"])
 @pytest.mark.parametrize("rule", [True, False])
 def test_a_lone_row_among_many_cells(

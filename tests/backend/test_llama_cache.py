@@ -102,6 +102,7 @@ def few_sequences(stages: Sequence[LlamaStage], count: int) -> Iterator[None]:
         stage.engine.pool = pool
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_sessions_that_wait_are_parked(family: str, mode: Mode, tmp_path: Path) -> None:
@@ -114,6 +115,7 @@ def test_sessions_that_wait_are_parked(family: str, mode: Mode, tmp_path: Path) 
             engines.check_begins_like_another(lambda _: stages, VOCAB, seed)
 
 
+@pytest.mark.slow
 def test_more_sessions_than_sequences(tmp_path: Path) -> None:
     """Twice as many as there are sequences with sliding windows."""
     target = open_target(save_random(tmp_path / "model.gguf", "gemma2", kind="Q8_0"))

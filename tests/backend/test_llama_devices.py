@@ -116,6 +116,7 @@ def test_a_device_that_says_nothing(card: Device, monkeypatch: pytest.MonkeyPatc
     assert replace(card, handle=1).memory() is None
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("gpu_layers", "there"), [(-1, 5), (9, 5), (4, 3), (2, 1), (1, 0), (0, 0)])
 def test_caches_are_sized_by_the_memory_they_are_in(
     gpu_layers: int, there: int, card: Device, tmp_path: Path

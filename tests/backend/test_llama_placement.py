@@ -101,6 +101,7 @@ def placed(target: TargetCost, speeds: list[int], stages: int) -> list[tuple[int
     return [stage.layers for stage in found.stages]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "gpt-oss"])
 @given(speeds=st.lists(st.integers(1, 40), min_size=3, max_size=3), stages=st.integers(1, 3))
 def test_planned_stages_are_accepted(

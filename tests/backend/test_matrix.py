@@ -147,6 +147,7 @@ FAULTS: list[tuple[str, Any, str, Callable[..., Any]]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("module", "name", "broken"), [fault[1:] for fault in FAULTS], ids=[f[0] for f in FAULTS]
 )

@@ -93,6 +93,7 @@ def test_without_onnxruntime_another_kernel_serves(monkeypatch: pytest.MonkeyPat
     assert not ort.prefers_mlas.__wrapped__()
 
 
+@pytest.mark.slow
 def test_onnxruntime_sends_no_telemetry(tmp_path: Path) -> None:
     """No thread and no file, which telling its makers of its use would need."""
     reported = """

@@ -73,6 +73,7 @@ def test_the_tree_is_that_of_the_formulas(
         known = end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [nightly("deepseek"), "qwen-experts"])
 def test_a_cluster_writes_what_generate_does(case: str, tmp_path: Path) -> None:
     layout, family, changes = CASES[case]

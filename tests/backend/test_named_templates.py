@@ -25,6 +25,7 @@ def _chat(tools: list[object], **options: object) -> str:
     return json.dumps(whole)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["list", "dict", "files"])
 def test_default_is_used_and_tool_use_with_tools_and_others_by_name(
     form: str, tmp_path: Path

@@ -133,6 +133,7 @@ def test_sessions_end_and_begin(tiny: MakeTiny, tmp_path: Path) -> None:
     source.check()
 
 
+@pytest.mark.slow
 def test_a_cluster_writes_what_generate_does(target: Checkpoint, tmp_path: Path) -> None:
     source = load(save(tmp_path / "head", peagle()), target)
     check_on_clusters(source, Target(Loaded(target), target, target.path))

@@ -19,6 +19,7 @@ from backend.probe import cut, same_bits
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_stage_reports_its_pass_times(

@@ -27,6 +27,7 @@ NEW = 40
 PROMPT = Random(7).choices(range(3, 150), k=70)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("penalty", [0.5, 1.1, 2.0])
 def test_same_tokens_as_generate(penalty: float, tiny: Callable[..., Path]) -> None:
     path = tiny("llama")
@@ -53,6 +54,7 @@ def test_same_tokens_as_generate(penalty: float, tiny: Callable[..., Path]) -> N
         assert decode(cut(checkpoint, stages), PROMPT, NEW, sampling=how) == want
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
     "penalties",

@@ -47,6 +47,7 @@ def agreement(twin: DraftModel, tokens: list[int]) -> float:
     return hits / len(tokens)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "least"), [("twin:none", 0.99), ("twin:int8", 0.95), ("twin", 0.75)]
 )
@@ -57,6 +58,7 @@ def test_it_proposes_what_the_target_writes(name: str, least: float, tmp_path: P
     assert agreement(twin, decode(cut(open_checkpoint(target), 2), PROMPT, NEW)) >= least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["twin:int4", nightly("twin:none")])
 def test_a_cluster_writes_what_the_target_writes(name: str, tmp_path: Path) -> None:
     """Whole clusters in the simulator, under random delays: text, and the bits it is drawn from."""
@@ -70,6 +72,7 @@ def test_a_cluster_writes_what_the_target_writes(name: str, tmp_path: Path) -> N
     assert matrix.happened[name, "hits"] > 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "qwen3-moe-mixed"])
 @pytest.mark.parametrize("name", sorted(TWINS))
 def test_memory_is_as_predicted(family: str, name: str, tiny: MakeTiny) -> None:

@@ -97,6 +97,7 @@ REASONED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("text", "reasoning", "content", "calls"), REASONED)
 @given(cuts=st.lists(st.integers(0, 300), max_size=6))
 def test_a_call_within_open_reasoning_is_one(

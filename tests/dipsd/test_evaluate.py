@@ -15,6 +15,7 @@ from dipsd.deployments import planned
 MEAN = Noise(expected=True)
 
 
+@pytest.mark.slow
 @given(planned())
 @settings(max_examples=60)
 def test_the_period_is_that_of_the_events(case: tuple[Deployment, Plan]) -> None:

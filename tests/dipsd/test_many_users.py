@@ -90,6 +90,7 @@ def test_a_decision_takes_no_longer_whatever_users_are_like(
     assert calls(kind(users, stages, 1)) <= MAX_CALLS
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from([different, extreme]), st.integers(7, 40), st.integers(1, 4), st.integers())
 def test_plans_of_little_effort_are_plans_and_pass_what_is_simple(

@@ -148,6 +148,7 @@ users = st.builds(
 stages = st.tuples(anything, st.floats(0, 30))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60, quick=12), deadline=None)
 @given(
     st.lists(users, min_size=1, max_size=8),

@@ -50,12 +50,13 @@ def test_ours_is_the_optimum(kind: str, users: int, seed: int) -> None:
     check(replace(instance(Random(f"milp {kind} {users} {seed}"), users, kind), longest=6))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_six_users(kind: str) -> None:
     check(replace(instance(Random(kind), 6, kind), longest=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3])
 def test_several_stages(stages: int) -> None:
     deployment = replace(instance(Random(stages), 4, "paper"), longest=5)

@@ -125,6 +125,7 @@ async def test_prompts_of_tokens(toy: Toy, prompt: Any) -> None:
             await ai.completions.create(model="toy", prompt=[16])
 
 
+@pytest.mark.slow
 async def test_seeds(toy: Toy) -> None:
     """One seed is one text, the first of several answers is the only one's, and a seed that
     nobody chose is told, so that the answer can be had again."""
@@ -167,6 +168,7 @@ async def test_stop(toy: Toy) -> None:
     assert 0 < whole.usage.completion_tokens < 200
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("temperature", [0, 1.0])
 async def test_log_probs(toy: Toy, temperature: float) -> None:
     ask = {**ASK, "logprobs": True, "top_logprobs": 3, "temperature": temperature}
@@ -251,6 +253,7 @@ ERRORS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("change", "param", "code"), ERRORS)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_errors_name_the_parameter(
@@ -278,6 +281,7 @@ async def test_a_prompt_that_is_too_long() -> None:
         assert whole.choices[0].finish_reason == "length"
 
 
+@pytest.mark.slow
 async def test_a_limit_beyond_the_context_is_the_room_that_is_left() -> None:
     """Completions and chats, by either name: agents always ask for tens of thousands."""
     async with Toy(rules=replace(RULES, context_length=60)) as toy, client(toy) as ai:

@@ -190,6 +190,7 @@ class SlowToRead:
         monkeypatch.setattr(ToyTokenizer, "encode", wait_and_encode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["node", "link"])
 async def test_answers_go_on_while_a_long_prompt_is_read(
     over: Literal["node", "link"], monkeypatch: pytest.MonkeyPatch
@@ -609,6 +610,7 @@ async def test_listening_addresses(host: str, written: str) -> None:
             assert reply.status == 200
 
 
+@pytest.mark.slow
 async def test_draining() -> None:
     async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
         asked: dict[str, Any] = {**LONG, "max_tokens": 300}

@@ -133,6 +133,7 @@ async def test_ctrl_c_during_an_answer() -> None:
         assert not alive(family)
 
 
+@pytest.mark.slow
 async def test_ctrl_c_where_nothing_runs() -> None:
     async with serving(*TOY) as (_, terminal, port):
         await terminal.until(rf"serving .* on http://127\.0\.0\.1:{port}")
@@ -140,7 +141,7 @@ async def test_ctrl_c_where_nothing_runs() -> None:
     assert "waits up to" not in terminal.seen
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.torch
 async def test_access_lines_scroll_above_the_table_of_steps() -> None:
     """Each is whole, on a line of its own, and nothing of the table stays."""

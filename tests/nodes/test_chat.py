@@ -239,6 +239,7 @@ async def test_chats_sample_as_llama_cpp_where_the_model_says_nothing(
                     assert (found.temperature, found.top_k, found.top_p, found.min_p) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 @pytest.mark.parametrize("cuts", [{0}, {1, 4}])
 async def test_an_answer_whose_stream_breaks_off_goes_on(

@@ -51,6 +51,7 @@ def templated() -> list[HFTokenizer]:
     return [HFTokenizer(theirs), load_tokenizer(BUNDLED_TARGET, TEMPLATE)]
 
 
+@pytest.mark.slow
 @given(messages)
 def test_a_template_makes_what_transformers_makes_of_it(
     templated: list[HFTokenizer], said: list[dict[str, str]]
@@ -61,6 +62,7 @@ def test_a_template_makes_what_transformers_makes_of_it(
         assert tokenizer.render(json.dumps(said)) == tuple(want)
 
 
+@pytest.mark.slow
 def test_a_target_whose_template_takes_too_much_is_refused_in_one_line() -> None:
     bomb = load_tokenizer(BUNDLED_TARGET, "{{ (10 ** (10 ** 7)) % 7 }}")
     with pytest.raises(UserError, match=r"^some/target: the chat template .* processor time; give"):
@@ -72,6 +74,7 @@ def test_a_missing_template_is_reported() -> None:
         DEMO.render('[{"role": "user", "content": "x"}]')
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("template", [TEMPLATE, "{{ nothing.at.all }}", "{% broken"])
 def test_a_template_that_refuses(template: str) -> None:
     with pytest.raises(ValueError, match="the chat template refuses these messages: ") as caught:
@@ -88,6 +91,7 @@ def test_a_request_names_a_template_and_brings_none() -> None:
         load_tokenizer(BUNDLED_TARGET, "{{ messages }}").prompt(json.dumps(chat))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -151,7 +151,7 @@ def test_nodes_end_with_their_server_and_the_next_gets_another(
     forked_by(cluster_file, tmp_path / "log", act)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("cluster_file", [str(BUNDLED_TARGET)], indirect=True, ids=["torch"])
 def test_nodes_share_the_cores(
     cluster_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

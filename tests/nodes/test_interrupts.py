@@ -45,6 +45,7 @@ def interrupted(wanted: str, *argv: str, descriptor: int | None = None) -> tuple
     return done.returncode, after
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [

@@ -190,6 +190,7 @@ def test_processes(command: str, into: str, code: int, says: str) -> None:
     assert shell(f"{COMMAND} {command} {into}") == (code, "", says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("into", ["2>/dev/full", "2>&-"])
 def test_errors_without_an_output(into: str) -> None:
     for command in ("run --stages none", "run --stages 9"):
@@ -239,6 +240,7 @@ async def test_a_running_cluster(command: str, code: int, says: str) -> None:
     assert bool(out) == (not code)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_a_service_whose_log_nobody_reads() -> None:
     async with ServingCluster(2, RULES) as cluster:

@@ -123,6 +123,7 @@ gb_per_second = 3
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_file_places_itself_and_can_be_written(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -357,6 +358,7 @@ def test_the_machine_that_is_short_is_named(capsys: pytest.CaptureFixture[str]) 
         with_layers(parse(short))
 
 
+@pytest.mark.slow
 def test_a_row_keeps_links_busy(capsys: pytest.CaptureFixture[str]) -> None:
     def speed(mbit: str) -> dict[str, float]:
         two = (f"layer_ms=10,mbit={mbit}", f"layer_ms=10,mbit={mbit}")

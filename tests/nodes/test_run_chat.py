@@ -100,6 +100,7 @@ def answers(
     return [json.loads(line) for line in out.splitlines()]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("options", "text"),
@@ -152,6 +153,7 @@ def test_a_local_run_and_its_reference(
     assert second["check"]["equal"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_target_that_was_not_made_for_conversations(
     plain: Background, capsys: pytest.CaptureFixture[str]
@@ -164,6 +166,7 @@ def test_a_target_that_was_not_made_for_conversations(
     assert answer["token_ids"] == generated(BUNDLED_TARGET, "<|bos|>Once upon\n")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("option", [("--chat",), ("--system", "Be brief.")])
 def test_a_target_without_a_template(

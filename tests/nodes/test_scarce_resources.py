@@ -100,6 +100,7 @@ def ready(port: int) -> http.client.HTTPConnection:
     raise AssertionError("it is not ready")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
 def test_floods_of_connections_and_a_full_disk_stop_no_answer(ports: list[int]) -> None:

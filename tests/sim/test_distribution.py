@@ -138,6 +138,7 @@ def case(policy: int, setting: int) -> Any:
 CASES = list(starmap(case, product(range(len(lossless())), range(len(SETTINGS)))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("policy", "settings"), CASES)
 def test_the_first_tokens_have_the_targets_distribution(policy: str, settings: str) -> None:
     how = SETTINGS[settings]

@@ -32,6 +32,7 @@ def tbt(setting: Setting, policy: str) -> tuple[float, float]:
     return stats["decode_seconds"] / (stats["new_tokens"] - 1), stats["hit_rate"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("latency", [0.0, 0.5, 3.0])
 def test_the_window_hides_the_latency_of_links(latency: float) -> None:
     """A draft that is never wrong and never waits: once the window has grown, the last tokens come
@@ -73,6 +74,7 @@ def test_the_plain_pipelines_latency_is_the_sum_of_stages_and_links(
     assert stats["decode_seconds"] / 4 == pytest.approx(links + passes + verdict)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("top", [0.45, 0.65, 0.9])
 def test_specpipes_expected_time_between_tokens(stages: int, top: float) -> None:
@@ -84,6 +86,7 @@ def test_specpipes_expected_time_between_tokens(stages: int, top: float) -> None
     assert found == pytest.approx(2.0 * (p + (1 - p) * stages), rel=1e-4)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(30, quick=12))
 @given(st.lists(st.floats(0.3, 3), min_size=1, max_size=5), st.sampled_from([0.5, 0.8]))
 def test_specpipes_expected_time_with_unequal_stages(times: list[float], top: float) -> None:
@@ -109,6 +112,7 @@ def test_an_oracle_draft_gives_one_token_a_turn_once_the_pipeline_is_full(stages
     assert found * 199 == pytest.approx(199 - 1 + stages)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["chunked", "pruned", "flowspec"])
 def test_a_better_draft_is_faster(policy: str) -> None:
     speeds = []
@@ -119,6 +123,7 @@ def test_a_better_draft_is_faster(policy: str) -> None:
     assert speeds[-1] > 1.2 * speeds[0]
 
 
+@pytest.mark.slow
 def test_the_default_draft_is_flowspecs() -> None:
     """Table II: one synchronous tree of 80 nodes brings 4.86 tokens a round (Chunk-PP's ALR)."""
     from asyncspec_nodes.cli.simulate import DEFAULT_DECAY, DEFAULT_TOP
@@ -133,6 +138,7 @@ def speed(policy: str, cost: ClusterCost, stages: int) -> float:
     return simulate(setting, policy).stats[0]["tokens_per_second"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["autoregressive", "chunked", "flowspec"])
 def test_longer_pipelines_of_equal_stages_are_slower(policy: str) -> None:
     """FlowSpec, limitations: a miss costs the whole pipeline."""

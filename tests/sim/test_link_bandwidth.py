@@ -53,6 +53,7 @@ def speed(outcome: Outcome) -> float:
     return outcome.stats[0]["tokens_per_second"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["flowspec", "specpipe", "pruned"])
 def test_fast_lines_change_nothing(policy: str, inert: Callable[[], None]) -> None:
     found = run(policy, 1000)

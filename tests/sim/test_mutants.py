@@ -239,6 +239,7 @@ MUTANTS: list[tuple[str, Any, str, Callable[..., Any] | property]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("target", "name", "broken"), [m[1:] for m in MUTANTS], ids=[m[0] for m in MUTANTS]
 )

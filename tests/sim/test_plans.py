@@ -58,6 +58,7 @@ def test_a_plan_keeps_its_word_and_beats_greedy_batching() -> None:
     assert not trial.schedule.suspensions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [12, 1024])
 def test_no_batch_is_planned_that_does_not_fit_in_a_pass(rows: int) -> None:
     trial = planned(rows)
@@ -111,7 +112,7 @@ def test_texts_are_right_with_jitter(
     Trial(bench, stages=stages, tokens=80, top=0.7, policy=policy).run()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sixteen_users_come_go_and_change() -> None:
     """Some ask again and again, one device becomes ten times as slow, one draft node ends."""
     speeds = [0.01 + 0.005 * (n % 5) for n in range(16)]
@@ -136,6 +137,7 @@ def test_sixteen_users_come_go_and_change() -> None:
     assert not trial.schedule.members
 
 
+@pytest.mark.slow
 def test_wrong_estimates_are_corrected_by_measurement() -> None:
     """A device is ten times as fast as in its first rounds: the plan is another one."""
     bench = Bench([Person(0.3), *people(SPREAD[1:])])
@@ -170,6 +172,7 @@ class Holding(Trial):
         self.bench.people[2].token = 0.034
 
 
+@pytest.mark.slow
 def test_a_late_member_costs_one_bounded_wait_is_put_aside_and_comes_back() -> None:
     trial = Holding(Bench(people(SPREAD)))
     passes: list[float] = []
@@ -192,6 +195,7 @@ def test_a_late_member_costs_one_bounded_wait_is_put_aside_and_comes_back() -> N
     assert seen >= {(True, 8), (False, 8)}
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(12, quick=3), deadline=None)
 @given(st.data())
 def test_wrong_rates_of_a_member_leave_the_others_served(data: st.DataObject) -> None:

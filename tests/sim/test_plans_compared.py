@@ -65,7 +65,7 @@ def test_the_first_stage_counts_tokens_by_user() -> None:
     assert trial.schedule.comparison.plans.rounds > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_plans_for_wrong_estimates_are_dropped_and_cost_little() -> None:
     """Plans that know nothing of jitter wait for the slowest of each batch. They are tried, dropped
     while greedy batching goes on, and over a run they cost little, though it is a short one: of

@@ -41,6 +41,7 @@ def speed(outcome: Outcome) -> float:
     return outcome.stats[0]["tokens_per_second"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["flowspec", "pipedec", "specpipe"])
 def test_a_lone_session_sends_as_many_rows_as_cost_little(
     policy: str, careless: Callable[[], None]
@@ -64,6 +65,7 @@ def test_free_rows_and_trees_of_a_round_are_left_alone(
     assert found == run(policy, stage)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["flowspec", "chunked"])
 def test_prompts_are_read_in_pieces_where_rows_are_dear(
     policy: str, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ import pytest
 from tools.bench.__main__ import main
 from tools.bench.bits.compare import LENGTH
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 SMALL = ["bits", "--models=smollm2-135m", "--layers=1", "--json"]
 

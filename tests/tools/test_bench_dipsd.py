@@ -10,6 +10,8 @@ import pytest
 from tools.bench.dipsd.curves import CURVES, points
 from tools.bench.dipsd.output import write_curve
 
+pytestmark = pytest.mark.nightly
+
 
 def test_figure_3_bends_where_the_paper_says(tmp_path: Path) -> None:
     (curve,) = (c._replace(values=[0.5, 0.78, 0.95]) for c in CURVES if c.name == "fig3-alpha")

@@ -9,6 +9,8 @@ import pytest
 
 from tools.bench.__main__ import main
 
+pytestmark = pytest.mark.nightly
+
 
 def test_the_command_writes_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--users", "2", "--stages", "1", "--only", "equal", "--max-new-tokens", "40"]

@@ -31,6 +31,7 @@ from tools.bench.docs import (
 END = blocks.END
 
 
+@pytest.mark.slow
 def test_generated_pages_are_up_to_date() -> None:
     names = ", ".join(map(str, command.pages()))
     assert not names, f"run `python tools/bench docs` and commit the change of {names}"

@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tools.bench.enlarge import Size, enlarge
 
+pytestmark = pytest.mark.nightly
+
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
 

@@ -15,6 +15,8 @@ from nodes.test_processes import TOY
 from tools.bench.faults.relay import RelayedLauncher
 from tools.bench.faults.runs import Bed, Case, Outcome
 
+pytestmark = pytest.mark.nightly
+
 CASES = (
     Case("kill", (0, 2), "decode"),
     Case("cut", (1,), "decode"),
@@ -22,7 +24,7 @@ CASES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_answers_go_on() -> None:

@@ -11,6 +11,8 @@ import pytest
 from tools.bench import grid
 from tools.bench.__main__ import main
 
+pytestmark = pytest.mark.nightly
+
 
 def test_it_runs_the_cells_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, plot = tmp_path / "cells.json", tmp_path / "map.svg"

@@ -10,6 +10,8 @@ import pytest
 from tools.bench import hybrid
 from tools.bench.__main__ import main
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.torch
 def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

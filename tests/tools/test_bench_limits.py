@@ -11,6 +11,8 @@ from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.limits.requests import OPENINGS, Reply, speed, turn_about
 
+pytestmark = pytest.mark.nightly
+
 
 def test_all_ways_to_an_answer_are_asked_in_turn_and_agree() -> None:
     config = local_config(

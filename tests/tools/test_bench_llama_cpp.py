@@ -18,6 +18,8 @@ from tools.bench.peers.peer import Answer
 from tools.testbed import host
 from tools.testbed.create import Network
 
+pytestmark = pytest.mark.nightly
+
 LACKING = host.lacking()
 namespaces = pytest.mark.skipif(LACKING is not None, reason=str(LACKING))
 
@@ -111,6 +113,7 @@ def _answers(
     return asyncio.run(work())
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.parametrize("network", [pytest.param("namespaces", marks=namespaces), "loopback"])
 def test_every_kind_is_started_as_it_says_and_answers(

@@ -10,6 +10,8 @@ from tools.bench import padded
 from tools.bench.__main__ import main
 from tools.bench.padded import Case
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.nightly
 @pytest.mark.processes

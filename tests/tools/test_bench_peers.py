@@ -8,6 +8,8 @@ import pytest
 
 from tools.bench.__main__ import main
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.nightly
 @pytest.mark.torch

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from tools.bench.prompts import Prompt
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.plan import Identity, Plan
 from tools.bench.report.store import Store
+
+pytestmark = pytest.mark.nightly
 
 SETS = {name: tuple(Prompt(name, i, f"{name} {i}") for i in range(3)) for name in ("code", "story")}
 CELL = Cell(Ask(SETS["code"][0]), Setting("flowspec", "draft"))

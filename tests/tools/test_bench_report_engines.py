@@ -25,7 +25,7 @@ from tools.bench.report.cell import Ask, Cell, Setting
 from tools.bench.report.models import Models
 from tools.bench.report.virtual import VirtualEngine
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 PROMPT = Prompt("code", 0, "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n")
 
 
@@ -47,6 +47,7 @@ def engines() -> tuple[VirtualEngine, VirtualEngine]:
     return VirtualEngine(Models()), RealStages(Models())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("policy", "source", "temperature"),
     [
@@ -82,7 +83,7 @@ def prompts(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_writes_a_report_and_resumes_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     argv = ["report", "--prompts", str(prompts(tmp_path / "prompts")), "--out", str(out)]

@@ -14,6 +14,8 @@ from tools.bench.serving import fairness, memory, soak
 from tools.bench.serving.parts import PARTS
 from tools.bench.serving.service import served
 
+pytestmark = pytest.mark.nightly
+
 
 def _small(target: Path = BUNDLED_TARGET) -> Config:
     return local_config(TargetTable(path=str(target)), DraftTable(source="ngram"), 1, 4)

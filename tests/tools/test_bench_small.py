@@ -17,6 +17,8 @@ from tools.bench.report.models import Models
 from tools.bench.report.source_table import source_rows
 from tools.bench.report.table import Table, Value
 
+pytestmark = pytest.mark.nightly
+
 
 def test_coverage_counts_places_by_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores = ((-0.1, -2.0), (-0.1, -2.0), (-0.1, -2.0), (-0.1, -2.0))

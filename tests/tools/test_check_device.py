@@ -14,6 +14,8 @@ from tools.check_device.command import main
 from tools.check_device.gguf_devices import table
 from tools.check_device.measure import Measured, measure
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.nightly
 @pytest.mark.processes

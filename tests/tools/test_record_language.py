@@ -14,7 +14,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 from tools.bench.__main__ import main
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 
 
 def record(tmp_path: Path, *argv: str) -> Path:

@@ -9,6 +9,8 @@ import pytest
 import fault_schedules
 from tools.schedules import command
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_block_tells_what_struck_and_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fault_schedules.run

@@ -19,6 +19,8 @@ from tools.testbed import command, description, state
 from tools.testbed.remove import remove
 from tools.testbed.run import options_for
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "tools" / "testbed" / "__main__.py"
 

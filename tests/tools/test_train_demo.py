@@ -14,7 +14,7 @@ import pytest
 
 from tools.train_demo.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["the", "a", "cat", "dog", "sat", "ran", "under", "old", "house", "and", "said", "never"]
 

@@ -26,7 +26,7 @@ from tools.train_demo.workers import Group
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 SHAPE = Shape(layers=1, hidden=16, heads=2, kv_heads=1, ffn=24)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.nightly, pytest.mark.torch]
 MODELS = Path(__file__).resolve().parents[2] / "asyncspec" / "models"
 TEXT = (
     "The old woman looked at the little boy, and said to him that he must not go into the "

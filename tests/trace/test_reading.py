@@ -231,6 +231,7 @@ def passes(found: Timeline) -> dict[tuple[int, int, int], Span]:
     return {(span.rank, span.session, span.segment): span for span in spans}
 
 
+@pytest.mark.slow
 @given(delays, policies, st.integers(1, 3), st.integers(0, 40))
 def test_a_recording_that_begins_late_tells_useful_rows_from_others(
     delays: list[int], policy: str, stages: int, start: int

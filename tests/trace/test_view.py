@@ -137,6 +137,7 @@ def test_the_page_holds_the_model_and_nothing_from_elsewhere() -> None:
     assert not re.search(r"@(title|style|data|script)@", html)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_no_text_ends_the_data(text: str) -> None:
     line = recorded("autoregressive", 1)

@@ -49,6 +49,7 @@ def test_longer_pipelines_have_larger_trees(nodes: int, stages: int, most: int) 
     assert Flow(nodes=nodes).max_tree_nodes(stages) == most
 
 
+@pytest.mark.slow
 def test_the_tree_has_room_for_all_that_fills_a_long_pipeline() -> None:
     """Sixteen stages and long links: trees of 512 nodes were full by the eighth segment."""
     cost = ClusterCost(draft=DraftCost(level_seconds=0.7), wire=LinkCost(1.5))
@@ -194,6 +195,7 @@ def test_a_poor_draft_is_not_queued_ahead_of_verdicts() -> None:
     assert flow <= paper
 
 
+@pytest.mark.slow
 def test_a_lone_session_expects_its_trees_to_grow_again() -> None:
     """Six stages, free rows, a text that becomes hard: `flow` stayed with one segment a round."""
     setting = Setting(
@@ -267,6 +269,7 @@ class OneShape(Flow, frozen=True):
         return replace(known, shape=self.shape, rate=rate)
 
 
+@pytest.mark.slow
 def test_rounds_of_any_shape_run_as_fast_as_expected() -> None:
     """Beside rounds of one segment, all with the same texts. Rows are cheap enough to share a pass,
     and verdicts come before most of what was planned is sent."""
