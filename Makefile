@@ -12,6 +12,8 @@ TEST_PROCESSES ?= 4
 # product, or compute as these do.
 PROCESSOR_TESTS := $(addprefix tests/backend/test_,abandon.py array_layers.py attention_products.py device.py footprint.py \
   layer_graphs.py linear.py min_rows.py mlas.py probing.py quantized.py selftest.py stacked.py)
+# Whole models by those products: their laws hold with AVX2 alone, too. What is not listed here reads files, drafts, or is llama.cpp's.
+MODEL_TESTS := $(addprefix tests/backend/test_,exact.py families.py features.py half_precision.py optimized_layers.py quantized_stages.py recurrent.py)
 # torch and oneDNN as on a processor without AVX-512; onnxruntime asks the processor itself.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 # Tests that need no torch, for every Python that pyproject.toml names and that is here.
@@ -96,7 +98,7 @@ pythons:
 	done
 
 test-processors: $(STAMP)
-	$(AVX2) $(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS)
+	$(AVX2) $(BIN)/python -m pytest -m "not slow" --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS) $(MODEL_TESTS)
 	ASYNCSPEC_TEST_OTHER_MAKER=1 $(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS)
 
 compat: $(STAMP)

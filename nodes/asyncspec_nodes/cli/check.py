@@ -48,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         with exit_on_interrupt():
             faults += list(faults_here(config))
     if arguments.json:
-        found = {"faults": faults, "processor": processor_here()}
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        report = {"faults": faults, "processor": processor_here()}
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     elif faults:
         sys.stderr.writelines(f"{arguments.file}: {fault}\n" for fault in faults)
     else:
