@@ -193,12 +193,12 @@ def grown(samples: Sequence[Sample], start: float, end: float) -> dict[str, tupl
     later = [sample for sample in samples if sample.at >= first]
     if len(later) < 6 or later[-1].at - samples[0].at < (end - start) / 3:
         return {}
-    third, found = len(later) // 3, {}
+    third, growth = len(later) // 3, {}
     for name, allowed in MAX_GROWTH.items():
         early, late = (
             median(sample.taken[name] for sample in part)
             for part in (later[:third], later[-third:])
         )
         if late - early > max(allowed, early / 10 if name == "MiB" else 0.0):
-            found[name] = (early, late)
-    return found
+            growth[name] = (early, late)
+    return growth

@@ -23,9 +23,9 @@ def stage_files(name: str, span: tuple[int, int]) -> list[FilePart]:
     if span[1] == checkpoint.info.layers:
         # The last stage draws within grammars, over the tokenizer's vocabulary.
         files |= {file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)}
-    found = [whole_file(file) for file in sorted(files)]
+    parts = [whole_file(file) for file in sorted(files)]
     weights = sorted({info.file for info in checkpoint.stored.values()})
-    found += [FilePart(file, 0, read_entries(file)[0]) for file in weights]
+    parts += [FilePart(file, 0, read_entries(file)[0]) for file in weights]
     own = {f"{LAYERS}{layer}." for layer in range(*span)}
     ends = {EMBEDDING} if span[0] == 0 else set()
     if span[1] == checkpoint.info.layers:
@@ -36,7 +36,7 @@ def stage_files(name: str, span: tuple[int, int]) -> list[FilePart]:
         at_ends = any(tensor.startswith(end.removesuffix("weight")) for end in ends)
         norm = span[1] == checkpoint.info.layers and tensor.startswith(NORM_PREFIX)
         if layer_of(tensor) in own or at_ends or norm:
-            found.append(FilePart(info.file, info.offset, info.size))
+            parts.append(FilePart(info.file, info.offset, info.size))
         else:
-            found.extend(sampled_parts(info.file, info.offset, info.size))
-    return found
+            parts.extend(sampled_parts(info.file, info.offset, info.size))
+    return parts
