@@ -29,6 +29,7 @@ def test_output_is_the_reference_decoders(cluster: Cluster, asked: list[Request]
     check_after(cluster, asked)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", lossless())
 def test_text_does_not_depend_on_the_number_of_stages_or_the_policy(policy: str) -> None:
     sampling = Sampling(temperature=0.7, seed=7)

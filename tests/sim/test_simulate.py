@@ -140,6 +140,7 @@ def undisturbed(policy: str) -> Outcome:
     return simulate(SETTING, policy)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("policy", ["autoregressive", "pruned", "flowspec"])
 @pytest.mark.parametrize(
     "change",

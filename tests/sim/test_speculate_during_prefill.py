@@ -60,6 +60,7 @@ def test_the_first_token_comes_no_later_for_it(
     assert hasty <= patient + 1e-9
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", EAGER)
 def test_answers_are_whole_turns_sooner_for_it(policy: str) -> None:
     """Nearly as often as the first guess is right, the way of a segment is saved."""

@@ -55,6 +55,7 @@ def turns(language: Recorded, policy: str, source: Source) -> float:
     return world.finished[0].stats["turns"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "policy", ["flowspec", "specpipe", "pipedec", "chunked", "chain", "static-tree"]
 )
