@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("asyncspec", "nodes/asyncspec_nodes", "protocol/asyncspec_protocol")
 ORIGINS = {"one", "found", "known", "own", "most", "given", "before", "other"}
 
-MAX_ORIGINS = 480
+MAX_ORIGINS = 213
 """Bindings in the product that are still called so: a ratchet, to be lowered to 60."""
 
 SENTENCES = (
@@ -20,10 +20,12 @@ SENTENCES = (
     "asyncspec/backend",
     "asyncspec/constraint",
     "asyncspec/core",
-    "asyncspec/plugins/dipsd",
+    "asyncspec/placement",
+    "asyncspec/plugins",
     "asyncspec/policy",
     "asyncspec/sim",
     "asyncspec/source",
+    "asyncspec/testing",
     "asyncspec/trace",
     "nodes/asyncspec_nodes/roles",
 )

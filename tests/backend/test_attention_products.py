@@ -35,7 +35,7 @@ def test_parts_are_whole_strips_of_all_rows(multiple: int, times: int, rows: int
     parts = row_tiles.parts(whole)
     assert [row for start, count in parts for row in range(start, start + count)] == [*range(whole)]
     assert all(not count % row_tiles.multiple for _, count in parts)
-    assert all(count <= (row_tiles.most or whole) for _, count in parts)
+    assert all(count <= (row_tiles.max_rows or whole) for _, count in parts)
     assert row_tiles.one_product(whole) == (len(parts) == 1)
 
 

@@ -111,8 +111,8 @@ class HFBackend(Backend):
 
     def weight_count(self, name: str) -> int:
         files = open_files(name, tokenizer=False)
-        found = quantized_tensors(text_config(read_config(files.directory)), files.tensors())
-        return sum(prod(tensor.shape) for tensor in found.values())
+        matrices = quantized_tensors(text_config(read_config(files.directory)), files.tensors())
+        return sum(prod(tensor.shape) for tensor in matrices.values())
 
     def footprints(
         self, name: str, spans: Sequence[tuple[int, int]], options: StageOptions

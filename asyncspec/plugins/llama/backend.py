@@ -43,7 +43,7 @@ _SAMPLING = {
 
 
 class LlamaBackend(Backend):
-    """Of GGUF files."""
+    """Backend of GGUF files."""
 
     library = "llama.cpp"
 

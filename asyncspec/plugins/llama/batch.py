@@ -18,16 +18,16 @@ class Batch:
     """``llama_batch`` over arrays that are filled anew for each pass: number by number, as behind a
     pass no cache holds the code of an assignment to an array."""
 
-    def __init__(self, bound: Any, most: int, width: int) -> None:
+    def __init__(self, bound: Any, max_rows: int, width: int) -> None:
         self.batch = bound.llama_batch()
-        self._hidden = np.zeros((most, width), np.float32)
-        self._tokens = (ctypes.c_int32 * most)()
-        self._positions = (ctypes.c_int32 * most)()
-        self._counts = (ctypes.c_int32 * most)()
-        self._where = (ctypes.c_uint64 * most)()
-        self._outputs = (ctypes.c_int8 * most)()
+        self._hidden = np.zeros((max_rows, width), np.float32)
+        self._tokens = (ctypes.c_int32 * max_rows)()
+        self._positions = (ctypes.c_int32 * max_rows)()
+        self._counts = (ctypes.c_int32 * max_rows)()
+        self._where = (ctypes.c_uint64 * max_rows)()
+        self._outputs = (ctypes.c_int8 * max_rows)()
         # A row is in no sequence twice.
-        self._sequences = (ctypes.c_int32 * (most * (PADDING + 1)))()
+        self._sequences = (ctypes.c_int32 * (max_rows * (PADDING + 1)))()
         self._address = ctypes.addressof(self._sequences)
         kinds = dict(bound.llama_batch._fields_)
         self.batch.pos = ctypes.cast(self._positions, kinds["pos"])
@@ -48,22 +48,22 @@ class Batch:
     ) -> None:
         """``rows``, and then ``padding`` rows of a sequence of their own."""
         count, total = len(rows), len(rows) + padding
-        by_token = isinstance(rows[0].given, int)
-        given: Any = self._tokens if by_token else self._hidden
+        by_token = isinstance(rows[0].input, int)
+        inputs: Any = self._tokens if by_token else self._hidden
         for i, row in enumerate(rows):
-            given[i] = row.given
+            inputs[i] = row.input
             self._positions[i] = row.position
         for i in range(padding):
-            given[count + i] = 0 if by_token else 1.0
+            inputs[count + i] = 0 if by_token else 1.0
             self._positions[count + i] = i
         end = 0
         for i in range(total):
-            own = members[rows[i]] if i < count else [PADDING]
+            sequences = members[rows[i]] if i < count else [PADDING]
             if twins == 2 and i < count:
-                own = [s for one in own for s in (2 * one, 2 * one + 1)]
+                sequences = [s for one in sequences for s in (2 * one, 2 * one + 1)]
             self._where[i] = self._address + 4 * end
-            self._counts[i] = len(own)
-            for sequence in own:
+            self._counts[i] = len(sequences)
+            for sequence in sequences:
                 self._sequences[end] = sequence
                 end += 1
             self._outputs[i] = outputs[i]

@@ -35,13 +35,13 @@ class Memory(Protocol):
 class Node:
     """A row of a session's tree. ``given``: its token, or its hidden state."""
 
-    __slots__ = ("cached", "given", "parent", "position", "sequence")
+    __slots__ = ("cached", "input", "parent", "position", "sequence")
 
-    def __init__(self, parent: Node | None, position: int, given: Any) -> None:
+    def __init__(self, parent: Node | None, position: int, input: Any) -> None:
         # None: the end of the trunk.
         self.parent = parent
         self.position = position
-        self.given = given
+        self.input = input
         self.cached = False
         # One that holds it, while it is cached.
         self.sequence = -1
@@ -87,11 +87,11 @@ class Branches:
             yield node
             node = node.parent
 
-    def begin_like(self, other: Branches, holder: int, length: int) -> None:
+    def begin_like(self, session: Branches, holder: int, length: int) -> None:
         """Share the first positions of another session's sequence ``holder``. Needs a sequence."""
-        own = self._pool.free.pop()
-        self._memory.copy(holder, own, 0, length)
-        self._leaves[own] = None
+        sequence = self._pool.free.pop()
+        self._memory.copy(holder, sequence, 0, length)
+        self._leaves[sequence] = None
         self.trunk = length
 
     def holder(self, node: Node | None) -> int:
@@ -133,9 +133,9 @@ class Branches:
         """Sequences that ``attach`` would take from the pool."""
         among = set(rows)
         anchors = [self._anchor(leaf, among) for leaf in _leaves_of(rows)]
-        own = sum(leaf is None for leaf in self._leaves.values())
+        spare = sum(leaf is None for leaf in self._leaves.values())
         ends = {leaf for leaf in self._leaves.values() if leaf is not None}
-        return max(0, len(anchors) - len(ends.intersection(anchors)) - own)
+        return max(0, len(anchors) - len(ends.intersection(anchors)) - spare)
 
     def attach(self, rows: Sequence[Node]) -> list[list[int]]:
         """The sequences of new rows of a pass, parents first, whose other ancestors are cached."""
@@ -188,7 +188,7 @@ class Branches:
         """No leaf is above another, and none twice."""
         kept: set[Node] = set()
         order = [(s, leaf) for s, leaf in self._leaves.items() if leaf is not None]
-        for sequence, leaf in sorted(order, key=lambda one: -one[1].position):
+        for sequence, leaf in sorted(order, key=lambda item: -item[1].position):
             if leaf in kept:
                 self._cut(sequence, None)
             else:
@@ -199,15 +199,15 @@ class Branches:
         """Give back up to ``needed`` sequences: ``spares``, which hold nothing but the trunk, and
         leaves that are not ``protected``, nor above such. One always stays."""
         safe = {above for node in protected for above in self.path(node)}
-        for sequence, leaf in sorted(self._leaves.items(), key=lambda one: one[1] is not None):
+        for sequence, leaf in sorted(self._leaves.items(), key=lambda item: item[1] is not None):
             if needed <= 0 or len(self._leaves) == 1:
                 break
             if leaf is None and not spares:
                 continue
             others = {
                 node
-                for other, end in self._leaves.items()
-                if other != sequence
+                for number, end in self._leaves.items()
+                if number != sequence
                 for node in self.path(end)
             }
             lost = [node for node in self.path(leaf) if node not in others]
@@ -233,10 +233,10 @@ class Branches:
 
     def unpark(self) -> None:
         """Move the trunk back. Needs a sequence."""
-        own = self._pool.free.pop()
-        self._memory.restore(own, self._saved)
-        self._memory.remove(own, self.trunk)  # it was longer
-        self._leaves[own] = self._saved = None
+        sequence = self._pool.free.pop()
+        self._memory.restore(sequence, self._saved)
+        self._memory.remove(sequence, self.trunk)  # it was longer
+        self._leaves[sequence] = self._saved = None
 
     def rewind(self, length: int) -> None:
         """Forget all nodes, and the trunk from ``length`` on."""

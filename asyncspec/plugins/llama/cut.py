@@ -29,7 +29,7 @@ from asyncspec.plugins.llama.gguf_file import (
 Span = tuple[int, int]
 
 PATTERNS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "olmo2": 4, "cohere2": 4}
-"""Of families with windows: every n-th layer sees everything, unless the file says which."""
+"""In families with windows every n-th layer sees everything, unless the file says which."""
 
 _PATTERN = "{arch}.attention.sliding_window_pattern"
 
@@ -107,7 +107,7 @@ def own_tensors(model: GGUF, first: int, last: int) -> dict[str, Tensor]:
 def layer_count(model: GGUF) -> int:
     """Layers that predict the next token; those for later ones come after them."""
     layers = model.number("{arch}.block_count") - model.number("{arch}.nextn_predict_layers", 0)
-    stored = {found[1] for name in model.tensors if (found := _LAYER.fullmatch(name))}
+    stored = {match[1] for name in model.tensors if (match := _LAYER.fullmatch(name))}
     if not 0 < layers <= len(stored):
         raise CheckpointError(
             f"{model.files[0]}: {layers} layers, and tensors of {len(stored)}; fetch it again"
@@ -118,8 +118,8 @@ def layer_count(model: GGUF) -> int:
 def refused(model: GGUF, spans: Iterable[Span]) -> dict[Span, str]:
     """Those of ``spans`` whose layers cannot be computed by themselves, each with the reason."""
     layers, windows = layer_count(model), _windows(model)
-    found = {span: _span_problem(model, span, layers, windows) for span in spans}
-    return {span: problem for span, problem in found.items() if problem}
+    problems = {span: _span_problem(model, span, layers, windows) for span in spans}
+    return {span: problem for span, problem in problems.items() if problem}
 
 
 def _span_problem(
@@ -146,7 +146,7 @@ def _span_problem(
 
 
 def _windows(model: GGUF) -> list[Any] | None:
-    """Of each layer whether it has a sliding window; None of a model without any."""
+    """By layer, whether it has a sliding window; None for a model without any."""
     family, layers = model.architecture, layer_count(model)
     # Gemma 2 has windows also where its file does not say so.
     windowed = family == "gemma2" or f"{family}.attention.sliding_window" in model.metadata
@@ -161,25 +161,25 @@ def _windows(model: GGUF) -> list[Any] | None:
 
 def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value]:
     family, layers = model.architecture, layer_count(model)
-    found = {
+    metadata = {
         key: content
         for key, content in model.metadata.items()
         if not key.startswith(_LEFT_OUT) and key != f"{family}.nextn_predict_layers"
     }
-    for key, content in found.items():
+    for key, content in metadata.items():
         listed = content.get() if key.startswith(f"{family}.") else None
         if isinstance(listed, list) and len(listed) >= layers:
             kind = int.from_bytes(content.raw[4:8], "little")
-            found[key] = value(kind, listed[first:last])
+            metadata[key] = value(kind, listed[first:last])
     windows = _windows(model)
     if windows is not None and not isinstance(model.get(_PATTERN), list):
-        found[_PATTERN.format(arch=family)] = value(7, windows[first:last])
-    if f"{family}.leading_dense_block_count" in found:
+        metadata[_PATTERN.format(arch=family)] = value(7, windows[first:last])
+    if f"{family}.leading_dense_block_count" in metadata:
         dense = model.number("{arch}.leading_dense_block_count")
-        found[f"{family}.leading_dense_block_count"] = value(4, max(0, dense - first))
+        metadata[f"{family}.leading_dense_block_count"] = value(4, max(0, dense - first))
     if first:
-        found.pop(f"{family}.embedding_scale", None)
-    return found | {
+        metadata.pop(f"{family}.embedding_scale", None)
+    return metadata | {
         f"{family}.block_count": value(4, last - first),
         f"{family}.vocab_size": value(4, vocab),
         "tokenizer.ggml.model": value(STRING, "no_vocab"),
@@ -188,10 +188,10 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
 
 def matrix(model: GGUF, name: str) -> Tensor:
     """A tensor [width, height] that every model has. Raises ``CheckpointError``."""
-    found = model.tensors.get(name)
-    if found is None or len(found.shape) != 2:
+    tensor = model.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
         raise CheckpointError(f"{model.files[0]} has no {name}; it is no whole language model")
-    return found
+    return tensor
 
 
 def _hole(shape: tuple[int, ...], kind: str) -> Tensor:
@@ -220,17 +220,17 @@ class VirtualFile:
     def read(self, at: int, into: memoryview) -> int:
         """Fill ``into`` with the bytes from ``at`` on, as far as there are. Bytes of holes, and
         between tensors, are left as they are. Raises ``OSError``."""
-        most = min(len(into), self.size - at)
+        length = min(len(into), self.size - at)
         done = 0
-        while done < most:
-            done += self._some(at + done, into[done:most])
-        return max(0, most)
+        while done < length:
+            done += self._some(at + done, into[done:length])
+        return max(0, length)
 
     def _some(self, at: int, into: memoryview) -> int:
         if at < len(self._header):
-            found = self._header[at : at + len(into)]
-            into[: len(found)] = found
-            return len(found)
+            part = self._header[at : at + len(into)]
+            into[: len(part)] = part
+            return len(part)
         number = bisect_right(self._starts, at) - 1
         tensor = self._tensors[number]
         start, following = self._starts[number], self._starts[number + 1 : number + 2]

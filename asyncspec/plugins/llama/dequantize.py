@@ -34,19 +34,19 @@ class _Traits(ctypes.Structure):
 def dequantized(tensor: Tensor) -> npt.NDArray[np.float16]:
     """A matrix [height, width]. Raises ``CheckpointError`` where it cannot be read."""
     width, height = tensor.shape
-    found = np.empty((height, width), np.float16)
+    numbers = np.empty((height, width), np.float16)
     step = max(1, _NUMBERS // width)
     assert tensor.file is not None
     try:
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.offset)
             for start in range(0, height, step):
-                rows = found[start : start + step]
+                rows = numbers[start : start + step]
                 data = stream.read(tensor.size // height * len(rows))
                 rows[:] = _floats(tensor.type, data, rows.size).reshape(rows.shape)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{tensor.file} cannot be read ({error})") from error
-    return found
+    return numbers
 
 
 def _floats(kind: str, data: bytes, count: int) -> npt.NDArray[np.float32]:

@@ -11,7 +11,7 @@ from asyncspec.core.errors import UserError
 from asyncspec.plugins.llama.library import bindings
 
 _GPU_TYPES = (1, 2)
-"""Of ``enum ggml_backend_dev_type``: dedicated and integrated GPUs."""
+"""Dedicated and integrated GPUs in ``enum ggml_backend_dev_type``."""
 
 _KINDS = {"mtl": "metal", "mps": "metal", "hip": "rocm"}
 """What users call kinds of devices that ggml or torch name otherwise."""
@@ -61,13 +61,13 @@ def gpus() -> list[Device]:
     def text(name: str, handle: ctypes.c_void_p) -> str:
         return ctypes.string_at(call(name, handle) or b"").decode(errors="replace")
 
-    found = []
+    devices = []
     for number in range(call("dev_count") or 0):
         handle = ctypes.c_void_p(call("dev_get", ctypes.c_size_t(number)))
         if (call("dev_type", handle) or 0) & 0xFFFF_FFFF in _GPU_TYPES:
             registry = ctypes.c_void_p(call("dev_backend_reg", handle))
             kind = text("reg_name", registry).casefold()
-            found.append(
+            devices.append(
                 Device(
                     handle.value or 0,
                     _KINDS.get(kind, kind),
@@ -75,20 +75,20 @@ def gpus() -> list[Device]:
                     text("dev_description", handle),
                 )
             )
-    return found
+    return devices
 
 
 def find(wanted: str) -> Device | None:
     """The device that an option means; None: the CPU. Raises ``UserError``."""
     if wanted == "cpu":
         return None
-    found = gpus()
+    devices = gpus()
     if wanted == "auto":
-        return found[0] if found else None
-    for device in found:
+        return devices[0] if devices else None
+    for device in devices:
         if device.answers_to(wanted):
             return device
-    known = ", ".join(["cpu", *(f"{one.name} ({one.description})" for one in found)])
+    names = ", ".join(["cpu", *(f"{device.name} ({device.description})" for device in devices)])
     raise UserError(
-        f"device {wanted}: llama.cpp finds {known}; use one of these, or build it for that device"
+        f"device {wanted}: llama.cpp finds {names}; use one of these, or build it for that device"
     )

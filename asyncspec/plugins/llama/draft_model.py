@@ -45,23 +45,23 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
         return TreeCache(self.engine)
 
     def compute(self, passes: Sequence[DraftPass[CachedSession[TreeCache]]]) -> None:
-        known = self.engine.model.vocab_size
+        vocab_size = self.engine.model.vocab_size
         rows, wanted = [], []
-        for one in passes:
+        for job in passes:
             # Two models may share a tokenizer and still pad their vocabularies differently.
-            tokens = [token if token < known else 0 for token in one.tokens]
-            cache = one.session.cache
-            nodes = cache.grow(one.committed, one.rows, tokens)
+            tokens = [token if token < vocab_size else 0 for token in job.tokens]
+            cache = job.session.cache
+            nodes = cache.grow(job.committed, job.rows, tokens)
             rows += [(cache.branches, node) for node in nodes]
-            unasked = len(nodes) - len(one.nodes)
-            wanted += [False] * unasked + [True] * len(one.nodes)
+            unasked = len(nodes) - len(job.nodes)
+            wanted += [False] * unasked + [True] * len(job.nodes)
         logits = self.engine.run(rows, wanted).logits[:, : self.vocab]
         if len(logits):
             if self._foreign:
                 logits = logits.copy()
                 logits[:, self._foreign] = UNLIKELY
-            most = max(one.session.remembered for one in passes)
-            learn(passes, best_successors(logits, most))
+            count = max(job.session.remembered for job in passes)
+            learn(passes, best_successors(logits, count))
 
 
 def load_draft(

@@ -18,7 +18,7 @@ _BLOCK = 32
 """Numbers that Q8_0 rounds together."""
 
 FIRST_CELLS = 1024
-"""Of a cache that grows when it must."""
+"""Cells of a cache at first; it grows when it must."""
 
 _SPARE = 1.5
 """Cells per live one that a cache grows to: those of dead rows stay until it is packed."""
@@ -112,19 +112,19 @@ def _by_layer(target: OpenTarget, key: str) -> list[int]:
 
 
 def stage_files(target: OpenTarget, span: tuple[int, int]) -> list[FilePart]:
-    """Of layers [first, end). Raises ``CheckpointError``."""
-    _, own = cut(target.model, *span)
-    kept = {(tensor.file, tensor.offset) for tensor in own.values() if tensor.file is not None}
-    found: list[FilePart] = []
+    """What a stage with layers [first, end) reads. Raises ``CheckpointError``."""
+    _, tensors = cut(target.model, *span)
+    kept = {(tensor.file, tensor.offset) for tensor in tensors.values() if tensor.file is not None}
+    parts: list[FilePart] = []
     for file in target.model.files:
         there = [tensor for tensor in target.model.tensors.values() if tensor.file == file]
         if not there:
-            found.append(whole_file(file))
+            parts.append(whole_file(file))
             continue
-        found.append(FilePart(file, 0, min(tensor.offset for tensor in there)))
+        parts.append(FilePart(file, 0, min(tensor.offset for tensor in there)))
         for tensor in there:
             if (file, tensor.offset) in kept:
-                found.append(FilePart(file, tensor.offset, tensor.size))
+                parts.append(FilePart(file, tensor.offset, tensor.size))
             else:
-                found.extend(sampled_parts(file, tensor.offset, tensor.size))
-    return found
+                parts.extend(sampled_parts(file, tensor.offset, tensor.size))
+    return parts

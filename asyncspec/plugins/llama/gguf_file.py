@@ -112,29 +112,29 @@ class GGUF(Struct, frozen=True):
 
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the metadata. ``{arch}`` in a key is the model's architecture."""
-        found = self.metadata.get(key.replace("{arch}", self.architecture))
-        return default if found is None else found.get()
+        content = self.metadata.get(key.replace("{arch}", self.architecture))
+        return default if content is None else content.get()
 
     def need(self, key: str) -> Any:
         """As ``get``. Raises ``CheckpointError`` where the file does not say."""
-        if (found := self.get(key)) is None:
+        if (content := self.get(key)) is None:
             key = key.replace("{arch}", self.architecture)
             raise CheckpointError(f"{self.files[0]} has no {key}; it is no language model")
-        return found
+        return content
 
     def number(self, key: str, default: int | None = None) -> int:
         """As ``get`` or, without a default, ``need``: a count. Raises ``CheckpointError``."""
-        found = self.need(key) if default is None else self.get(key, default)
-        if type(found) is not int or not 0 <= found < _MOST:
+        number = self.need(key) if default is None else self.get(key, default)
+        if type(number) is not int or not 0 <= number < _MOST:
             key = key.replace("{arch}", self.architecture)
-            raise CheckpointError(f"{self.files[0]}: {key} cannot be {found!r}; fetch it again")
-        return found
+            raise CheckpointError(f"{self.files[0]}: {key} cannot be {number!r}; fetch it again")
+        return number
 
     @property
     def architecture(self) -> str:
         """llama.cpp's name of the family."""
-        known = self.metadata.get("general.architecture")
-        return "" if known is None else str(known.get())
+        name = self.metadata.get("general.architecture")
+        return "" if name is None else str(name.get())
 
 
 def open_gguf(path: Path) -> GGUF:
@@ -152,8 +152,8 @@ def open_gguf(path: Path) -> GGUF:
         )
     others = [path.with_name(f"{split[1]}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1)]
     tensors = dict(first.tensors)
-    for other in others:
-        tensors |= _read(other).tensors
+    for shard in others:
+        tensors |= _read(shard).tensors
     return GGUF((path, *others), first.metadata, tensors)
 
 
@@ -167,7 +167,7 @@ def _read(path: Path) -> GGUF:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 view = memoryview(data)
                 try:
-                    found, end = _header(path, view)
+                    model, end = _header(path, view)
                 finally:
                     view.release()
     except OSError as error:
@@ -177,7 +177,7 @@ def _read(path: Path) -> GGUF:
         raise CheckpointError(f"{path} is truncated or damaged; fetch it again") from None
     if end > size:
         raise CheckpointError(f"{path} is truncated: {size} of {end} bytes; fetch it again")
-    return found
+    return model
 
 
 def _header(path: Path, data: memoryview) -> tuple[GGUF, int]:
@@ -194,18 +194,18 @@ def _header(path: Path, data: memoryview) -> tuple[GGUF, int]:
         if content.raw[0] in _FLOATS and not math.isfinite(content.get()):
             raise CheckpointError(f"{path}: {key} cannot be {content.get()}; fetch it again")
         at = end
-    found: list[tuple[str, tuple[int, ...], int, int]] = []
+    descriptions: list[tuple[str, tuple[int, ...], int, int]] = []
     for _ in range(tensor_count):
         name, at = _text(data, at)
         (dimensions,) = struct.unpack_from("<I", data, at)
         shape = struct.unpack_from(f"<{dimensions}Q", data, at + 4)
         number, offset = struct.unpack_from("<IQ", data, at + 4 + 8 * dimensions)
         at += 16 + 8 * dimensions
-        found.append((name, shape, number, offset))
+        descriptions.append((name, shape, number, offset))
     step = GGUF((path,), metadata, {}).number("general.alignment", 32)
     base = at + -at % max(1, step)
     tensors: dict[str, Tensor] = {}
-    for name, shape, number, offset in found:
+    for name, shape, number, offset in descriptions:
         if number not in _BY_NUMBER:
             raise CheckpointError(
                 f"{path}: {name} is of the unknown type {number}; use another file"
@@ -299,8 +299,8 @@ def header(metadata: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> byte
         number = BLOCKS[tensor.type][0]
         parts.append(_packed(name) + shape + struct.pack("<IQ", number, offset))
         offset += tensor.size + -tensor.size % 32
-    found = b"".join(parts)
-    return found + bytes(-len(found) % 32)
+    beginning = b"".join(parts)
+    return beginning + bytes(-len(beginning) % 32)
 
 
 def _packed(text: str) -> bytes:

@@ -195,5 +195,5 @@ def load_model(
 
 def threads() -> int:
     """Threads that share a product (``asyncspec.backend.threads``)."""
-    found = os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]
-    return int(found) if found.isdigit() and int(found) else 1
+    setting = os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]
+    return int(setting) if setting.isdigit() and int(setting) else 1

@@ -43,10 +43,10 @@ def path_of(name: str) -> Path:
 
 def short_name(name: str) -> str:
     """A model's name as users write it."""
-    found = parse(name)
-    if isinstance(found, Path):
-        return _SHARD.sub("", found.name).removesuffix(".gguf")
-    return Path(found.file or found.repository.id).name.removesuffix(".gguf")
+    model = parse(name)
+    if isinstance(model, Path):
+        return _SHARD.sub("", model.name).removesuffix(".gguf")
+    return Path(model.file or model.repository.id).name.removesuffix(".gguf")
 
 
 def parse(name: str) -> Path | HubFile:
@@ -66,34 +66,34 @@ def parse(name: str) -> Path | HubFile:
 def locate(name: str) -> Path:
     """The file of a model, the first where it is split; fetched where it is on the Hub. Raises as
     ``parse`` and ``download``."""
-    found = parse(name)
-    if isinstance(found, Path):
-        return found
-    if found.file:
-        shard = _SHARD.search(found.file)
-        pattern = glob.escape(found.file)
+    model = parse(name)
+    if isinstance(model, Path):
+        return model
+    if model.file:
+        shard = _SHARD.search(model.file)
+        pattern = glob.escape(model.file)
         if shard is not None:
-            pattern = f"{glob.escape(found.file[: shard.start()])}-*-of-{shard[2]}.gguf"
-        file = download(found.repository, [pattern]) / found.file
+            pattern = f"{glob.escape(model.file[: shard.start()])}-*-of-{shard[2]}.gguf"
+        file = download(model.repository, [pattern]) / model.file
         if not file.is_file():
-            raise CheckpointError(f"{found.repository} has no {found.file}; correct the name")
+            raise CheckpointError(f"{model.repository} has no {model.file}; correct the name")
         return file
     # Q4_K_XL is not UD-Q4_K_XL, unless there is no other.
-    models = _quantised(found, "[!D]") or _quantised(found)
-    return _only(f"{found.repository} with {found.quant}", models, found.repository)
+    models = _quantised(model, "[!D]") or _quantised(model)
+    return _only(f"{model.repository} with {model.quant}", models, model.repository)
 
 
-def _quantised(found: HubFile, before: str = "") -> list[Path]:
-    """Models of a quantisation, with ``before`` in front of its separator."""
-    cases = (found.quant.upper(), found.quant.lower())
+def _quantised(model: HubFile, prefix: str = "") -> list[Path]:
+    """Models of a quantisation, with ``prefix`` in front of its separator."""
+    cases = (model.quant.upper(), model.quant.lower())
     ends = (".gguf", "-*-of-*.gguf")
-    patterns = [f"*{before}[-.]{quant}{end}" for quant in cases for end in ends]
-    snapshot = download(found.repository, patterns)
+    patterns = [f"*{prefix}[-.]{quant}{end}" for quant in cases for end in ends]
+    snapshot = download(model.repository, patterns)
     return _models(file for pattern in patterns for file in snapshot.rglob(pattern))
 
 
 def _models(files: Iterable[Path]) -> list[Path]:
-    """Of each model among ``files`` the first one."""
+    """The first file of each model among ``files``."""
     return sorted(
         file
         for file in {*files}

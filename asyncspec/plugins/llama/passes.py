@@ -53,11 +53,11 @@ class Settings(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """Of the rows of a pass, in their order."""
+    """What a pass computed, by row, in the order of its rows."""
 
     # By the names of captured tensors [n, width].
     captured: dict[str, Floats]
-    # Of the wanted rows [k, vocab].
+    # Logits of the wanted rows [k, vocab].
     logits: Floats
 
 
@@ -120,7 +120,7 @@ class Engine:
         return weights + self.cells * cell_bytes
 
     def session(self) -> Branches:
-        """Of a new session."""
+        """The cache of a new session."""
         branches = Branches(self, self.pool)
         self.branches.append(branches)
         return branches
@@ -362,16 +362,16 @@ class Engine:
             return [True] * len(wanted)
         lacking = self.settings.min_rows - sum(wanted) if any(wanted) else 0
         outputs = []
-        for one in wanted:
-            outputs.append(one or lacking > 0)
-            lacking -= not one
+        for row in wanted:
+            outputs.append(row or lacking > 0)
+            lacking -= not row
         return outputs
 
     def _logits(self, count: int) -> Floats:
         pointer = self._bound.llama_get_logits(self._context)
         shape = (max(self._chosen) + 1, self.model.vocab_size)
-        found: Floats = np.ctypeslib.as_array(pointer, shape)[self._chosen]
-        return found
+        logits: Floats = np.ctypeslib.as_array(pointer, shape)[self._chosen]
+        return logits
 
     def _tensor(self, tensor: int, ask: bool, data: object) -> bool:
         """Whether a tensor is captured or replaced; then, once it is computed, whether to go on."""
@@ -383,9 +383,9 @@ class Engine:
             self._set(tensor, ctypes.cast(self._batch.batch.embd, ctypes.c_void_p), 0, size)
             return True
         self._get(tensor, self._tensor_address, 0, size)
-        own = self._wanted[name]
-        self._captured[own] = self._tensor_rows[: size // (4 * self.model.width)].copy()
-        return own != self.last
+        captured_name = self._wanted[name]
+        self._captured[captured_name] = self._tensor_rows[: size // (4 * self.model.width)].copy()
+        return captured_name != self.last
 
 
 def _pointer(state: npt.NDArray[np.uint8]) -> Any:
@@ -404,14 +404,14 @@ def _with_ancestors(
     rows: Sequence[tuple[Branches, Node]],
 ) -> tuple[Sequence[tuple[Branches, Node]], int]:
     """The rows after those above them that are not in the cache, and the number of the latter."""
-    known = {node for _, node in rows}
+    included = {node for _, node in rows}
     again: list[tuple[Branches, Node]] = []
     for branches, node in rows:
         lost = []
         for above in branches.path(node.parent):
-            if above.cached or above in known:
+            if above.cached or above in included:
                 break
             lost.append((branches, above))
-        known.update(node for _, node in lost)
+        included.update(node for _, node in lost)
         again += reversed(lost)
     return [*again, *rows], len(again)

@@ -50,30 +50,30 @@ def confirm(engine: Engine, vocab: int, *, embeds: bool) -> Guarantee:
     """Set the engine's fewest rows, and say what holds with them. ``embeds``: rows are tokens."""
     random = np.random.default_rng(0)
     count = _TREE.prefix + 2 * len(_TREE.siblings)
-    given: Sequence[Any]
+    inputs: Sequence[Any]
     if embeds:
-        given = random.integers(vocab, size=count).tolist()
+        inputs = random.integers(vocab, size=count).tolist()
     else:
-        given = list(random.standard_normal((count, engine.model.width), np.float32))
+        inputs = list(random.standard_normal((count, engine.model.width), np.float32))
     engines = [engine]
     if not engine.last:
         # A quantised head rounds what it reads, so equal logits do not prove equal hidden states.
         engines.insert(0, Engine(engine.model, engine.settings, _HIDDEN, first=engine.first))
-    prefixes = [_prefix(one, given) for one in engines]
-    found: Guarantee = "tolerance"
+    prefixes = [_prefix(stage, inputs) for stage in engines]
+    guarantee: Guarantee = "tolerance"
     for rows in _MIN_ROWS:
         if rows == 1 and _shares_keys(engine.settings):
             continue
-        for one in engines:
-            one.settings = replace(engine.settings, min_rows=rows)
-        if all(map(_same_bits, engines, prefixes, repeat(given))):
-            found = "bitwise"
+        for stage in engines:
+            stage.settings = replace(engine.settings, min_rows=rows)
+        if all(map(_same_bits, engines, prefixes, repeat(inputs))):
+            guarantee = "bitwise"
             break
     else:
         engine.settings = replace(engine.settings, min_rows=1)
     for prefix in prefixes:
         prefix.close()
-    return found
+    return guarantee
 
 
 def _shares_keys(settings: Settings) -> bool:
@@ -85,7 +85,7 @@ def _shares_keys(settings: Settings) -> bool:
 def prefer_faster(engine: Engine, *, embeds: bool) -> None:
     """Set the engine's fewest rows to two where a lone one takes longer, as one of F16 does on CPUs
     without AVX-512. ``embeds``: rows are tokens."""
-    given: Any = 0 if embeds else np.random.default_rng(0).standard_normal(engine.model.width)
+    row: Any = 0 if embeds else np.random.default_rng(0).standard_normal(engine.model.width)
     lone, filled = engine.settings, replace(engine.settings, min_rows=2)
     least = dict.fromkeys((lone, filled), float("inf"))
     end = time.perf_counter() + _TRIAL_SECONDS
@@ -94,60 +94,60 @@ def prefer_faster(engine: Engine, *, embeds: bool) -> None:
             break
         for settings in least:
             engine.settings = settings
-            least[settings] = min(least[settings], _seconds(engine, given))
+            least[settings] = min(least[settings], _seconds(engine, row))
     engine.settings = min(least, key=least.__getitem__)
 
 
-def _seconds(engine: Engine, given: Any) -> float:
-    """Of a pass of one row."""
+def _seconds(engine: Engine, row: Any) -> float:
+    """Seconds of a pass of one row."""
     clock = trial_clock(engine.settings.device or CPU)
     tree = TreeCache(engine)
     start = clock()
-    _results(engine, tree, 0, [Row(0, 0, (0,))], [given])
+    _results(engine, tree, 0, [Row(0, 0, (0,))], [row])
     end = clock()
     tree.close()
     return end - start
 
 
-def _prefix(engine: Engine, given: Sequence[Any]) -> TreeCache:
+def _prefix(engine: Engine, inputs: Sequence[Any]) -> TreeCache:
     """A session of the rows before the path, which others begin like."""
     tree = TreeCache(engine)
     rows = [Row(slot, slot, tuple(range(slot + 1))) for slot in range(_TREE.prefix)]
-    nodes = tree.grow(0, rows, given[: _TREE.prefix])
+    nodes = tree.grow(0, rows, inputs[: _TREE.prefix])
     engine.run([(tree.branches, node) for node in nodes], [False] * len(nodes))
     return tree
 
 
-def _same_bits(engine: Engine, prefix: TreeCache, given: Sequence[Any]) -> bool:
+def _same_bits(engine: Engine, prefix: TreeCache, inputs: Sequence[Any]) -> bool:
     """Whether the path's rows are the same alone, in a tree, and alone behind the tree's cells."""
     engine.pack()
     first, *others = (
-        _path(engine, prefix, given, passes())
+        _path(engine, prefix, inputs, passes())
         for passes in (_TREE.alone, _TREE.in_tree, _TREE.alone)
     )
-    return all(np.array_equal(first, other, equal_nan=True) for other in others)
+    return all(np.array_equal(first, again, equal_nan=True) for again in others)
 
 
 def _path(
-    engine: Engine, prefix: TreeCache, given: Sequence[Any], passes: Iterable[ProbePass]
+    engine: Engine, prefix: TreeCache, inputs: Sequence[Any], passes: Iterable[ProbePass]
 ) -> Floats:
     """Results [n, width] of the path's rows."""
     tree, length = TreeCache(engine), _TREE.prefix
     tree.copy_prefix(prefix, length)
-    found = []
-    for one in passes:
-        inputs = [given[length + i] for i in one.inputs]
-        found.append(_results(engine, tree, one.committed, one.rows, inputs)[one.path_rows])
-        if one.keep is not None:
-            tree.compact(length, one.keep)
+    results = []
+    for part in passes:
+        rows = [inputs[length + i] for i in part.inputs]
+        results.append(_results(engine, tree, part.committed, part.rows, rows)[part.path_rows])
+        if part.keep is not None:
+            tree.compact(length, part.keep)
     tree.close()
-    return np.concatenate(found)
+    return np.concatenate(results)
 
 
 def _results(
-    engine: Engine, tree: TreeCache, committed: int, rows: Sequence[Row], given: Sequence[Any]
+    engine: Engine, tree: TreeCache, committed: int, rows: Sequence[Row], inputs: Sequence[Any]
 ) -> Floats:
     """Logits [n, vocab] on the last stage, hidden states [n, width] before it."""
-    nodes = tree.grow(committed, rows, given)
-    found = engine.run([(tree.branches, node) for node in nodes], [not engine.last] * len(nodes))
-    return found.captured[engine.last] if engine.last else found.logits
+    nodes = tree.grow(committed, rows, inputs)
+    result = engine.run([(tree.branches, node) for node in nodes], [not engine.last] * len(nodes))
+    return result.captured[engine.last] if engine.last else result.logits

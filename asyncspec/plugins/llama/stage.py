@@ -106,13 +106,13 @@ class LlamaStage(TreeStage[TreeCache]):
 
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
         rows, wanted, earlier = [], [], []
-        sessions = [self.begin(one) for one in passes]
+        sessions = [self.begin(forward) for forward in passes]
         names = [list(map(self._captured_tensor, session.depths)) for session in sessions]
-        for one, session in zip(passes, sessions, strict=True):
-            given, captured = self._inputs(one)
-            nodes = session.cache.grow(one.committed, one.rows, [*given])
+        for forward, session in zip(passes, sessions, strict=True):
+            inputs, captured = self._inputs(forward)
+            nodes = session.cache.grow(forward.committed, forward.rows, [*inputs])
             rows += [(session.cache.branches, node) for node in nodes]
-            head_rows = set(one.head_rows)
+            head_rows = set(forward.head_rows)
             wanted += [row in head_rows for row in range(len(nodes))]
             earlier.append(captured)
         self.engine.resume()
@@ -120,23 +120,23 @@ class LlamaStage(TreeStage[TreeCache]):
         try:
             if self._abandoned is job:
                 raise Abandoned
-            found = self.engine.run(rows, wanted, set().union(*names))
+            result = self.engine.run(rows, wanted, set().union(*names))
         finally:
             self._running = None
         results: list[object] = []
         row = head = 0
-        for one, session, own_names, before in zip(passes, sessions, names, earlier, strict=True):
-            own = slice(row, row + len(one.rows))
-            taken = [*before, *(found.captured[name][own, None] for name in own_names)]
+        for forward, session, own_names, kept in zip(passes, sessions, names, earlier, strict=True):
+            span = slice(row, row + len(forward.rows))
+            taken = [*kept, *(result.captured[name][span, None] for name in own_names)]
             if self.has_head:
-                logits = found.logits[head : head + len(one.head_rows)]
+                logits = result.logits[head : head + len(forward.head_rows)]
                 joined = np.concatenate(taken, 1) if session.admit.features else None
                 features = None if joined is None else joined.reshape(len(joined), -1)
-                results.append(session.sample(one, logits, features))
+                results.append(session.sample(forward, logits, features))
             else:
-                last = found.captured[self.engine.last][own]
+                last = result.captured[self.engine.last][span]
                 results.append(np.concatenate([last[:, None], *taken], 1) if taken else last)
-            row, head = own.stop, head + len(one.head_rows)
+            row, head = span.stop, head + len(forward.head_rows)
         return tuple(results)
 
     def _captured_tensor(self, depth: int) -> str:
@@ -146,8 +146,8 @@ class LlamaStage(TreeStage[TreeCache]):
         return f"l_out-{depth - 1 - self.layers[0]}" if depth else "embd"
 
     def _inputs(self, job: Forward) -> tuple[Sequence[int] | Floats, list[Floats]]:
-        """Of each row its token or hidden state, and what earlier stages kept [n, depths, H], if
-        they kept any."""
+        """Each row's token or hidden state, and what earlier stages kept [n, depths, H], if they
+        kept any."""
         if self.has_embedding:
             return job.tokens, []
         assert job.hidden is not None, "checked by ``begin``"

@@ -18,7 +18,7 @@ from asyncspec.plugins.llama.gguf_file import GGUF, Tensor, open_gguf
 from asyncspec_protocol.links import GGUF_PREFIX
 
 DTYPE = "float32"
-"""Of hidden states between stages, whatever the weights are."""
+"""Type of hidden states between stages, whatever the weights are."""
 
 TOKENS = "tokenizer.ggml.tokens"
 
@@ -55,7 +55,8 @@ _CODE_ENDS = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-"""Of each of these kinds one more token does: the one that the file states, else one of these."""
+"""One token more of each of these kinds ends an answer: what the file states, else the first of
+these."""
 
 _CONTROL = 3
 """The type of tokens that are no text."""
@@ -150,35 +151,35 @@ def end_tokens(model: GGUF) -> tuple[int, ...]:
     """Tokens that end an answer, as llama.cpp finds them; nodes need not have it installed."""
     texts = vocabulary(model)
     named = _ENDS.union(*_CODE_ENDS.values())
-    known = {text: i for i, text in enumerate(texts) if text in named}
-    found = {known[text] for text in _ENDS & known.keys()}
-    found |= {token for kind in ("eos", "eot", "eom") for token in _stated(model, kind, texts)}
+    ids = {text: i for i, text in enumerate(texts) if text in named}
+    ends = {ids[text] for text in _ENDS & ids.keys()}
+    ends |= {token for kind in ("eos", "eot", "eom") for token in _stated(model, kind, texts)}
     for kind, names in _CODE_ENDS.items():
-        others = sorted(known[text] for text in names if text in known)
-        found |= {*(_stated(model, kind, texts) or others[:1])}
-    said = {texts[token] for token in found} if texts else set()
+        others = sorted(ids[text] for text in names if text in ids)
+        ends |= {*(_stated(model, kind, texts) or others[:1])}
+    said = {texts[token] for token in ends} if texts else set()
     # Here it stands between the messages of an answer (gpt-oss, Solar).
     if said & {"<|call|>", "<|calls|>"} and said & {"<|return|>", "<|flush|>"}:
-        found -= {known.get("<|end|>")}
+        ends -= {ids.get("<|end|>")}
     # Here it is text (Gemma 4, PLaMo).
     if said & {"<|tool_response>", "<|plamo:eos|>"}:
-        found -= {known.get("</s>")}
-    return tuple(sorted(found))
+        ends -= {ids.get("</s>")}
+    return tuple(sorted(ends))
 
 
 def _stated(model: GGUF, kind: str, texts: list[str]) -> list[int]:
     """The token of a kind that the file states, if its vocabulary has it."""
     key = f"tokenizer.ggml.{kind}_token_id"
-    found = [model.number(key)] if key in model.metadata else []
-    return [token for token in found if not texts or token < len(texts)]
+    tokens = [model.number(key)] if key in model.metadata else []
+    return [token for token in tokens if not texts or token < len(texts)]
 
 
 def vocabulary(model: GGUF) -> list[str]:
     """Texts of all tokens; of none where the file has no vocabulary. Raises ``CheckpointError``."""
-    found = model.get(TOKENS, [])
-    if not isinstance(found, list) or (found and not isinstance(found[0], str)):
-        raise CheckpointError(f"{model.files[0]}: {TOKENS} cannot be {found!r:.40}; fetch it again")
-    return found
+    texts = model.get(TOKENS, [])
+    if not isinstance(texts, list) or (texts and not isinstance(texts[0], str)):
+        raise CheckpointError(f"{model.files[0]}: {TOKENS} cannot be {texts!r:.40}; fetch it again")
+    return texts
 
 
 def control_tokens(model: GGUF) -> frozenset[int]:

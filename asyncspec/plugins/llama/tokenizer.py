@@ -15,10 +15,10 @@ from asyncspec.plugins.llama.library import load_model
 from asyncspec.plugins.llama.target import OpenTarget, control_tokens, vocabulary
 
 _BYTE, _CONTROL, _UNKNOWN = 1 << 5, 1 << 3, 1 << 0
-"""Of ``enum llama_token_attr``."""
+"""Bits of ``enum llama_token_attr``."""
 
 _SENTENCEPIECE = 1
-"""Of ``enum llama_vocab_type``."""
+"""Member of ``enum llama_vocab_type``."""
 
 
 class LlamaTokenizer:
@@ -56,12 +56,14 @@ class LlamaTokenizer:
 
     def _encoded(self, text: str, *, special: bool) -> tuple[int, ...]:
         data = text.encode()
-        most = len(data) + 16
-        found = (ctypes.c_int32 * most)()
-        count = self._bound.llama_tokenize(self._vocab, data, len(data), found, most, special, True)
+        max_tokens = len(data) + 16
+        tokens = (ctypes.c_int32 * max_tokens)()
+        count = self._bound.llama_tokenize(
+            self._vocab, data, len(data), tokens, max_tokens, special, True
+        )
         if count < 0:
             raise ValueError("the tokenizer cannot read this text")
-        return tuple(found[:count])
+        return tuple(tokens[:count])
 
     def infill(self, prefix: str, suffix: str) -> tuple[int, ...]:
         """See ``InfillTokenizer``: by what the file states, or llama.cpp knows by name. Raises
@@ -122,8 +124,8 @@ class LlamaTokenizer:
     def _attributes(self, token: int) -> int:
         if not 0 <= token < self._size:
             return 0
-        found: int = self._bound.llama_vocab_get_attr(self._vocab, token)
-        return found
+        attributes: int = self._bound.llama_vocab_get_attr(self._vocab, token)
+        return attributes
 
 
 def _filled(put: Callable[[Any, int], int], size: int) -> bytes:
@@ -140,5 +142,5 @@ def _templates(model: Any) -> dict[str, str]:
     """Those of a file: one, and more by name."""
     names = model.get("tokenizer.chat_templates") or ()
     more = {name: model.get(f"tokenizer.chat_template.{name}") for name in names}
-    found = by_name(model.get("tokenizer.chat_template"))
-    return found | {name: text for name, text in more.items() if text}
+    templates = by_name(model.get("tokenizer.chat_template"))
+    return templates | {name: text for name, text in more.items() if text}

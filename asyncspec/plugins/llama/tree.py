@@ -19,26 +19,26 @@ class TreeCache:
         # From slot ``branches.trunk`` on; None: a slot that is free.
         self._nodes: list[Node | None] = []
 
-    def copy_prefix(self, other: TreeCache, length: int) -> None:
+    def copy_prefix(self, source: TreeCache, length: int) -> None:
         """Begin with the first slots of another session, which are its committed path."""
-        self._engine.reserve(other.branches)
-        nodes = other.nodes(other.branches.trunk, length)
+        self._engine.reserve(source.branches)
+        nodes = source.nodes(source.branches.trunk, length)
         cached = [node for node in nodes if node.cached]
-        shared = min(length, other.branches.trunk) + len(cached)
-        holder = other.branches.holder(cached[-1] if cached else None)
+        shared = min(length, source.branches.trunk) + len(cached)
+        holder = source.branches.holder(cached[-1] if cached else None)
         if holder >= 0:
-            self.branches.begin_like(other.branches, holder, shared)
+            self.branches.begin_like(source.branches, holder, shared)
         for node in nodes[len(cached) :]:
             above = self._nodes[-1] if self._nodes else None
-            self._nodes.append(Node(above, node.position, node.given))
+            self._nodes.append(Node(above, node.position, node.input))
 
     def nodes(self, start: int, end: int) -> list[Node]:
         """Those of slots [start, end)."""
         trunk = self.branches.trunk
-        found = [node for node in self._nodes[max(0, start - trunk) : max(0, end - trunk)] if node]
-        if len(found) != max(0, end - max(start, trunk)):
+        nodes = [node for node in self._nodes[max(0, start - trunk) : max(0, end - trunk)] if node]
+        if len(nodes) != max(0, end - max(start, trunk)):
             raise ValueError(f"slots up to {end} are not all taken")
-        return found
+        return nodes
 
     def commit(self, committed: int) -> None:
         """Slots [0, committed) are the committed path."""
@@ -48,8 +48,8 @@ class TreeCache:
             self.branches.advance(path[:lost])
             del self._nodes[:lost]
 
-    def grow(self, committed: int, rows: Sequence[Row], given: Sequence[Any]) -> list[Node]:
-        """The nodes of new rows. ``given``: of each its token, or its hidden state."""
+    def grow(self, committed: int, rows: Sequence[Row], inputs: Sequence[Any]) -> list[Node]:
+        """The nodes of new rows. ``inputs``: by row, its token or its hidden state."""
         self.commit(committed)
         first, end = min(row.slot for row in rows), self.branches.trunk + len(self._nodes)
         if first < end:  # they are computed anew
@@ -57,14 +57,14 @@ class TreeCache:
         if first < self.branches.trunk:
             self.branches.rewind(first)
         new = []
-        for row, own in zip(rows, given, strict=True):
+        for row, item in zip(rows, inputs, strict=True):
             above = row.visible[-2] if len(row.visible) > 1 else row.position - 1
             place = row.slot - self.branches.trunk
             if above < self.branches.trunk:
                 parent = None
             else:
                 (parent,) = self.nodes(above, above + 1)
-            node = Node(parent, row.position, own)
+            node = Node(parent, row.position, item)
             self._nodes += [None] * (place + 1 - len(self._nodes))
             self._nodes[place] = node
             new.append(node)

@@ -66,7 +66,7 @@ class TreeMask:
     """Which slots the rows of a pass attend to. Subclasses compute it."""
 
     tiles = RowTiles(1)
-    """Of products whose rows' bits must not depend on their number; masks are padded to them."""
+    """Tiles of products whose rows' bits must not depend on their number; they pad masks."""
 
     def __init__(self, count: int) -> None:
         # Rows of the pass. Models may be given more: repeats of the last one (``pad_rows``).
@@ -80,11 +80,11 @@ class TreeMask:
         ``Abandoned``."""
         if self.stop():
             raise Abandoned
-        given = query.shape[1]
-        if given > self.count:
+        rows = query.shape[1]
+        if rows > self.count:
             query, key, value = (x[:, : self.count] for x in (query, key, value))
         out = self.compute(params, query, key, value)
-        return pad_rows(out, given)
+        return pad_rows(out, rows)
 
     def attend_arrays(
         self, params: AttentionParams, query: Array, key: Array, value: Array, out: Array
@@ -104,8 +104,8 @@ class TreeMask:
         ``Abandoned``."""
         if self.stop():
             raise Abandoned
-        given = len(inputs[0])
-        return pad_rows(self.compute_states(layer, *(x[: self.count] for x in inputs)), given)
+        rows = len(inputs[0])
+        return pad_rows(self.compute_states(layer, *(x[: self.count] for x in inputs)), rows)
 
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
         """As ``recur``, of ``count`` rows."""
@@ -150,7 +150,7 @@ class TreeAttention(TreeMask):
     """The first slot that a mask without window covers."""
 
     mask_type = torch.float32
-    """Of masks on an accelerator."""
+    """Type of masks on an accelerator."""
 
     def __init__(self, cache: KVCache, committed: int, rows: Sequence[Row]) -> None:
         super().__init__(len(rows))
@@ -176,7 +176,7 @@ class TreeAttention(TreeMask):
 
     @property
     def positions(self) -> Tensor:
-        """Of the rows [n]."""
+        """Positions of the rows [n]."""
         return self.cache.device.array(self.row_positions)
 
     @cached_property
@@ -196,8 +196,8 @@ class TreeAttention(TreeMask):
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
         channels, *gates = inputs
         states, where = self.cache.states[layer.layer_idx], (self.committed, self.rows)
-        queries, given = layer.heads(states.windows(*where, channels), *gates)
-        return states.read(*where, queries, given)
+        queries, updates = layer.heads(states.windows(*where, channels), *gates)
+        return states.read(*where, queries, updates)
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         """query [Hkv, G*n, K] -> [Hkv, G*n, V]. ``mask`` [rows, end - start] is added to the
@@ -209,17 +209,19 @@ class TreeAttention(TreeMask):
         """The sinks as float32 scores [Hkv, ``rows``, 1] of packed queries, zeros beyond G*n."""
         if params.sinks is None:
             return None
-        own = params.sinks.float().view(kv_heads, -1, 1).expand(-1, -1, len(self.rows))
-        own = own.reshape(kv_heads, -1)
-        return torch.nn.functional.pad(own, (0, rows - own.shape[1])).unsqueeze(-1)
+        scores = params.sinks.float().view(kv_heads, -1, 1).expand(-1, -1, len(self.rows))
+        scores = scores.reshape(kv_heads, -1)
+        return torch.nn.functional.pad(scores, (0, rows - scores.shape[1])).unsqueeze(-1)
 
     def visible(self, start: int) -> npt.NDArray[np.bool_]:
         """Which of the slots [start, end) each row sees, [n, end - start]; without window."""
         seen = np.zeros((len(self.rows), self.end - start), np.bool_)
         seen[:, : self.committed - start] = True
         first = range(-start, seen.size, seen.shape[1])
-        own = [i + slot for i, row in zip(first, self.rows, strict=False) for slot in row.visible]
-        seen.reshape(-1)[own] = True
+        indices = [
+            i + slot for i, row in zip(first, self.rows, strict=False) for slot in row.visible
+        ]
+        seen.reshape(-1)[indices] = True
         return seen
 
     def seen(self, window: int | None) -> tuple[int, npt.NDArray[np.bool_]]:

@@ -48,13 +48,13 @@ class BatchedAttention(TreeMask):
         self.positions = parts[0].cache.device.array(joined)
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        own = zip(self.parts, self.slices, strict=True)
-        rows = ((part, (x[:, its] for x in (query, key, value))) for part, its in own)
+        parts = zip(self.parts, self.slices, strict=True)
+        rows = ((part, (x[:, its] for x in (query, key, value))) for part, its in parts)
         return torch.cat([part.compute(params, *heads) for part, heads in rows])
 
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
-        own = zip(self.parts, self.slices, strict=True)
-        rows = ((part, [x[its] for x in inputs]) for part, its in own)
+        parts = zip(self.parts, self.slices, strict=True)
+        rows = ((part, [x[its] for x in inputs]) for part, its in parts)
         return torch.cat([part.compute_states(layer, *given) for part, given in rows])
 
 
@@ -102,7 +102,7 @@ class PathTable(TreeMask):
 def attention_of(
     parts: Sequence[tuple[KVCache, int, Sequence[Row]]], settings: KernelSettings | None = None
 ) -> TreeAttention | BatchedAttention:
-    """Of a pass over sessions, each with its cache, committed slots and rows: exact with
+    """Attention of a pass over sessions, each with its cache, committed slots and rows: exact with
     ``settings`` (of the device's kernels), else the fastest."""
     kernel = parts[0][0].path_kernel
     if kernel is not None:

@@ -159,9 +159,11 @@ class BlockAttention(ExactAttention):
         """``total`` and the sums of the speculative region, by blocks of positions."""
         region = weights[:, :, self.region_start // BLOCK :].swapaxes(2, 3)
         region = region.reshape(*region.shape[:3], -1)  # [Hkv, T, r, slots]
-        own = values[:, self.region_start : self.end]
+        region_values = values[:, self.region_start : self.end]
         for part in (
-            self._gathered(region, own, groups) if self.indices else self._masked(region, own)
+            self._gathered(region, region_values, groups)
+            if self.indices
+            else self._masked(region, region_values)
         ):
             total = part if total is None else np.add(total, part, out=total)
         assert total is not None, "a row sees itself"
@@ -170,8 +172,8 @@ class BlockAttention(ExactAttention):
     def _masked(self, region: Array, values: Array) -> Iterator[Array]:
         """Sums of each position block, with zeros as the weights of other slots."""
         for selector in self.selectors:
-            own = region if selector is None else region * selector.numpy()
-            yield own @ values[:, None]
+            weights = region if selector is None else region * selector.numpy()
+            yield weights @ values[:, None]
 
     def _gathered(self, region: Array, values: Array, groups: int) -> Iterator[Array]:
         """Sums of each position block, of the slots of a row's path in order of position."""
@@ -183,10 +185,10 @@ class BlockAttention(ExactAttention):
         for each in self.indices:
             index = each.numpy()  # [n, S]
             chosen = np.take_along_axis(by_row, index[None, :, None], 3)
-            found = chosen @ values[:, np.minimum(index, slots - 1)]
+            products = chosen @ values[:, np.minimum(index, slots - 1)]
             sums = np.zeros((*region.shape[:3], values.shape[2]), np.float32)
-            own = sums.reshape(heads, -1, values.shape[2])[:, :rows]
-            own[:] = found[:, :, :groups].swapaxes(1, 2).reshape(own.shape)
+            rows_of_sums = sums.reshape(heads, -1, values.shape[2])[:, :rows]
+            rows_of_sums[:] = products[:, :, :groups].swapaxes(1, 2).reshape(rows_of_sums.shape)
             yield sums
 
     def _block_mask(self, window: int | None, groups: int) -> tuple[int, Array]:

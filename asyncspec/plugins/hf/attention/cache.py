@@ -24,7 +24,7 @@ ONES = 16
 """Columns of ones beside each value: their product is the softmax sum. 16 keep rows aligned."""
 
 POSITION_BYTES = 8
-"""Of a slot in which no layer keeps anything."""
+"""Bytes of a slot in which no layer keeps anything."""
 
 _MIN_GROWTH = 256
 """Slots."""
@@ -84,14 +84,14 @@ def path_kernel(layers: Sequence[LayerShape | StateShape], device: Device) -> Pa
 
 def paths_fit(layers: Sequence[LayerShape | StateShape]) -> bool:
     """Whether a kernel for attention over paths takes all layers."""
-    own = [one for one in layers if isinstance(one, LayerShape)]
-    return all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in own)
+    shapes = [one for one in layers if isinstance(one, LayerShape)]
+    return all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in shapes)
 
 
 def uniform_shape(
     layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *, exact: bool
 ) -> CacheShape:
-    """Of layers that are all alike."""
+    """Shape of a cache of layers that are all alike."""
     return CacheShape((LayerShape(kv_heads, head_dim, head_dim),) * layers, dtype, exact)
 
 
@@ -110,16 +110,16 @@ class KVCache:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.states: dict[int, StateCache] = {}
-        for i, one in enumerate(shape.layers):
-            if isinstance(one, StateShape):
-                self.states[i] = StateCache(one, device)
+        for i, layer in enumerate(shape.layers):
+            if isinstance(layer, StateShape):
+                self.states[i] = StateCache(layer, device)
                 continue
-            columns = shape.value_columns(one)
+            columns = shape.value_columns(layer)
             for stored, width, kind in (
-                (self.keys, one.key_width, shape.dtype),
+                (self.keys, layer.key_width, shape.dtype),
                 (self.values, columns, shape.value_dtype),
             ):
-                stored[i] = torch.zeros(one.kv_heads, 0, width, dtype=kind, device=device.torch)
+                stored[i] = torch.zeros(layer.kv_heads, 0, width, dtype=kind, device=device.torch)
         self._addresses: npt.NDArray[np.int64] | None = None
         self._arrays: dict[int, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
         # Position of the node in each slot; unused slots keep an old one.
@@ -133,11 +133,11 @@ class KVCache:
     def addresses(self) -> npt.NDArray[np.int64]:
         """Where each layer's keys and values are now, [2 * layers]; zeros for layers without."""
         if self._addresses is None:
-            found = np.zeros((len(self.shape.layers), 2), np.int64)
+            addresses = np.zeros((len(self.shape.layers), 2), np.int64)
             for number, stored in enumerate((self.keys, self.values)):
                 for layer, x in stored.items():
-                    found[layer, number] = x.data_ptr()
-            self._addresses = found.ravel()
+                    addresses[layer, number] = x.data_ptr()
+            self._addresses = addresses.ravel()
         return self._addresses
 
     def arrays(self, layer: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -159,15 +159,15 @@ class KVCache:
         want = max(min(held + max(_MIN_GROWTH, held // 2), self._limit), slots)
         self._resize(whole_blocks(want), held)
 
-    def copy_prefix(self, other: KVCache, slots: int) -> None:
+    def copy_prefix(self, source: KVCache, slots: int) -> None:
         """Copy the first ``slots`` slots of another cache."""
         self.reserve(slots)
-        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            for layer, mine in own.items():
+        for stored, theirs in ((self.keys, source.keys), (self.values, source.values)):
+            for layer, mine in stored.items():
                 mine[:, :slots] = theirs[layer][:, :slots]
         for layer, states in self.states.items():
-            states.copy_prefix(other.states[layer], slots)
-        self.positions[:slots] = other.positions[:slots]
+            states.copy_prefix(source.states[layer], slots)
+        self.positions[:slots] = source.positions[:slots]
 
     def trim(self, slots: int) -> None:
         """Keep the first ``slots`` slots alone."""

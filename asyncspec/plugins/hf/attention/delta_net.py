@@ -18,14 +18,14 @@ from asyncspec.plugins.hf.kernels.device import Device
 from asyncspec.plugins.hf.kernels.probing import PROBE_ROWS, noise, same_up_to_rounding
 
 _EPSILON = 1e-6
-"""Of the norm of queries and keys, in all families."""
+"""Epsilon of the norm of queries and keys, in all families."""
 
 _NORM_ROWS = 64
 """The gated norm's activation runs over whole vectors of elements (``elementwise.py``)."""
 
 
 def state_shape(family: Any) -> StateShape:
-    """Of transformers' gated delta net layer. Raises ``AttributeError`` for another kind."""
+    """Shape of transformers' gated delta net layer. Raises ``AttributeError`` for another kind."""
     return StateShape(
         heads=family.num_v_heads,
         key_width=family.head_k_dim,
@@ -83,8 +83,8 @@ class DeltaNet(nn.Module):
     def heads(
         self, windows: Tensor, strength: Tensor, step_size: Tensor
     ) -> tuple[Tensor, list[Inputs]]:
-        """Of each row's window of inputs [n, kernel, channels], in float32: its query
-        [n, heads, K], and what it adds to the state."""
+        """Queries [n, heads, K] of rows, and what each adds to the state, from their windows of
+        inputs [n, kernel, channels] in float32."""
         family, shape = self.family, self.shape
         kind = strength.dtype
         weight = family.conv1d.weight[:, 0].float()
@@ -143,8 +143,8 @@ class _Sequence(TreeMask):
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
         rows = [Row(i, i, (*range(i + 1),)) for i in range(PROBE_ROWS)]
         states, (channels, *gates) = StateCache(layer.shape, self._device), inputs
-        queries, given = layer.heads(states.windows(0, rows, channels), *gates)
-        return states.read(0, rows, queries, given)
+        queries, updates = layer.heads(states.windows(0, rows, channels), *gates)
+        return states.read(0, rows, queries, updates)
 
 
 class _Exp(nn.Module):

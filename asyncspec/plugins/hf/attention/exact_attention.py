@@ -39,7 +39,7 @@ class ExactAttention(TreeAttention):
         # Slots before the speculative region are whole committed blocks, in order of position.
         self.region_start = self.mask_start = committed // BLOCK * BLOCK
         gathers = self.end - self.region_start > settings.max_k
-        # Of each position block of the region, oldest first.
+        # Slots of each position block of the region, oldest first.
         self.indices = self._gather_indices() if gathers else []
         self.selectors = [] if gathers else self._block_selectors()
 
@@ -98,8 +98,8 @@ class ExactAttention(TreeAttention):
             # No row sees slots of other blocks: their weights are zero already.
             return [None]
         blocks = self.cache.positions[self.region_start : self.end] // BLOCK
-        found = [(blocks == block).astype(np.float32) for block in present]
-        return [*map(self.cache.device.array, found)]
+        selectors = [(blocks == block).astype(np.float32) for block in present]
+        return [*map(self.cache.device.array, selectors)]
 
     def _gather_indices(self) -> list[Tensor]:
         """[n, BLOCK]: the region slot that holds each position of a row's path; one past the last
@@ -121,16 +121,16 @@ class ExactAttention(TreeAttention):
 
         def by_row(x: Tensor) -> Tensor:
             """[Hkv, G * n, K] -> [Hkv * n, G padded, K]."""
-            own = x.new_zeros(heads, rows, self.tiles.padded(groups), x.shape[-1])
-            own[:, :, :groups] = x.view(heads, groups, rows, -1).transpose(1, 2)
-            return own.flatten(0, 1)
+            padded = x.new_zeros(heads, rows, self.tiles.padded(groups), x.shape[-1])
+            padded[:, :, :groups] = x.view(heads, groups, rows, -1).transpose(1, 2)
+            return padded.flatten(0, 1)
 
-        own = by_row(total[:, :count])
+        sums = by_row(total[:, :count])
         region = torch.nn.functional.pad(weights[:, :count, self.region_start :], (0, 1))
         region = region.view(heads, groups, rows, empty + 1)
         for indices in self.indices:
             gathered = region.gather(3, indices.expand(heads, groups, rows, BLOCK))
             right = values[:, self.region_start + indices.clamp(max=empty - 1).view(-1)]
-            self._add(own, by_row(gathered), right.view(heads * rows, BLOCK, -1))
-        own = own.view(heads, rows, -1, total.shape[2])[:, :, :groups]
-        return own.transpose(1, 2).reshape(heads, count, -1)
+            self._add(sums, by_row(gathered), right.view(heads * rows, BLOCK, -1))
+        sums = sums.view(heads, rows, -1, total.shape[2])[:, :, :groups]
+        return sums.transpose(1, 2).reshape(heads, count, -1)

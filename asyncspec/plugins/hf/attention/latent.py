@@ -20,7 +20,7 @@ from asyncspec.plugins.hf.kernels.probing import PROBE_ROWS, noise, same_up_to_r
 
 
 def latent_shape(attention: Any) -> LayerShape:
-    """Of transformers' latent attention."""
+    """Shape of transformers' latent attention."""
     rank = attention.kv_lora_rank
     heads = attention.config.num_attention_heads
     return LayerShape(1, rank + attention.qk_rope_head_dim, rank, heads)
@@ -132,8 +132,8 @@ def _agrees(ours: LatentAttention, family: Any, rotary: Any, device: Device) -> 
     compress = family.kv_a_proj_with_mqa
     hidden = device.put(noise(1, PROBE_ROWS, compress.in_features).to(family.kv_b_proj.weight))
     turns = rotary(hidden, device.put(torch.arange(PROBE_ROWS)).unsqueeze(0))
-    given = {"position_embeddings": turns, "attention_mask": None}
-    want, got = (x(hidden, **given, tree=_Sequence(PROBE_ROWS))[0] for x in (family, ours))
+    arguments = {"position_embeddings": turns, "attention_mask": None}
+    want, got = (x(hidden, **arguments, tree=_Sequence(PROBE_ROWS))[0] for x in (family, ours))
     return same_up_to_rounding(got, want)
 
 

@@ -12,8 +12,8 @@ from asyncspec.plugins.hf.attention.recurrent import StateShape
 
 
 def layer_shapes(model: Any) -> tuple[LayerShape | StateShape, ...]:
-    """Of each layer of a causal LM, which may be on the meta device. Raises ``CheckpointError``
-    for layers of another structure."""
+    """Shapes of the layers of a causal LM, which may be on the meta device. Raises
+    ``CheckpointError`` for layers of another structure."""
     try:
         return tuple(map(_layer_shape, model.model.layers))
     except AttributeError as error:

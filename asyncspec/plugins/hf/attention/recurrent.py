@@ -37,13 +37,13 @@ class StateShape(Struct, frozen=True):
     heads: int
     key_width: int
     value_width: int
-    # Of the convolution over the inputs of queries, keys and values, and its length in tokens.
+    # Channels of the convolution over the inputs of queries, keys and values, and its tokens.
     channels: int
     kernel: int
 
     def session_bytes(self) -> int:
-        """Of the states that a session keeps at most, one of them in the making, and of the inputs
-        of ``UNCOMMITTED`` nodes."""
+        """Bytes of the states that a session keeps at most, one of them in the making, and of the
+        inputs of ``UNCOMMITTED`` nodes."""
         state = self.heads * self.key_width * self.value_width
         node = self.channels + self.heads * (self.key_width + self.value_width + 2)
         numbers = (KEPT_STATES + 2) * state + self.kernel * self.channels + UNCOMMITTED * node
@@ -61,12 +61,12 @@ class Inputs(Struct, frozen=True):
     strength: Tensor
 
 
-def step(state: Tensor, given: Inputs) -> Tensor:
+def step(state: Tensor, inputs: Inputs) -> Tensor:
     """The state [heads, K, V] after a node, from the one after its parent."""
-    new = state * given.decay[:, None, None]
-    known = torch.bmm(given.key[:, None], new)
-    delta = (given.value[:, None] - known) * given.strength[:, None, None]
-    return new.baddbmm_(given.key[:, :, None], delta)
+    new = state * inputs.decay[:, None, None]
+    remembered = torch.bmm(inputs.key[:, None], new)
+    delta = (inputs.value[:, None] - remembered) * inputs.strength[:, None, None]
+    return new.baddbmm_(inputs.key[:, :, None], delta)
 
 
 class StateCache:
@@ -93,23 +93,23 @@ class StateCache:
         """Store the convolution's inputs [n, channels] of a pass; those of each row and the rows
         before it [n, kernel, channels]. Raises ``ValueError`` for a path that is not known."""
         self._advance(committed)
-        for row, own in zip(rows, channels.float(), strict=True):
-            self._channels[row.slot] = own.clone()
+        for row, inputs in zip(rows, channels.float(), strict=True):
+            self._channels[row.slot] = inputs.clone()
             self._states.pop(row.slot, None)
         kernel = self.shape.kernel
-        found: list[Tensor] = []
+        windows: list[Tensor] = []
         for row in rows:
             last = self._path(committed, row)[-kernel:]
-            found += self._window[len(self._window) - (kernel - len(last)) :].unbind()
-            found += [self._channels[slot] for slot in last]
-        return torch.stack(found).view(len(rows), kernel, -1)
+            windows += self._window[len(self._window) - (kernel - len(last)) :].unbind()
+            windows += [self._channels[slot] for slot in last]
+        return torch.stack(windows).view(len(rows), kernel, -1)
 
     def read(
-        self, committed: int, rows: Sequence[Row], queries: Tensor, given: Sequence[Inputs]
+        self, committed: int, rows: Sequence[Row], queries: Tensor, updates: Sequence[Inputs]
     ) -> Tensor:
         """What queries [n, heads, K] read from the states after their rows: [n, heads, V]."""
-        for row, own in zip(rows, given, strict=True):
-            self._inputs[row.slot] = own
+        for row, update in zip(rows, updates, strict=True):
+            self._inputs[row.slot] = update
         paths = [self._path(committed, row) for row in rows]
         out = queries.new_empty(len(rows), self.shape.heads, self.shape.value_width)
         order, last_use = visits(paths)
@@ -118,15 +118,15 @@ class StateCache:
             out[i] = torch.bmm(queries[i][:, None], state)[:, 0]
         return out
 
-    def copy_prefix(self, other: StateCache, slots: int) -> None:
+    def copy_prefix(self, source: StateCache, slots: int) -> None:
         """Begin with the first ``slots`` slots of another session. Raises ``ValueError`` where
         their state is not kept any more."""
-        if other.base > slots:
+        if source.base > slots:
             raise ValueError(f"the state after {slots} tokens is not kept")
-        self.base, self._state, self._window = other.base, other._state, other._window.clone()
+        self.base, self._state, self._window = source.base, source._state, source._window.clone()
         for slot in range(self.base, slots):
-            self._channels[slot] = other._channels[slot]
-            self._inputs[slot] = other._inputs[slot]
+            self._channels[slot] = source._channels[slot]
+            self._inputs[slot] = source._inputs[slot]
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` gets the contents of slot ``keep[i]``; other slots are freed."""
@@ -175,11 +175,11 @@ class StateCache:
     ) -> Tensor:
         """The state after the slots of a path from ``base`` on. ``last_use``: as ``visits`` says,
         ``visit`` being the number of this one."""
-        known = len(path)
-        while known and path[known - 1] not in self._states:
-            known -= 1
-        state = self._states[path[known - 1]] if known else self._state
-        for slot in path[known:]:
+        length = len(path)
+        while length and path[length - 1] not in self._states:
+            length -= 1
+        state = self._states[path[length - 1]] if length else self._state
+        for slot in path[length:]:
             state = step(state, self._inputs[slot])
             self._states[slot] = state
             while len(self._states) > KEPT_STATES:
@@ -215,21 +215,21 @@ def visits(paths: Sequence[Sequence[int]]) -> tuple[list[int], dict[int, int]]:
         below[slot].sort(key=size.__getitem__)
         size[slot] = 1 + sum([size[child] for child in below[slot]])
     parents = {children[-1]: slot for slot, children in below.items() if children}
-    own = {path[-1]: i for i, path in enumerate(paths)}
+    numbers = {path[-1]: i for i, path in enumerate(paths)}
     order: list[int] = []
     last_use: dict[int, int] = {}
     for slot in _preorder(below, root):
         if slot in parents:
             last_use[parents[slot]] = len(order)
-        if slot in own:
-            order.append(own[slot])
+        if slot in numbers:
+            order.append(numbers[slot])
     return order, last_use
 
 
 def _preorder(below: Mapping[int, Sequence[int]], root: int) -> list[int]:
     """All nodes of a tree, every one before those below it."""
-    found, waiting = [], [root]
+    order, waiting = [], [root]
     while waiting:
-        found.append(waiting.pop())
-        waiting += reversed(below[found[-1]])
-    return found
+        order.append(waiting.pop())
+        waiting += reversed(below[order[-1]])
+    return order

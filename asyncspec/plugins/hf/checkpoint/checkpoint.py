@@ -131,12 +131,12 @@ def model_tensors(files: CheckpointFiles) -> tuple[dict[str, TensorInfo], dict[s
 
 
 def text_part(config: Any) -> Any:
-    """Of a multimodal model's configuration the language model's; any other as it is. transformers
+    """The language model's configuration in a multimodal model's; any other as it is. transformers
     must not look for what quantised the weights: they are read without it."""
     text = config.get_text_config()
-    for one in (config, text):
-        for name in filter(partial(hasattr, one), SETTINGS):
-            delattr(one, name)
+    for part in (config, text):
+        for name in filter(partial(hasattr, part), SETTINGS):
+            delattr(part, name)
     if text is not config:
         text.tie_word_embeddings = config.tie_word_embeddings
     return text
@@ -144,11 +144,11 @@ def text_part(config: Any) -> Any:
 
 def text_tensors(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Tensors by the names that they have in a model of text alone."""
-    found: dict[str, TensorInfo] = {}
+    renamed: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         prefix = next(filter(name.startswith, TEXT_PREFIXES), "")
-        found[TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = info
-    return found
+        renamed[TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = info
+    return renamed
 
 
 def _check_names(path: Path, tensors: Mapping[str, TensorInfo]) -> None:

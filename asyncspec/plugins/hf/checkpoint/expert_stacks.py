@@ -31,7 +31,7 @@ _EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
 
 def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Tensors by name, each matrix of stacked experts (a run of the stack's bytes) apart."""
-    found: dict[str, TensorInfo] = {}
+    matrices: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         stem, _, stack = name.rpartition(".")
         parts = _STACKS.get(stack) if stem.endswith(".mlp.experts") else None
@@ -40,20 +40,20 @@ def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
             size = info.size // count
             for number in range(count):
                 offset, shape = info.offset + number * size, (height, width)
-                found[f"{stem}.{number}.{stack}.weight"] = replace(
+                matrices[f"{stem}.{number}.{stack}.weight"] = replace(
                     info, offset=offset, size=size, shape=shape, transposed=True
                 )
             continue
         if parts is None or len(info.shape) != 3 or info.shape[1] % len(parts):
-            found[name] = info
+            matrices[name] = info
             continue
         count, height, width = info.shape
         size = info.size // (count * len(parts))
         shape = (height // len(parts), width)
         for i, (number, part) in enumerate(product(range(count), parts)):
-            one = replace(info, offset=info.offset + i * size, size=size, shape=shape)
-            found[f"{stem}.{number}.{part}.weight"] = one
-    return found
+            matrix = replace(info, offset=info.offset + i * size, size=size, shape=shape)
+            matrices[f"{stem}.{number}.{part}.weight"] = matrix
+    return matrices
 
 
 def split_name(name: str) -> str:
@@ -77,9 +77,9 @@ def expected_shapes(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, 
             counts[stem] = max(counts.get(stem, 0), int(number) + 1)
     for stem, count in counts.items():
         for part in _STACKS:
-            one = matrices.get(f"{stem}.0.{part}.weight")
-            if one is not None and one.transposed:
-                shapes[f"{stem}.{part}"] = (count, *reversed(one.shape))
+            matrix = matrices.get(f"{stem}.0.{part}.weight")
+            if matrix is not None and matrix.transposed:
+                shapes[f"{stem}.{part}"] = (count, *reversed(matrix.shape))
         gate, down = (
             matrices.get(f"{stem}.0.{part}.weight") for part in ("gate_proj", "down_proj")
         )

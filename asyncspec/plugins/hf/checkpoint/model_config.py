@@ -120,14 +120,14 @@ def inspect_checkpoint(directory: Path) -> ModelInfo:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Of a multimodal model the language model's configuration; any other as it is."""
-    own, name = config.get("text_config"), TEXT_PARTS.get(architecture(config))
-    if name is None or not isinstance(own, dict):
+    """The language model's configuration in a multimodal model's; any other as it is."""
+    text, name = config.get("text_config"), TEXT_PARTS.get(architecture(config))
+    if name is None or not isinstance(text, dict):
         return config
     common = {key: config[key] for key in _COMMON if config.get(key) is not None}
     kept = {
         key: value
-        for key, value in own.items()
+        for key, value in text.items()
         # As in transformers: inside, it may be the default of the language model's class.
         if key not in common or (value is not None and key != _EOS)
     }
@@ -210,9 +210,9 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
         if not isinstance(rope, dict):
             return f"its {key} is {rope!r}, expected an object or null"
         # Gemma 3 has one set of parameters for each kind of layer.
-        for one in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-            kind = scaling_kind(one)
-            # Of Phi 3, transformers reads "yarn" as "longrope".
+        for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+            kind = scaling_kind(parameters)
+            # In Phi 3, transformers reads "yarn" as "longrope".
             if kind not in FIXED_ROPE or (kind == "yarn" and name == "Phi3ForCausalLM"):
                 return f"RoPE scaling {kind!r} changes with the length of the sequence"
     return ""
@@ -223,5 +223,5 @@ def _families(architectures: frozenset[str]) -> str:
 
 
 def scaling_kind(rope: Mapping[str, Any]) -> str:
-    """Of one set of RoPE parameters, as transformers names it."""
+    """The kind of one set of RoPE parameters, as transformers names it."""
     return str(rope.get("rope_type") or rope.get("type") or "default")

@@ -23,7 +23,7 @@ BLOCKS = (16, 32, 64, 128, 256)
 """Block lengths that kernels know."""
 
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
-"""Of a block's range, tried for 4 bits; the one with the smallest sum of squared errors is kept."""
+"""Shares of a block's range tried for 4 bits; the one with the smallest squared error is kept."""
 
 
 class PackedMatrix(Struct, frozen=True):

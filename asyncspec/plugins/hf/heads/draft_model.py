@@ -31,11 +31,11 @@ from asyncspec.source.expand import Proposal
 S = TypeVar("S", bound=CachedSession[KVCache])
 
 
-def best_successors(logits: Tensor, most: int, ids: Tensor | None = None) -> list[Proposal]:
-    """Per row of ``logits`` [n, vocab] the ``most`` best tokens and their log-probabilities.
+def best_successors(logits: Tensor, count: int, ids: Tensor | None = None) -> list[Proposal]:
+    """Per row of ``logits`` [n, vocab] the ``count`` best tokens and their log-probabilities.
     ``ids`` [vocab]: the token each column means, where it is not the column's number."""
     logits = logits.float()
-    best = logits.topk(min(most, logits.shape[-1]), dim=-1)
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1)
     # Rounding must not make a token more than certain.
     log_probs = (best.values - logits.logsumexp(-1, keepdim=True)).clamp(max=0.0)
     tokens = best.indices if ids is None else ids[best.indices]
@@ -51,8 +51,8 @@ class BatchedDraftPass:
         self.tree: TreeMask = batch
         # The rows whose successors are wanted.
         self.wanted: list[int] = []
-        for part, own in zip(parts, batch.slices, strict=True):
-            self.wanted += range(own.stop - len(part.nodes), own.stop)
+        for part, rows in zip(parts, batch.slices, strict=True):
+            self.wanted += range(rows.stop - len(part.nodes), rows.stop)
 
 
 class DraftModel(CachedDraftModel[KVCache]):
@@ -84,11 +84,11 @@ class DraftModel(CachedDraftModel[KVCache]):
                 self.shard.hidden(*where)
                 return
             logits = self.shard.logits(*where, device.integers(shared.wanted))
-            most = max(one.session.remembered for one in passes)
+            count = max(job.session.remembered for job in passes)
             logits = logits[:, : self.vocab]
             if self._foreign:
                 logits = logits.float().index_fill(1, device.integers(self._foreign), UNLIKELY)
-            learn(passes, best_successors(logits, most))
+            learn(passes, best_successors(logits, count))
 
 
 def load_draft(

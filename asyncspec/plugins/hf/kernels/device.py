@@ -95,7 +95,7 @@ class Device:
 
     @property
     def int4_product(self) -> Int4Product | None:
-        """Of weights of 4 bits; None where the device has no such kernel."""
+        """Product with weights of 4 bits; None where the device has no such kernel."""
         return None
 
     def product_type(self, dtype: torch.dtype) -> torch.dtype:
@@ -165,11 +165,11 @@ class Accelerator(Device):
     def fetch(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if not self._pins:
             return [x.to("cpu", copy=True) for x in tensors]
-        found = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
-        for own, x in zip(found, tensors, strict=True):
-            own.copy_(x, non_blocking=True)
+        copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
+        for copy, x in zip(copies, tensors, strict=True):
+            copy.copy_(x, non_blocking=True)
         self._module.current_stream(self.torch).synchronize()
-        return found
+        return copies
 
     def place(self, model: nn.Module) -> None:
         model.to(self.torch)
@@ -180,7 +180,7 @@ class Accelerator(Device):
                     setattr(part, name, value.to(self.torch))
 
     def memory(self) -> DeviceMemory | None:
-        # Of MPS it is the host's.
+        # MPS computes in the host's.
         if not hasattr(self._module, "mem_get_info"):
             return None
         free, _ = self._module.mem_get_info(self.torch)
@@ -231,8 +231,8 @@ class Accelerator(Device):
     ) -> Tensor:
         hidden = self.array(~seen)
         mask = torch.zeros(rows, seen.shape[1], dtype=dtype, device=self.torch)
-        own = mask[: groups * len(seen)].view(groups, *seen.shape)
-        own.masked_fill_(hidden, -torch.inf)
+        filled = mask[: groups * len(seen)].view(groups, *seen.shape)
+        filled.masked_fill_(hidden, -torch.inf)
         return mask
 
     def capture(
@@ -289,13 +289,13 @@ def names() -> list[str]:
     """Accelerators that torch finds, such as "cuda:0", in the order in which "auto" takes them."""
     # Else the question alone would keep a process's children from using CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    found = []
+    devices = []
     for kind in KINDS:
         if kind == "mps":
-            found += ["mps"] if torch.backends.mps.is_available() else []
+            devices += ["mps"] if torch.backends.mps.is_available() else []
         elif (module := getattr(torch, kind, None)) is not None and module.is_available():
-            found += [f"{kind}:{number}" for number in range(module.device_count())]
-    return found
+            devices += [f"{kind}:{number}" for number in range(module.device_count())]
+    return devices
 
 
 def find(wanted: str) -> Device:
@@ -307,9 +307,9 @@ def find(wanted: str) -> Device:
     if name in (EMULATED, EMULATED_PATHS):
         return _accelerator(name)
     there = names()
-    for one in there:
-        if name in (one, one.partition(":")[0]):
-            return _accelerator(one)
+    for device in there:
+        if name in (device, device.partition(":")[0]):
+            return _accelerator(device)
     raise UserError(
         f"device {wanted}: torch {torch.__version__} finds {', '.join(['cpu', *there])}; use one "
         "of these, or install a torch for that device (docs/guide/install.md)"
@@ -341,7 +341,7 @@ def known_paths(wanted: str) -> bool:
 
 
 def _full_name(wanted: str) -> str:
-    """Of the device that an option means, as torch has it, which may be a kind alone."""
+    """Torch's name of the device that an option means, which may be a kind alone."""
     name = re.sub(r"^([a-z]+)(\d+)$", r"\1:\2", wanted.casefold())
     kind, colon, number = name.partition(":")
     name = _ALIASES.get(kind, kind) + colon + number

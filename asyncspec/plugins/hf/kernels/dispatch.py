@@ -29,7 +29,7 @@ from asyncspec.plugins.hf.kernels.device import Device
 
 
 def fast_settings(device: Device) -> KernelSettings:
-    """Of ``fast`` mode and of draft models."""
+    """Settings of ``fast`` mode and of draft models."""
     return replace(FAST, buckets=FAST_BUCKETS) if device.is_accelerator else FAST
 
 

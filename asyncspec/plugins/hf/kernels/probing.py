@@ -14,7 +14,7 @@ def noise(*size: int, seed: int = 0) -> Tensor:
 
 
 PROBE_ROWS = 6
-"""Of a sequence on which a layer of ours is compared with the family's."""
+"""Rows of a sequence on which a layer of ours is compared with the family's."""
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Relative to the largest result."""
@@ -39,7 +39,7 @@ def layer_kind(layer: nn.Module) -> Hashable:
 
 def structure(layer: nn.Module) -> Hashable:
     """Equal for layers of the same modules, shapes and public settings; of any device and type."""
-    found = []
+    parts = []
     for name, part in layer.named_modules():
         shapes = [(n, tuple(x.shape)) for n, x in part.named_parameters(recurse=False)]
         settings = [
@@ -48,8 +48,8 @@ def structure(layer: nn.Module) -> Hashable:
             if isinstance(value, _PLAIN) and not isinstance(value, torch.dtype)
         ]
         public = [x for x in settings if not x[0].startswith("_") and x[0] not in _UNRELATED]
-        found.append((name, type(part).__name__, tuple(shapes), tuple(public)))
-    return tuple(found)
+        parts.append((name, type(part).__name__, tuple(shapes), tuple(public)))
+    return tuple(parts)
 
 
 def layers_with_all_kinds(layers: Sequence[nn.Module]) -> int:

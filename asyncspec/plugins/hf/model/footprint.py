@@ -115,7 +115,7 @@ def refused(config: Any, spans: Sequence[tuple[int, int]]) -> dict[tuple[int, in
 
 
 def part_of(whole: Footprint, span: tuple[int, int]) -> Footprint:
-    """Of layers [first, end) that cannot be a stage: an equal part of the whole model's."""
+    """An equal part of the whole model's, for layers [first, end) that cannot be a stage."""
     first, end = span
     count, layers = end - first, whole.layers[1]
 
@@ -167,19 +167,19 @@ def level_bytes(
     """Memory of the matrices that layers [first, end) of a quantised checkpoint keep as they are on
     a device, by the names of their modules in a model of these layers."""
     bits = _known_bits(device)
-    own = layer_tensors(tensors, *span, splits=info.architecture in EXPERTS)
+    matrices = layer_tensors(tensors, *span, splits=info.architecture in EXPERTS)
     if span[1] == info.layers and HEAD in tensors:
-        own[HEAD] = tensors[HEAD]
-    found: dict[str, int] = {}
-    for tensor, matrix in own.items():
+        matrices[HEAD] = tensors[HEAD]
+    sizes: dict[str, int] = {}
+    for tensor, matrix in matrices.items():
         name = tensor.removesuffix(".weight")
         if isinstance(matrix, QuantizedTensor) and matrix.is_levels:
             if bits is None:
                 size = levels_bytes(name, matrix)
             else:
                 size = device_levels_bytes(matrix, bits)
-            found |= {} if size is None else {name: size}
-    return found
+            sizes |= {} if size is None else {name: size}
+    return sizes
 
 
 def stored_half(model_info: ModelInfo) -> torch.dtype | None:

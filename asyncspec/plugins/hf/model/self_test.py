@@ -53,15 +53,15 @@ def choose_settings(shard: Shard) -> KernelSettings:
             linear.min_rows = least or _MIN_ROWS[-1]
     shape = shard.cache_shape("exact")
     layers = {layer for layer in shape.layers if isinstance(layer, LayerShape)}
-    found = row_tiles_of(layers, shape.dtype)
-    tiles = found or RowTiles()
+    invariant_tiles = row_tiles_of(layers, shape.dtype)
+    tiles = invariant_tiles or RowTiles()
     max_k = min((max_masked_k(layer, tiles) for layer in layers), default=MAX_K)
     return KernelSettings(
         max_k=max_k,
         row_tiles=tiles,
         block_rows=block_rows_of(layers, shape.dtype, max_k),
         min_rows=max(linear.min_rows for linear in shard.linears),
-        row_invariant=None not in min_rows and found is not None,
+        row_invariant=None not in min_rows and invariant_tiles is not None,
     )
 
 
@@ -164,8 +164,8 @@ def block_rows_of(layers: Collection[LayerShape], dtype: torch.dtype, max_k: int
     # torch shares the attention of many rows among threads.
     if dtype != torch.float32 or torch.get_num_threads() > 1 or not layers:
         return 0
-    most = min(block_rows(layer.key_width, layer.value_width + ONES) for layer in layers)
-    counts, tiles = range(2, most + 1, 2), RowTiles(2, most)
+    max_rows = min(block_rows(layer.key_width, layer.value_width + ONES) for layer in layers)
+    counts, tiles = range(2, max_rows + 1, 2), RowTiles(2, max_rows)
     for layer in layers:
         heads, columns = layer.kv_heads, layer.value_width + ONES
         for width, right in (
@@ -177,7 +177,7 @@ def block_rows_of(layers: Collection[LayerShape], dtype: torch.dtype, max_k: int
                 return 0
         if max_masked_k(layer, tiles, add_product=add_by_numpy) < max_k:
             return 0
-    return most
+    return max_rows
 
 
 AddProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -207,7 +207,7 @@ def max_masked_k(
     for length in range(BLOCK, MAX_K + 1, BLOCK):
         for count in (layer.groups, 5 * layer.groups, 16 * layer.groups):
             rows = tiles.padded(count)
-            shape = (min(rows, tiles.most or rows), length, tiles.multiple)
+            shape = (min(rows, tiles.max_rows or rows), length, tiles.multiple)
             if not _ignores_zeros(layer, *shape, device, add_product):
                 return longest
         longest = length
@@ -239,10 +239,10 @@ def _sums(layer: LayerShape, counts: Sequence[int]) -> Iterator[Tensor]:
 
 def _row_counts(tiles: RowTiles, groups: int) -> list[int]:
     """Row counts that a pass may have, ascending."""
-    own = {tiles.padded(count * groups) for count in (1, 2, 5, 16)}
+    padded = {tiles.padded(count * groups) for count in (1, 2, 5, 16)}
     each = {tiles.multiple * count for count in range(1, _TILE_MULTIPLES + 1)}
     many = {tiles.padded(count) for count in _MANY_ROWS}
-    return sorted(n for n in own | each | many if tiles.most is None or n <= tiles.most)
+    return sorted(n for n in padded | each | many if tiles.max_rows is None or n <= tiles.max_rows)
 
 
 def _repeated(row: Tensor, rows: int) -> Tensor:
@@ -310,17 +310,19 @@ def confirm(shard: Shard, settings: KernelSettings) -> Guarantee:
 
 
 def _path_outputs(shard: Shard, settings: KernelSettings, passes: Iterable[ProbePass]) -> Tensor:
-    """Of the path's rows logits [n, vocab] on the last stage, hidden states [n, H] before it."""
+    """Logits [n, vocab] of the path's rows on the last stage, hidden states [n, H] before it."""
     inputs = shard.probe_inputs(2 * len(_TREE.siblings))
     cache = _random_cache(shard)
     outputs = []
-    for one in passes:
-        most = settings.buckets[-1] if settings.buckets else len(one.rows)
-        found = [
-            _rows_output(shard, settings, cache, one, inputs[one.inputs], slice(at, at + most))
-            for at in range(0, len(one.rows), most)
+    for probe in passes:
+        max_rows = settings.buckets[-1] if settings.buckets else len(probe.rows)
+        results = [
+            _rows_output(
+                shard, settings, cache, probe, inputs[probe.inputs], slice(at, at + max_rows)
+            )
+            for at in range(0, len(probe.rows), max_rows)
         ]
-        outputs.append(torch.cat(found)[one.path_rows])
+        outputs.append(torch.cat(results)[probe.path_rows])
     return torch.cat(outputs)
 
 
@@ -328,16 +330,18 @@ def _rows_output(
     shard: Shard,
     settings: KernelSettings,
     cache: KVCache,
-    one: ProbePass,
+    probe: ProbePass,
     inputs: Tensor,
-    own: slice,
+    part: slice,
 ) -> Tensor:
-    """Of some rows of a pass. Copied: the next ones overwrite it on an accelerator."""
-    rows, device = one.rows[own], shard.device
-    tree = attention_of([(cache, one.committed, rows)], settings)
-    given = (inputs[own], tree.positions, tree)
+    """Output for some rows of a pass. Copied: the next ones overwrite it on an accelerator."""
+    rows, device = probe.rows[part], shard.device
+    tree = attention_of([(cache, probe.committed, rows)], settings)
+    arguments = (inputs[part], tree.positions, tree)
     sampled = device.integers(range(len(rows)))
-    return (shard.logits(*given, sampled) if shard.has_head else shard.hidden(*given)).clone()
+    return (
+        shard.logits(*arguments, sampled) if shard.has_head else shard.hidden(*arguments)
+    ).clone()
 
 
 def _random_cache(shard: Shard) -> KVCache:

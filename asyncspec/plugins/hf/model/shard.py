@@ -72,7 +72,7 @@ class Shard:
     ) -> None:
         self.model = model
         self.device = device
-        # Of an accelerator's layers; None: they are not captured.
+        # Graphs of an accelerator's layers; None: they are not captured.
         self.graphs: Graphs | None = None
         self.layers = range(first, last)
         self.layer_shapes = layer_shapes(model)
@@ -117,8 +117,8 @@ class Shard:
 
     def _inputs(self, inputs: Tensor, positions: Tensor, tree: TreeMask) -> dict[str, Any]:
         name = "input_ids" if self.has_embedding else "inputs_embeds"
-        given = zip((name, "position_ids"), self._padded(inputs, positions), strict=True)
-        return {**dict(given), "use_cache": False, "tree": tree}
+        named = zip((name, "position_ids"), self._padded(inputs, positions), strict=True)
+        return {**dict(named), "use_cache": False, "tree": tree}
 
     def _padded(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[1, n, ...]; padded once here, so that no layer has to."""
@@ -157,13 +157,13 @@ class Shard:
 
     def try_plain_head(self) -> None:
         """Set ``has_plain_head`` where that changes no bit of a pass of noise."""
-        given = self.probe_inputs(len(_PROBE_POSITIONS)), self.device.integers(_PROBE_POSITIONS)
+        arguments = self.probe_inputs(len(_PROBE_POSITIONS)), self.device.integers(_PROBE_POSITIONS)
         rows, body = self.device.integers((1, 4)), self.model.model
         layers, body.layers = body.layers, nn.ModuleList()
         try:
-            want = self.logits(*given, TreeMask(len(_PROBE_POSITIONS)), rows)
+            want = self.logits(*arguments, TreeMask(len(_PROBE_POSITIONS)), rows)
             self.has_plain_head = True
-            got = self.logits(*given, TreeMask(len(_PROBE_POSITIONS)), rows)
+            got = self.logits(*arguments, TreeMask(len(_PROBE_POSITIONS)), rows)
             self.has_plain_head = torch.equal(got, want)
         finally:
             body.layers = layers
@@ -271,8 +271,8 @@ def load_shard(
     pack_waiting(model)
     linears = (x for x in model.modules() if isinstance(x, RowwiseLinear))
     shard.linears = sorted(linears, key=lambda x: not isinstance(x, LayerGraph))
-    own = (isinstance(layer, ArrayLayer) for layer in model.model.layers)
-    shard.pads_rows = bool(shard.linears) and not all(own)
+    are_arrays = (isinstance(layer, ArrayLayer) for layer in model.model.layers)
+    shard.pads_rows = bool(shard.linears) and not all(are_arrays)
     shard.pad_to(settings.buckets)
     if shard.has_head and not shard.unoptimized_reason:
         shard.try_plain_head()
@@ -298,11 +298,11 @@ def _check_input(checkpoint: Checkpoint, shard: Shard) -> None:
     layer, such as to normalise it: that would be done in every stage."""
     body = shard.model.model
     layers, body.layers = body.layers, nn.ModuleList()
-    given = shard.probe_inputs(len(_PROBE_POSITIONS))
+    inputs = shard.probe_inputs(len(_PROBE_POSITIONS))
     try:
-        tree = TreeMask(len(given))
+        tree = TreeMask(len(inputs))
         positions = shard.device.integers(_PROBE_POSITIONS)
-        want, got = body.norm(given), shard.hidden(given, positions, tree)
+        want, got = body.norm(inputs), shard.hidden(inputs, positions, tree)
     except Exception as error:
         raise CheckpointError(
             f"{checkpoint.info.architecture} cannot be cut: {first_line(error)}"
@@ -319,10 +319,10 @@ def model_class(name: str) -> Any:
     """transformers' class ``name``. The first call takes seconds: it imports the class's module."""
     import transformers
 
-    found = getattr(transformers, name, None)
-    if found is None:
+    model_type = getattr(transformers, name, None)
+    if model_type is None:
         raise CheckpointError(f"this transformers has no {name}; install another version")
-    return found
+    return model_type
 
 
 def make_conversions() -> None:
@@ -359,7 +359,7 @@ def _build(
     for problem in ("missing_keys", "mismatched_keys"):
         # A mismatched one comes with both shapes.
         keys = sorted(x if isinstance(x, str) else x[0] for x in info.get(problem, ()))
-        # Of the last norm other than its weight: ``cut_ends`` removes it where there is no head.
+        # Keys of the last norm beside its weight: ``cut_ends`` removes it where there is no head.
         keys = [key for key in keys if last == total or not key.startswith("model.norm.")]
         if keys:
             kind = problem.removesuffix("_keys")

@@ -36,7 +36,7 @@ from asyncspec_protocol.messages import FINAL
 
 
 class _Output(Struct, frozen=True):
-    """Of a pass's rows, or a part of them."""
+    """What a pass, or a part of it, computed for its rows."""
 
     # Hidden states [n, H], or on the last stage logits of the sampled rows [sampled, vocab].
     rows: Tensor
@@ -91,30 +91,32 @@ class HFStage(TreeStage[KVCache]):
         ):
             return (self._lone(job, passes[0], sessions[0]),)
         outputs: list[list[_Output]] = [[] for _ in passes]
-        most = self.settings.buckets[-1] if self.settings.buckets else None
-        for parts in cut_passes(passes, most):
-            own = [sessions[number] for number, _ in parts]
-            found = self._run(job, [part for _, part in parts], own)
-            for (number, _), output in zip(parts, found, strict=True):
+        max_rows = self.settings.buckets[-1] if self.settings.buckets else None
+        for parts in cut_passes(passes, max_rows):
+            part_sessions = [sessions[number] for number, _ in parts]
+            part_outputs = self._run(job, [part for _, part in parts], part_sessions)
+            for (number, _), output in zip(parts, part_outputs, strict=True):
                 outputs[number].append(output)
         each = zip(passes, sessions, outputs, strict=True)
-        return tuple(self._result(one, session, found) for one, session, found in each)
+        return tuple(
+            self._result(one, session, part_outputs) for one, session, part_outputs in each
+        )
 
     def _lone(
-        self, job: Forward | Batch, one: Forward, session: Session[KVCache]
+        self, job: Forward | Batch, forward: Forward, session: Session[KVCache]
     ) -> Tensor | tuple[int, ...] | SamplerOutput:
         """The result of one session's pass on the CPU, whose hidden states nobody else reads."""
-        tree = self._attention(job, [one], [session])
-        output = self._output(self._inputs(one), tree, one.head_rows)
+        tree = self._attention(job, [forward], [session])
+        output = self._output(self._inputs(forward), tree, forward.head_rows)
         if not self.has_head:
             return output
-        logits = output if one.head_rows else output[:0]
-        return session.sample(one, logits.float().numpy(), None)
+        logits = output if forward.head_rows else output[:0]
+        return session.sample(forward, logits.float().numpy(), None)
 
     def _attention(
         self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]
     ) -> TreeAttention | BatchedAttention:
-        """Of passes that are computed at once; it stops where ``job`` is abandoned."""
+        """Attention of passes that are computed at once; it stops where ``job`` is abandoned."""
         tree = attention_of(
             [(s.cache, one.committed, one.rows) for s, one in zip(sessions, passes, strict=True)],
             self.settings if self.mode == "exact" else None,
@@ -126,10 +128,10 @@ class HFStage(TreeStage[KVCache]):
         self, inputs: Tensor, tree: TreeAttention | BatchedAttention, head_rows: Sequence[int]
     ) -> Tensor:
         """Logits of ``head_rows``; hidden states of all rows where there are none."""
-        given = (inputs, tree.positions, tree)
+        arguments = (inputs, tree.positions, tree)
         if head_rows:
-            return self.shard.logits(*given, self.shard.device.integers(head_rows))
-        return self.shard.hidden(*given)
+            return self.shard.logits(*arguments, self.shard.device.integers(head_rows))
+        return self.shard.hidden(*arguments)
 
     def _run(
         self, job: Forward | Batch, passes: Sequence[Forward], sessions: Sequence[Session[KVCache]]
@@ -180,33 +182,33 @@ class HFStage(TreeStage[KVCache]):
         return select(job.hidden)
 
 
-def _some(rows: Tensor, own: slice) -> Tensor:
+def _some(rows: Tensor, part: slice) -> Tensor:
     """``rows[own]``; of all of them without a view, which takes longer than to see that."""
-    return rows if own.stop - own.start == rows.shape[0] else rows[own]
+    return rows if part.stop - part.start == rows.shape[0] else rows[part]
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def cut_passes(passes: Sequence[Forward], most: int | None) -> list[list[tuple[int, Forward]]]:
-    """Parts of ``passes`` of at most ``most`` rows together, in their order, each with the number
-    of its pass. A row's ancestors come before it, so they are in the caches by then."""
-    if most is None or sum(one.row_count for one in passes) <= most:
+def cut_passes(passes: Sequence[Forward], max_rows: int | None) -> list[list[tuple[int, Forward]]]:
+    """Parts of ``passes`` of at most ``max_rows`` rows together, in order, each with the number of
+    its pass. A row's ancestors come before it, so they are in the caches by then."""
+    if max_rows is None or sum(forward.row_count for forward in passes) <= max_rows:
         return [[*enumerate(passes)]]
-    found: list[list[tuple[int, Forward]]] = [[]]
-    room = most
-    for number, one in enumerate(passes):
+    batches: list[list[tuple[int, Forward]]] = [[]]
+    room = max_rows
+    for number, forward in enumerate(passes):
         start = 0
-        while start < one.row_count:
+        while start < forward.row_count:
             if not room:
-                found.append([])
-                room = most
-            end = min(one.row_count, start + room)
-            found[-1].append((number, _part(one, start, end)))
+                batches.append([])
+                room = max_rows
+            end = min(forward.row_count, start + room)
+            batches[-1].append((number, _part(forward, start, end)))
             room -= end - start
             start = end
-    return found
+    return batches
 
 
 def _part(job: Forward, start: int, end: int) -> Forward:

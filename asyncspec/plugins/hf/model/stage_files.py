@@ -15,7 +15,7 @@ TOKENIZER_FILES = (
 
 
 def stage_files(name: str, span: tuple[int, int]) -> list[FilePart]:
-    """Of layers [first, end) of a local checkpoint. Raises ``CheckpointError``."""
+    """What a stage with layers [first, end) reads of a checkpoint. Raises ``CheckpointError``."""
     checkpoint = open_checkpoint(name, tokenizer=False)
     folder = checkpoint.path
     small = (folder / file for file in ("config.json", GENERATION_CONFIG, INDEX))

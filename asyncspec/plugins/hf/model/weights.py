@@ -195,13 +195,13 @@ def layer_tensors(
     """Those of layers [first, last), by their names in a model of these layers alone. ``splits``:
     one whose experts were opened."""
     prefixes = {f"{LAYERS}{i}.": f"{LAYERS}{i - first}." for i in range(first, last)}
-    found: dict[str, TensorInfo] = {}
+    renamed: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         prefix = layer_of(name)
         if prefix in prefixes:
-            own = prefixes[prefix] + name.removeprefix(prefix)
-            found[split_name(own) if splits else own] = info
-    return found
+            local_name = prefixes[prefix] + name.removeprefix(prefix)
+            renamed[split_name(local_name) if splits else local_name] = info
+    return renamed
 
 
 def layer_of(name: str) -> str:
@@ -291,7 +291,7 @@ def _read_parameter(model: Any, name: str, info: TensorInfo, device: Device) -> 
 
 
 BITS: Mapping[Quantize, int] = {"int8": 8, "int4": 4}
-"""Of a weight."""
+"""Bits of a weight."""
 
 
 def quantization_of(name: str, quantize: Quantize) -> Quantize:

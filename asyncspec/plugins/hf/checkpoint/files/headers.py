@@ -102,19 +102,19 @@ def config_digest(config: Mapping[str, Any]) -> hashlib._Hash:
 def list_tensors(directory: Path) -> dict[str, TensorInfo]:
     """All tensors by name. Raises ``CheckpointError`` for missing or broken files."""
     single, index = directory / SINGLE, directory / INDEX
-    # Of a directory that has both, transformers reads the single file.
+    # Where a directory has both, transformers reads the single file.
     if single.is_file():
         return read_header(single)
     if index.is_file():
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for name in sorted(set(read_index(index).values())):
             if not (directory / name).is_file():
                 raise CheckpointError(
                     f"{index} names the file {name!r}, which is not there; "
                     "download the missing part of the checkpoint"
                 )
-            found |= read_header(directory / name)
-        return select_indexed(index, found)
+            tensors |= read_header(directory / name)
+        return select_indexed(index, tensors)
     if any(directory.glob("pytorch_model*.bin")):
         raise CheckpointError(
             f"{directory} has its weights as pytorch_model*.bin; "
@@ -137,10 +137,10 @@ def read_index(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index} cannot be read ({error}); download it again") from error
 
 
-def select_indexed(index: Path, found: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+def select_indexed(index: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """The tensors that an index names, as far as files hold them: some conversions leave out what
     no layer reads. Raises ``CheckpointError``."""
-    return {name: found[name] for name in read_index(index) if name in found}
+    return {name: tensors[name] for name in read_index(index) if name in tensors}
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
@@ -169,7 +169,7 @@ def locate_tensors(
     file: Path, size: int, base: int, entries: Mapping[str, Entry]
 ) -> dict[str, TensorInfo]:
     """The tensors of a file, the first at byte ``base``; ``CheckpointError`` if they do not fit."""
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for name, entry in entries.items():
         start, end = entry.data_offsets
         item = _ITEM_BYTES.get(entry.dtype)
@@ -177,8 +177,8 @@ def locate_tensors(
             raise CheckpointError(f"tensor {name!r} of {file} has a wrong size; download it again")
         if not 0 <= start <= end or base + end > size:
             raise CheckpointError(f"{file} is cut off before tensor {name!r}; download it again")
-        found[name] = TensorInfo(file, base + start, end - start, entry.dtype, entry.shape)
-    return found
+        tensors[name] = TensorInfo(file, base + start, end - start, entry.dtype, entry.shape)
+    return tensors
 
 
 def main_dtype(tensors: Mapping[str, TensorInfo]) -> str:

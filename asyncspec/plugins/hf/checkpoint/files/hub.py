@@ -66,20 +66,20 @@ def short_name(name: str) -> str:
 def locate(name: str | Path, *, pickled: bool = False) -> Path:
     """The directory of a local checkpoint, or of one fetched from the Hub as a whole, with
     ``pickled`` also ``pytorch_model*.bin`` (EAGLE heads). Raises as ``parse`` and ``download``."""
-    found = parse(name)
-    if isinstance(found, Path):
-        return found
+    source = parse(name)
+    if isinstance(source, Path):
+        return source
     weights = ("*.safetensors", "pytorch_model*.bin") if pickled else ("*.safetensors",)
-    return download(found, (*_TOKENIZER_FILES, *weights))
+    return download(source, (*_TOKENIZER_FILES, *weights))
 
 
 def open_files(name: str | Path, *, tokenizer: bool = True) -> CheckpointFiles:
     """A model's files; weights are not fetched. Raises as ``parse`` and ``download``."""
-    found = parse(name)
-    if isinstance(found, Path):
-        return CheckpointFiles(found)
+    source = parse(name)
+    if isinstance(source, Path):
+        return CheckpointFiles(source)
     patterns = (*_DESCRIPTION, *_TOKENIZER_FILES) if tokenizer else _DESCRIPTION
-    return HubFiles(found.id, download(found, patterns, bars=False))
+    return HubFiles(source.id, download(source, patterns, bars=False))
 
 
 class _WeightFile(Struct, frozen=True):
@@ -100,13 +100,13 @@ class HubFiles(CheckpointFiles):
         self._name = HubName(repository, directory.name)
 
     def tensors(self) -> dict[str, TensorInfo]:
-        found: dict[str, TensorInfo] = {}
+        tensors: dict[str, TensorInfo] = {}
         for name, file in self._weight_files.items():
             # Nothing follows the tensors in a safetensors file.
             base = file.size - max((e.data_offsets[1] for e in file.tensors.values()), default=0)
-            found |= locate_tensors(self.directory / name, file.size, base, file.tensors)
+            tensors |= locate_tensors(self.directory / name, file.size, base, file.tensors)
         index = self.directory / INDEX
-        return select_indexed(index, found) if index.is_file() else found
+        return select_indexed(index, tensors) if index.is_file() else tensors
 
     def fetch(self, files: Iterable[Path]) -> None:
         """Raises as ``download``, and ``CheckpointError`` for a file of another header."""
@@ -121,7 +121,7 @@ class HubFiles(CheckpointFiles):
                 raise CheckpointError(f"{file} is not the file its header was read of; delete it")
 
     def fingerprint(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-        """Of the configuration and the Hub's digests of all weight files, for which nothing is
+        """A digest of the configuration and the Hub's digests of weight files; nothing is
         downloaded. A local directory has no such digests, and another fingerprint."""
         digest = config_digest(config)
         for name, file in sorted(self._weight_files.items()):
@@ -138,27 +138,27 @@ class HubFiles(CheckpointFiles):
         try:
             return msgspec.json.decode(record.read_bytes(), type=dict[str, _WeightFile])
         except (OSError, msgspec.MsgspecError):
-            known = self._describe()
+            files = self._describe()
         # A cache that cannot be written to costs the next process the same requests.
         with contextlib.suppress(OSError):
             record.parent.mkdir(parents=True, exist_ok=True)
             part = record.with_suffix(f".{os.getpid()}")
-            part.write_bytes(msgspec.json.encode(known))
+            part.write_bytes(msgspec.json.encode(files))
             part.replace(record)
-        return known
+        return files
 
     def _describe(self) -> dict[str, _WeightFile]:
         index = self.directory / INDEX
         names = sorted(set(read_index(index).values())) if index.is_file() else [SINGLE]
-        found: dict[str, _WeightFile] = {}
+        files: dict[str, _WeightFile] = {}
         for name in names:
             file = self.directory / name
             # The cache names contents by their digests.
             digest = file.resolve().name
             if file.is_file() and _DIGEST.fullmatch(digest):
-                found[name] = _WeightFile(file.stat().st_size, digest, read_entries(file)[1])
-        absent = [name for name in names if name not in found]
-        return found | self._request(absent) if absent else found
+                files[name] = _WeightFile(file.stat().st_size, digest, read_entries(file)[1])
+        absent = [name for name in names if name not in files]
+        return files | self._request(absent) if absent else files
 
     def _request(self, names: list[str]) -> dict[str, _WeightFile]:
         """Files that are not here, by their headers. Raises ``CheckpointError`` where the

@@ -18,7 +18,7 @@ TORCH_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""Of weights, by safetensors' names."""
+"""Types of weights, by safetensors' names."""
 
 _CODE_DTYPES = {
     "I64": torch.int64,
@@ -29,15 +29,15 @@ _CODE_DTYPES = {
     # Exponents alone: torch has a type for them from 2.7 on.
     "F8_E8M0": torch.uint8,
 }
-"""Of what quantised matrices are made of."""
+"""Types of what quantised matrices are made of."""
 
 
 def torch_dtype(info: TensorInfo) -> torch.dtype:
     """The type a tensor is stored in. Raises ``CheckpointError`` for one that is not read."""
-    found = TORCH_DTYPES.get(info.dtype) or _CODE_DTYPES.get(info.dtype)
-    if found is None:
+    dtype = TORCH_DTYPES.get(info.dtype) or _CODE_DTYPES.get(info.dtype)
+    if dtype is None:
         raise CheckpointError(f"{info.file} holds {info.dtype} numbers, which are not read")
-    return found
+    return dtype
 
 
 def read_stored(info: TensorInfo) -> Tensor:

@@ -25,9 +25,9 @@ def quantized_tensors(config: Config, tensors: Mapping[str, TensorInfo]) -> dict
     """Tensors by name, those of a quantised matrix put together under the matrix's name.
     ``config``: the language model's. Raises ``CheckpointError`` where some are missing, or do not
     fit each other or the settings."""
-    found = dict(tensors)
+    matrices = dict(tensors)
     if (quantization := require_quantization(config)) is None:
-        return found
+        return matrices
     declared = str(config.get("dtype") or config.get("torch_dtype"))
     dtype = DTYPES.get(declared, DTYPES[main_dtype(tensors)])
     for name, info in tensors.items():
@@ -38,8 +38,8 @@ def quantized_tensors(config: Config, tensors: Mapping[str, TensorInfo]) -> dict
             codes, build = _LAYOUTS[scheme.layout]
             # A matrix that was left as it was has the same name as codes may have.
             if codes == suffix and (suffix != ".weight" or info.dtype in _CODE_TYPES):
-                found |= build(Parts(quantization, scheme, module, found, dtype))
-    return found
+                matrices |= build(Parts(quantization, scheme, module, matrices, dtype))
+    return matrices
 
 
 _CODE_TYPES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
@@ -144,9 +144,9 @@ def _fp8(parts: Parts) -> Matrices:
         parts.parts[".weight_scale"] = parts.parts.pop(".weight_scale_inv")
     parts.drop(*_ACTIVATIONS, ".activation_scale", ".input_scale_ub")
     height, width = codes.shape
-    one, declared = scales.shape in ((), (1,), (1, 1)), parts.scheme.block
-    shape = (1, 1) if one else (*scales.shape, 1)[:2]
-    block = declared if declared and not one else (-(-height // shape[0]), -(-width // shape[1]))
+    scalar, declared = scales.shape in ((), (1,), (1, 1)), parts.scheme.block
+    shape = (1, 1) if scalar else (*scales.shape, 1)[:2]
+    block = declared if declared and not scalar else (-(-height // shape[0]), -(-width // shape[1]))
     if len(scales.shape) > 2 or shape != (-(-height // block[0]), -(-width // block[1])):
         raise parts.misshapen(".weight_scale", scales, f"{block[0]} x {block[1]} weights each")
     matrix = parts.matrix(".weight", (height, width), 8, width, block=block)
@@ -183,8 +183,8 @@ def _mxfp4(parts: Parts) -> Matrices:
         parts.parts = {"blocks": _one_of(codes, number), "scales": _one_of(scales, number)}
         shape = (height, groups * 2 * half)
         # As the family has it (``experts.py``); it is read as [N, K] all the same.
-        one = parts.matrix("blocks", shape, 4, 32, transposed=True)
-        yield f"{stem}.{number}.{stack}.weight", one
+        matrix = parts.matrix("blocks", shape, 4, 32, transposed=True)
+        yield f"{stem}.{number}.{stack}.weight", matrix
 
 
 def _one_of(stack: TensorInfo, number: int) -> TensorInfo:

@@ -78,18 +78,18 @@ class Levels:
 def read_packed(info: QuantizedTensor) -> tuple[PackedMatrix, Tensor | None]:
     """The matrix and, if its columns are in another order than inputs are, the input [K] (int64)
     that each column is for. Raises ``CheckpointError``."""
-    found, (height, width) = Levels(info), info.shape
+    source, (height, width) = Levels(info), info.shape
     bits, block = packed_bits(info), packed_block(info)
-    order = None if found.groups is None else found.groups.argsort(stable=True)
+    order = None if source.groups is None else source.groups.argsort(stable=True)
     blocks = -(-width // block)
     spread = torch.arange(blocks) * block // info.group
-    zeros = found.zeros
+    zeros = source.zeros
     values = torch.empty(height, blocks * block * bits // 8, dtype=torch.uint8)
     for first, end in row_slices(info.shape):
         if order is None and width % block == 0:
-            values[first:end] = found.values(first, end)
+            values[first:end] = source.values(first, end)
             continue
-        levels = found.read(first, end)
+        levels = source.read(first, end)
         if order is not None:
             levels = levels.index_select(1, order)
         if missing := blocks * block - width:
@@ -98,7 +98,7 @@ def read_packed(info: QuantizedTensor) -> tuple[PackedMatrix, Tensor | None]:
             fill = fill if zeros is None else zeros[first:end, -1:]
             levels = torch.cat([levels, fill.expand(-1, missing)], 1)
         values[first:end] = pack_levels(levels, bits)
-    scales = found.scales[:, spread].contiguous()
+    scales = source.scales[:, spread].contiguous()
     zeros = None if zeros is None else zeros[:, spread].contiguous()
     return PackedMatrix(bits, block, width, values, scales, zeros), order
 

@@ -37,7 +37,7 @@ class Scheme(Struct, frozen=True):
     """How some modules are quantised."""
 
     layout: Layout
-    # Of a weight; 0: as the tensors' shapes say.
+    # Bits of a weight; 0: as the tensors' shapes say.
     bits: int = 0
     # Columns that share a scale; 0: as the shapes say, -1: all of a row.
     group: int = 0
@@ -104,12 +104,13 @@ def require_quantization(config: Config) -> Quantization | None:
 
 def check_requantized(config: Config, quantize: Quantize) -> None:
     """Raises ``UserError`` where matrices that are kept as they are would have to be rounded."""
-    found = require_quantization(config)
-    if quantize == "none" or found is None:
+    quantization = require_quantization(config)
+    if quantize == "none" or quantization is None:
         return
-    if any(scheme.layout in LEVELS for _, scheme in found.schemes):
+    if any(scheme.layout in LEVELS for _, scheme in quantization.schemes):
         raise UserError(
-            f"the checkpoint is quantised as it is ({found.name}); leave quantize {quantize} out"
+            f"the checkpoint is quantised as it is ({quantization.name}); "
+            f"leave quantize {quantize} out"
         )
 
 
@@ -249,10 +250,10 @@ def _block(value: object) -> tuple[int, int]:
     raise Unsupported(f"blocks of {value!r}, expected two positive numbers")
 
 
-def _number(settings: Config, name: str, default: int, known: tuple[int, ...]) -> int:
+def _number(settings: Config, name: str, default: int, allowed: tuple[int, ...]) -> int:
     value = settings.get(name, default)
-    if isinstance(value, bool) or value not in known:
-        raise Unsupported(f"{name} is {value!r}, expected {' or '.join(map(str, known))}")
+    if isinstance(value, bool) or value not in allowed:
+        raise Unsupported(f"{name} is {value!r}, expected {' or '.join(map(str, allowed))}")
     return int(value)
 
 

@@ -48,7 +48,7 @@ class Context:
         self.length = end
 
     def before(self, index: int, start: int) -> torch.Tensor:
-        """Of a layer, from position ``start`` on: [2, kv_heads, n, D]."""
+        """A layer's keys and values from position ``start`` on [2, kv_heads, n, D]."""
         return self._rows[index, :, :, start : self.length]
 
 
@@ -59,7 +59,7 @@ class BlockAttention(TreeMask):
         super().__init__(block.rows * len(contexts))
         self._block = block
         self._contexts = contexts
-        # Of a block whose rows do not see later ones.
+        # Mask of a block whose rows do not see later ones.
         self._causal = device.put(torch.ones(block.rows, block.rows, dtype=torch.bool).tril())
 
     def compute(
@@ -68,16 +68,18 @@ class BlockAttention(TreeMask):
         window, rows = self._block.windows[params.layer], self._block.rows
         parts = []
         for i, context in enumerate(self._contexts):
-            own = slice(i * rows, (i + 1) * rows)
+            rows_of_block = slice(i * rows, (i + 1) * rows)
             start = max(0, context.length - window) if window else 0
-            before = context.before(params.layer, start)
-            keys, values = torch.cat([before, torch.stack([key[:, own], value[:, own]])], dim=2)
+            cached = context.before(params.layer, start)
+            keys, values = torch.cat(
+                [cached, torch.stack([key[:, rows_of_block], value[:, rows_of_block]])], dim=2
+            )
             mask = None
             if window and self._block.causal:
-                seen = self._causal.new_ones(rows, before.shape[2])
+                seen = self._causal.new_ones(rows, cached.shape[2])
                 mask = torch.cat([seen, self._causal], dim=1)
             out = torch.nn.functional.scaled_dot_product_attention(
-                query[None, :, own],
+                query[None, :, rows_of_block],
                 keys[None],
                 values[None],
                 attn_mask=mask,
@@ -118,7 +120,7 @@ class DFlashHead:
             self._gate = weights.linear(MARKOV_GATE)
 
     def new_context(self) -> Context:
-        """Of a session without a position."""
+        """The context of a session without a position."""
         return Context(self._description, self.dtype, self.device)
 
     def context_rows(self, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -139,18 +141,18 @@ class DFlashHead:
         positions, ids = self.device.put(positions), self.device.put(ids)
         attention = BlockAttention(block, contexts, self.device)
         hidden = self._embedding(ids.flatten())
-        for norm, one in zip(self._norms, self._layers, strict=True):
-            hidden = one.forward(norm(hidden), hidden, positions, attention)
+        for norm, decoder_layer in zip(self._norms, self._layers, strict=True):
+            hidden = decoder_layer.forward(norm(hidden), hidden, positions, attention)
         return self._final_norm(hidden).view(len(tokens), block.rows, -1)[:, -block.levels :]
 
     def proposals(
-        self, rows: torch.Tensor, previous: Sequence[int] | None, most: int
+        self, rows: torch.Tensor, previous: Sequence[int] | None, count: int
     ) -> list[Proposal]:
-        """Of rows [n, H] of blocks, each behind a token, which only DSpark looks at."""
+        """Proposals for rows [n, H] of blocks, each behind a token, which only DSpark looks at."""
         logits = self._lm_head(rows)
         if self.block.markov:
-            before = self._previous(self.device.integers(previous or ()))
+            embedded = self._previous(self.device.integers(previous or ()))
             if self.block.markov == "gated":
-                before = before * self._gate(torch.cat([rows, before], dim=-1)).sigmoid()
-            logits = logits + self._bias(before)
-        return best_successors(logits, most, self._ids)
+                embedded = embedded * self._gate(torch.cat([rows, embedded], dim=-1)).sigmoid()
+            logits = logits + self._bias(embedded)
+        return best_successors(logits, count, self._ids)

@@ -27,10 +27,10 @@ from asyncspec_protocol.messages import Expand, Expanded
 
 @dataclass(slots=True)
 class _Session(SourceSession):
-    """Of its committed tokens the last has no position in the context yet."""
+    """A session, whose last committed token has no position in the context yet."""
 
     context: Context
-    # Of the block behind the tip [levels, H]; None: not computed yet.
+    # Rows of the block behind the tip [levels, H]; None: not computed yet.
     rows: torch.Tensor | None = None
     # By level, of a head that does not look at paths.
     proposals: list[Proposal] = field(default_factory=list)
@@ -83,16 +83,16 @@ class DFlashSource(FeatureSource[_Session]):
     def _append(self, passes: Sequence[_Pass]) -> None:
         if not passes:
             return
-        starts = [one.session.context.length for one in passes]
-        parts = [one.features for one in passes if one.features is not None]
+        starts = [draft_pass.session.context.length for draft_pass in passes]
+        parts = [draft_pass.features for draft_pass in passes if draft_pass.features is not None]
         device = self.head.device
         positions = [torch.arange(s, s + len(p)) for s, p in zip(starts, parts, strict=True)]
         where = device.put(torch.cat(positions))
         rows = self.head.context_rows(device.put(torch.cat(parts)), where)
-        for one, own in zip(
+        for draft_pass, context_rows in zip(
             passes, torch.split(rows, [len(part) for part in parts], 3), strict=True
         ):
-            one.session.context.append(own)
+            draft_pass.session.context.append(context_rows)
 
     def _fill(self, sessions: Sequence[_Session]) -> None:
         if not sessions:
@@ -129,10 +129,10 @@ class _BlockGrower:
             yield _Pass(self._session)
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
-        found = [NO_PROPOSAL] * len(nodes)
+        proposals_by_node = [NO_PROPOSAL] * len(nodes)
         within = [i for i, node in enumerate(nodes) if self._nodes[node][0] < self._levels]
         if not within or (rows := self._session.rows) is None:
-            return found
+            return proposals_by_node
         places = [self._nodes[nodes[i]] for i in within]
         width = min(width, self._head.draft_vocab_size)
         with torch.inference_mode():
@@ -142,15 +142,15 @@ class _BlockGrower:
             else:
                 proposals = [self._level(rows, width)[level] for level, _ in places]
         for i, (best, scores) in zip(within, proposals, strict=True):
-            found[i] = (best[:width], scores[:width])
-        return found
+            proposals_by_node[i] = (best[:width], scores[:width])
+        return proposals_by_node
 
     def _level(self, rows: torch.Tensor, width: int) -> list[Proposal]:
         """At least ``width`` proposals of every level."""
         session = self._session
         if not session.proposals or len(session.proposals[0][0]) < width:
-            most = min(max(width, REMEMBER), self._head.draft_vocab_size)
-            session.proposals = self._head.proposals(rows, None, most)
+            count = min(max(width, REMEMBER), self._head.draft_vocab_size)
+            session.proposals = self._head.proposals(rows, None, count)
         return session.proposals
 
 

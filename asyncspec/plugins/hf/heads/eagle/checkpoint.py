@@ -49,14 +49,14 @@ def open_eagle(name: str | Path, target: ModelInfo) -> EagleCheckpoint:
     weights. Raises ``CheckpointError`` with the tensor, shape or setting that is wrong."""
     path = locate(name, pickled=True)
     if files := pickled(path):
-        found = {name: stored for file in files for name, stored in _unpickle(file).items()}
+        contents = {name: stored for file in files for name, stored in _unpickle(file).items()}
     else:
-        found = {
+        contents = {
             name: Stored(info.shape, TORCH_DTYPES.get(info.dtype), partial(_read, name, info))
             for name, info in list_tensors(path).items()
         }
-    head, names = describe(path, {key: tensor.shape for key, tensor in found.items()}, target)
-    tensors = {plain: found[stored] for plain, stored in names.items()}
+    head, names = describe(path, {key: tensor.shape for key, tensor in contents.items()}, target)
+    tensors = {plain: contents[stored] for plain, stored in names.items()}
     ids = None
     if "d2t" in tensors:
         t2d = tensors["t2d"].read(torch.bool) if "t2d" in tensors else None

@@ -22,7 +22,7 @@ Markov = Literal["", "vanilla", "gated"]
 class BlockShape(Struct, frozen=True):
     """What a DFlash head drafts in one pass: a token that is known and mask tokens behind it."""
 
-    # Of one block, the known token included.
+    # Rows of one block, the known token included.
     rows: int
     mask_token: int
     # Row i proposes the token after position i; else the one at it, and row 0 none.
@@ -117,7 +117,7 @@ class HeadDescription(Struct, frozen=True, kw_only=True):
     rotary_dim: int
     # Some rotary embeddings depend on it; no limit.
     max_position_embeddings: int
-    # Of ``fc``; of queries, keys and values (Qwen2); of the feed-forward block.
+    # Biases of ``fc``; of queries, keys and values (Qwen2); of the feed-forward block.
     fc_bias: bool = False
     qkv_bias: bool = False
     mlp_bias: bool = False
@@ -128,9 +128,9 @@ class HeadDescription(Struct, frozen=True, kw_only=True):
     norm_before_residual: bool = False
     # EAGLE-3.1: a prediction is fed back normed.
     norm_output: bool = False
-    # Of DFlash alone.
+    # DFlash's alone.
     block: BlockShape | None = None
-    # Of P-EAGLE alone.
+    # P-EAGLE's alone.
     parallel: ParallelShape | None = None
     # The target's name, where the files tell it.
     verifier: str = ""
@@ -213,7 +213,7 @@ def _shared_with_target(head: HeadDescription) -> tuple[str, ...]:
 
 
 def _layer_shapes(head: HeadDescription, into: int) -> Iterator[tuple[str, Shape]]:
-    """Of a layer whose attention reads ``into`` columns, without the norms before it."""
+    """Shapes of a layer whose attention reads ``into`` columns, without the norms before it."""
     hidden, ffn, width = head.hidden_size, head.intermediate_size, head.head_dim
     queries, keys = head.num_attention_heads * width, head.num_key_value_heads * width
     for name, rows in (("q", queries), ("k", keys), ("v", keys)):
@@ -232,29 +232,29 @@ def _layer_shapes(head: HeadDescription, into: int) -> Iterator[tuple[str, Shape
 
 
 def check_shapes(
-    head: HeadDescription, found: Shapes, stored_name: Callable[[str], str], where: Path
+    head: HeadDescription, shapes: Shapes, stored_name: Callable[[str], str], where: Path
 ) -> None:
-    """Raise ``CheckpointError`` for a tensor that is missing, misshapen or unknown. ``found``:
+    """Raise ``CheckpointError`` for a tensor that is missing, misshapen or unknown. ``shapes``:
     shapes by the names of this program; ``stored_name``: the file's."""
     required = required_shapes(head)
     for name, shape in required.items():
-        if name not in found:
+        if name not in shapes:
             raise CheckpointError(
                 f"the {head.kind} head {where} has no tensor {stored_name(name)}"
                 f"{_reason(head, name, shape)}"
             )
-    known = required | optional_shapes(head)
-    for name in found:
-        if name not in known:
+    allowed = required | optional_shapes(head)
+    for name in shapes:
+        if name not in allowed:
             raise CheckpointError(
                 f"the {head.kind} head {where} has a tensor {stored_name(name)} that its "
                 "config.json says nothing of, or that is of no published format; use another head"
             )
-    for name, shape in known.items():
-        if found.get(name, shape) != shape:
+    for name, shape in allowed.items():
+        if shapes.get(name, shape) != shape:
             raise CheckpointError(
                 f"tensor {stored_name(name)} of the {head.kind} head {where} has shape "
-                f"{list(found[name])}, expected {list(shape)} by its config.json"
+                f"{list(shapes[name])}, expected {list(shape)} by its config.json"
             )
 
 

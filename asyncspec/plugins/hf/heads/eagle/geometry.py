@@ -76,13 +76,13 @@ def _check_target(
         reads = settings.target_hidden_size or reads
     families = {one.partition("For")[0] for one in published.architectures}
     named = f" ({published.verifier})" if published.verifier else ""
-    for what, own, targets in (
+    for what, size, targets in (
         ("hidden size", reads, target.hidden_size),
         ("vocabulary", settings.vocab_size or target.vocab_size, target.vocab_size),
     ):
-        if own != targets:
+        if size != targets:
             raise CheckpointError(
-                f"the EAGLE head {where} was made for a target with a {what} of {own}{named}, but "
+                f"the EAGLE head {where} was made for a target with a {what} of {size}{named}, but "
                 f"the target's is {targets}; use the head of this very target"
             )
     if families and target.architecture.partition("For")[0] not in families:
@@ -218,10 +218,10 @@ def _block_depths(
 
 def _rope(settings: Settings) -> dict[str, Any]:
     """In transformers' words, without what is said elsewhere or concerns pictures."""
-    given = settings.rope_parameters or settings.rope_scaling
-    other = ("type", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
-    rope = {key: value for key, value in given.items() if key not in other}
-    return rope | {"rope_type": scaling_kind(given), "rope_theta": settings.rope_theta}
+    parameters = settings.rope_parameters or settings.rope_scaling
+    left_out = ("type", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+    rope = {key: value for key, value in parameters.items() if key not in left_out}
+    return rope | {"rope_type": scaling_kind(parameters), "rope_theta": settings.rope_theta}
 
 
 def _depths(settings: Settings, fc_columns: int, target: ModelInfo, where: Path) -> tuple[int, ...]:

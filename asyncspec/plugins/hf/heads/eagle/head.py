@@ -75,8 +75,8 @@ class Weights:
 
     def embedding(self) -> UpcastEmbedding:
         """[vocab, hidden]."""
-        own = EMBEDDING in self._head.tensors
-        weight = self._matrix(EMBEDDING) if own else self._shared("embedding")
+        has_embedding = EMBEDDING in self._head.tensors
+        weight = self._matrix(EMBEDDING) if has_embedding else self._shared("embedding")
         return UpcastEmbedding(self.device.put(weight), self.dtype)
 
     def mask_feature(self) -> torch.Tensor:
@@ -131,9 +131,9 @@ def target_matrix(
         name = HEAD
     info, want = target.tensors.get(name), (target.info.vocab_size, target.info.hidden_size)
     if info is None or info.shape != want:
-        found = "no" if info is None else f"a {list(info.shape)}"
+        shape = "no" if info is None else f"a {list(info.shape)}"
         raise CheckpointError(
-            f"the target {target.path} has {found} tensor {name}, expected one of shape "
+            f"the target {target.path} has {shape} tensor {name}, expected one of shape "
             f"{list(want)}, which {user}"
         )
     target.fetch((info,))
@@ -182,7 +182,7 @@ class HeadLayer:
     def keys_values(
         self, x: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of rows x [n, what attention takes]: keys, rotated, and values [n, kv_heads, D]."""
+        """Keys, rotated, and values [n, kv_heads, D] of rows x [n, what attention takes]."""
         return self._keys_values(x, self._cos_sin(x, positions))
 
     def _cos_sin(self, x: torch.Tensor, positions: torch.Tensor) -> CosSin:
@@ -255,7 +255,7 @@ class EagleHead:
         self.device = weights.device
         count, turned = self.description.num_hidden_layers, weights.rotary()
         self._layers = [HeadLayer(weights, index, turned) for index in range(count)]
-        # Of all layers but the first, as in any decoder.
+        # Norms of all layers but the first, as in any decoder.
         self._norms = [weights.norm(f"{layer(i)}input_layernorm") for i in range(1, count)]
         self._lm_head = weights.lm_head()
         self._ids = weights.ids
@@ -275,14 +275,14 @@ class EagleHead:
         predictions, ``tokens`` [n] what follows them."""
         x, residual = self.layer_inputs(self._embedding(tokens), features)
         hidden = self._layers[0].forward(x, residual, positions, tree)
-        for norm, one in zip(self._norms, self._layers[1:], strict=True):
-            hidden = one.forward(norm(hidden), hidden, positions, tree)
+        for norm, decoder_layer in zip(self._norms, self._layers[1:], strict=True):
+            hidden = decoder_layer.forward(norm(hidden), hidden, positions, tree)
         return self.prediction(hidden)
 
-    def successors(self, predicted: torch.Tensor, most: int) -> list[Proposal]:
+    def successors(self, predicted: torch.Tensor, count: int) -> list[Proposal]:
         """The target's tokens that come next, by predictions [n, H]. A reduced vocabulary's
         log-probabilities count only the tokens that are in it."""
-        return best_successors(self._lm_head(self.normed(predicted)), most, self._ids)
+        return best_successors(self._lm_head(self.normed(predicted)), count, self._ids)
 
     def layer_inputs(
         self, embedded: torch.Tensor, features: torch.Tensor
@@ -317,7 +317,7 @@ class Eagle3Head(EagleHead):
             "together": ["input_norm"],
             "each": [f"fc_norm.{i}" for i in range(len(self.features.depths))],
         }
-        # Of equal parts of a feature row, side by side.
+        # Norms of equal parts of a feature row, side by side.
         self._feature_norms = [weights.norm(name) for name in norms[head.feature_norm]]
         # P-EAGLE's, as a pass takes it: [1, H].
         self.mask_feature: torch.Tensor | None = None
@@ -346,7 +346,7 @@ class Eagle3Head(EagleHead):
 
 
 def cache_shape(head: HeadDescription, dtype: torch.dtype) -> CacheShape:
-    """Of the cache of a head's layers."""
+    """Shape of the cache of a head's layers."""
     layers, kv_heads = head.num_hidden_layers, head.num_key_value_heads
     return uniform_shape(layers, kv_heads, head.head_dim, dtype, exact=False)
 

@@ -27,7 +27,7 @@ Real = Annotated[float, Meta(gt=0)]
 
 
 class Settings(Struct, frozen=True):
-    """Of ``config.json``; 0 where it leaves a size to the tensors or the target."""
+    """Settings of ``config.json``; 0 where it leaves a size to the tensors or the target."""
 
     hidden_size: Size
     intermediate_size: Size
@@ -56,7 +56,7 @@ class Settings(Struct, frozen=True):
     fc_norm: bool = False
     norm_output: bool = False
     eagle_aux_hidden_state_layer_ids: tuple[int, ...] = ()
-    # Of DFlash and DSpark.
+    # Tokens of a block (DFlash, DSpark).
     block_size: Annotated[int, Meta(ge=0, le=256)] = 0
     mask_token_id: Annotated[int, Meta(ge=0)] | None = None
     aux_hidden_state_layer_ids: tuple[int, ...] = ()
@@ -69,7 +69,7 @@ class Settings(Struct, frozen=True):
     markov_head_type: Literal["vanilla", "gated"] = "vanilla"
     enable_confidence_head: bool = True
     confidence_head_with_markov: bool = True
-    # Of P-EAGLE: tokens proposed in one pass; 0 of other heads.
+    # Tokens proposed in one pass (P-EAGLE); 0 for other heads.
     parallel_tokens: Annotated[int, Meta(ge=0, le=256)] = 0
 
 
@@ -119,8 +119,8 @@ def _reader(config: Config) -> Callable[[Config], Published]:
     """The layout's. Raises ``_Unsupported``."""
     if "speculators_model_type" in config:
         return _speculators
-    other = "dflash_config" in config or "DFlashDraftModel" in _names(config, "architectures")
-    return _dflash if other else _original
+    is_dflash = "dflash_config" in config or "DFlashDraftModel" in _names(config, "architectures")
+    return _dflash if is_dflash else _original
 
 
 class _Unsupported(Exception):
@@ -236,18 +236,18 @@ _OUTER = (
 
 def _objects(config: Config, name: str) -> dict[str, Any]:
     """A nested object; empty where there is none. null counts as left out."""
-    found = config.get(name, {})
-    if not isinstance(found, dict):
-        raise _Unsupported(f"{name} is {found!r}, expected an object")
-    return {key: value for key, value in found.items() if value is not None}
+    nested = config.get(name, {})
+    if not isinstance(nested, dict):
+        raise _Unsupported(f"{name} is {nested!r}, expected an object")
+    return {key: value for key, value in nested.items() if value is not None}
 
 
 def _names(config: Config, name: str) -> tuple[str, ...]:
     """A list of names; empty where there is none."""
-    found = config.get(name, [])
-    if not isinstance(found, list):
-        raise _Unsupported(f"{name} is {found!r}, expected a list")
-    return tuple(map(str, found))
+    value = config.get(name, [])
+    if not isinstance(value, list):
+        raise _Unsupported(f"{name} is {value!r}, expected a list")
+    return tuple(map(str, value))
 
 
 def _settings(values: Config) -> Settings:
@@ -255,9 +255,9 @@ def _settings(values: Config) -> Settings:
     if any(map(values.get, SETTINGS)):
         raise _Unsupported("its weights are quantised; use an unquantised head")
     windowed = values.get("use_sliding_window") and values.get("sliding_window")
-    other = set(_names(values, "layer_types")) - {"full_attention"}
+    others = set(_names(values, "layer_types")) - {"full_attention"}
     # DFlash's layers say themselves which of them have a window.
-    if not values.get("block_size") and (windowed or other):
+    if not values.get("block_size") and (windowed or others):
         raise _Unsupported("only full attention is supported; use a head without sliding windows")
     if values.get("logit_scale", 1) != 1:
         raise _Unsupported("logit_scale is not supported; use a head without it")
@@ -268,6 +268,6 @@ def _settings(values: Config) -> Settings:
         inner = ("rope_theta", "partial_rotary_factor")
         values = {**values, **{key: rope[key] for key in inner if rope.get(key) is not None}}
         if (kind := scaling_kind(rope)) not in FIXED_ROPE:
-            known = ", ".join(sorted(FIXED_ROPE))
-            raise _Unsupported(f"RoPE scaling {kind!r} is not supported; expected one of {known}")
+            kinds = ", ".join(sorted(FIXED_ROPE))
+            raise _Unsupported(f"RoPE scaling {kind!r} is not supported; expected one of {kinds}")
     return msgspec.convert({k: v for k, v in values.items() if v is not None}, Settings)

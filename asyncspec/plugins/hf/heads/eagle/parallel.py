@@ -85,9 +85,9 @@ class _ParallelGrower:
 
     def propose(self, nodes: Sequence[int], width: int) -> list[Proposal]:
         trie, rows = self._session.trie, [self._session.trie.tip, *self._session.masks]
-        found = []
+        proposals = []
         for level in (self._level[node] for node in nodes):
             within = level < min(self._levels, len(rows))
             width = min(width, self._session.remembered)
-            found.append(trie.proposal(rows[level], width) if within else NO_PROPOSAL)
-        return found
+            proposals.append(trie.proposal(rows[level], width) if within else NO_PROPOSAL)
+        return proposals

@@ -47,7 +47,7 @@ from asyncspec_protocol.messages import Expand
 
 @dataclass(slots=True)
 class EagleSession(CachedSession[KVCache]):
-    """Of its trie, a row per committed token but the first, which no feature precedes."""
+    """A session; its trie has a row per committed token but the first, which has no feature."""
 
     # [H] each: of the last committed row and of all rows of the tree.
     predicted: dict[NodeId, torch.Tensor] = field(default_factory=dict)
@@ -84,11 +84,11 @@ class FedFeatures:
     def __len__(self) -> int:
         return len(self._fed)
 
-    def feed(self, job: Feed, known: int) -> None:
-        """``known``: committed tokens of the session. Raises ``ValueError`` for a gap."""
+    def feed(self, job: Feed, length: int) -> None:
+        """``length``: committed tokens of the session. Raises ``ValueError`` for a gap."""
         fed = self._fed.setdefault(job.session, [])
         # The last committed token has no feature yet.
-        end = max(known - 1, 0) + sum(map(len, fed))
+        end = max(length - 1, 0) + sum(map(len, fed))
         if job.start != end:
             raise ValueError(f"features from position {job.start} on, {end} are known")
         fed.extend(select(rows) for rows in job.rows)
@@ -158,7 +158,7 @@ class FeatureHead(Protocol):
     dtype: torch.dtype
     device: Device
     cache_shape: CacheShape
-    # Of the target, and how many tokens of it can be proposed.
+    # The target's vocabulary, and how many tokens of it can be proposed.
     vocab_size: int
     draft_vocab_size: int
 
@@ -175,7 +175,7 @@ class FeatureHead(Protocol):
         """The next features [n, H] of some rows: ``features`` [n, H] are known ones or earlier
         predictions, ``tokens`` [n] what follows them."""
 
-    def successors(self, predicted: torch.Tensor, most: int) -> list[Proposal]:
+    def successors(self, predicted: torch.Tensor, count: int) -> list[Proposal]:
         """The target's tokens that come next, by predictions [n, H]."""
 
 
@@ -214,8 +214,8 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
             return
         session.drop_all()
         passes = prompt_passes(session, tokens)
-        for one, chunk in zip(passes, torch.split(features, CHUNK), strict=True):
-            yield replace(one, features=self._known(chunk))
+        for draft_pass, chunk in zip(passes, torch.split(features, CHUNK), strict=True):
+            yield replace(draft_pass, features=self._known(chunk))
 
     def _known(self, features: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
@@ -251,8 +251,8 @@ class EagleSource(FeatureSource[EagleSession], CachedSource[EagleSession]):
                 return
             # A copy: a view would keep the rows of other nodes in memory.
             predicted = predicted[shared.wanted]
-            most = max(one.session.remembered for one in passes)
-            learn(passes, self.head.successors(predicted, most))
+            count = max(one.session.remembered for one in passes)
+            learn(passes, self.head.successors(predicted, count))
         nodes = ((one.session, node) for one in passes for node in one.nodes)
         for (session, node), feature in zip(nodes, predicted, strict=True):
             session.predicted[node] = feature

@@ -98,9 +98,9 @@ class MTPHead:
             parts.reverse()
         return self._shard.hidden(self._join(torch.cat(parts, dim=-1)), positions, tree)
 
-    def successors(self, predicted: torch.Tensor, most: int) -> list[Proposal]:
+    def successors(self, predicted: torch.Tensor, count: int) -> list[Proposal]:
         """The tokens that come next, by predictions [n, H]."""
-        return best_successors(self._shard.model.lm_head(predicted), most)
+        return best_successors(self._shard.model.lm_head(predicted), count)
 
 
 def _norm_like(final: Any, weight: torch.Tensor, epsilon: float) -> Callable[..., torch.Tensor]:
@@ -125,15 +125,15 @@ def load_mtp(target: Checkpoint, *, dtype: str = "auto", device: Device = CPU) -
         logging.getLogger(__name__).warning(
             "of the %d next-token layers in %s the first drafts every level", count, path
         )
-    own = layout.layer_tensors(target.tensors)
+    layer_tensors = layout.layer_tensors(target.tensors)
     parts = {name: target.tensors[name] for name in layout.parts(info.hidden_size)}
-    stored = parts | {layout.layer + name: tensor for name, tensor in own.items()}
+    stored = parts | {layout.layer + name: tensor for name, tensor in layer_tensors.items()}
     target.fetch(stored.values())
     for name, tensor in stored.items():
         _check_finite(name, tensor)
     computed, at = resolve_dtype(info, dtype), info.layers
     shared = {name: target.tensors[name] for name in (EMBEDDING, HEAD) if name in target.tensors}
-    renamed = {f"{LAYERS}{at}.{name}": tensor for name, tensor in own.items()}
+    renamed = {f"{LAYERS}{at}.{name}": tensor for name, tensor in layer_tensors.items()}
     alone = replace(
         target,
         info=replace(info, layers=at + 1),
@@ -212,8 +212,8 @@ def mtp_footprint(files: CheckpointFiles, dtype: str, device: str = CPU.name) ->
         levels=level_bytes(renamed, longer, span, device),
     )
     computed = resolve_dtype(info, dtype)
-    own: Mapping[str, tuple[int, ...]] = layout.parts(info.hidden_size)
-    numbers = sum(map(prod, own.values())) + info.vocab_size * info.hidden_size
+    part_shapes: Mapping[str, tuple[int, ...]] = layout.parts(info.hidden_size)
+    numbers = sum(map(prod, part_shapes.values())) + info.vocab_size * info.hidden_size
     width = info.hidden_size * computed.itemsize
     kept = kept_dtype(stored_half(info), computed, accelerator=on_accelerator(device))
     return replace(layer, weights=layer.weights + numbers * kept.itemsize, slot=layer.slot + width)

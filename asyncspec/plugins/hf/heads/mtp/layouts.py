@@ -41,11 +41,11 @@ class MTPLayout(Struct, frozen=True):
 
     def layer_tensors(self, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """The decoder layer's, by their names within a layer."""
-        other = {*self.parts(1), *self.copies}
+        outside = {*self.parts(1), *self.copies}
         return {
             name.removeprefix(self.layer): info
             for name, info in tensors.items()
-            if name.startswith(self.layer) and name not in other
+            if name.startswith(self.layer) and name not in outside
         }
 
     def has_experts(self, tensors: Mapping[str, TensorInfo]) -> bool:
@@ -56,7 +56,7 @@ class MTPLayout(Struct, frozen=True):
 def layouts(layers: int) -> tuple[MTPLayout, ...]:
     """The published ones, for a target of so many layers."""
     extra = f"model.layers.{layers}."
-    own = "model.mtp_layers.0."
+    mimo = "model.mtp_layers.0."
     return (
         # DeepSeek-V3, GLM-4.5: the layer after the last.
         MTPLayout(
@@ -77,11 +77,11 @@ def layouts(layers: int) -> tuple[MTPLayout, ...]:
         ),
         # MiMo.
         MTPLayout(
-            layer=own,
-            token_norm=f"{own}token_layernorm.weight",
-            state_norm=f"{own}hidden_layernorm.weight",
-            join=f"{own}input_proj.weight",
-            norm=f"{own}final_layernorm.weight",
+            layer=mimo,
+            token_norm=f"{mimo}token_layernorm.weight",
+            state_norm=f"{mimo}hidden_layernorm.weight",
+            join=f"{mimo}input_proj.weight",
+            norm=f"{mimo}final_layernorm.weight",
             state_first=True,
         ),
     )
@@ -102,10 +102,10 @@ def find_mtp(
 ) -> MTPLayout:
     """The layout of the next-token layer in a target's checkpoint; of several layers, the first.
     Raises ``CheckpointError`` where there is none, or a tensor is missing or misshapen."""
-    known = layouts(target.layers)
-    found = next((one for one in known if one.join in tensors), None)
-    if found is None:
-        names = ", ".join(one.join for one in known)
+    published = layouts(target.layers)
+    layout = next((one for one in published if one.join in tensors), None)
+    if layout is None:
+        names = ", ".join(one.join for one in published)
         if counted_layers(config):
             raise CheckpointError(
                 f"{path} was saved without the next-token layers that its config.json counts (it "
@@ -115,7 +115,7 @@ def find_mtp(
             f"{path} has no next-token layers (none of the tensors {names}); use another source "
             "than mtp"
         )
-    for name, shape in found.parts(target.hidden_size).items():
+    for name, shape in layout.parts(target.hidden_size).items():
         if name not in tensors:
             raise CheckpointError(
                 f"{path} has no tensor {name}, which mtp needs; download it again"
@@ -124,6 +124,6 @@ def find_mtp(
             raise CheckpointError(
                 f"tensor {name} of {path} has shape {[*tensors[name].shape]}, expected {[*shape]}"
             )
-    if not found.layer_tensors(tensors):
-        raise CheckpointError(f"{path} has no tensors {found.layer}*, which mtp needs")
-    return found
+    if not layout.layer_tensors(tensors):
+        raise CheckpointError(f"{path} has no tensors {layout.layer}*, which mtp needs")
+    return layout

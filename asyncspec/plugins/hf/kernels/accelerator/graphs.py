@@ -38,8 +38,8 @@ def capture_cuda(
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             results = function(*inputs)
 
-    def replay(*given: Tensor) -> Sequence[Tensor]:
-        _copy_inputs(inputs, given)
+    def replay(*values: Tensor) -> Sequence[Tensor]:
+        _copy_inputs(inputs, values)
         graph.replay()
         return results
 
@@ -52,21 +52,21 @@ def capture_emulated(
     """Computes anew in every call, into the same memory, which holds no numbers meanwhile."""
     results = [torch.empty_like(x) for x in function(*inputs)]
 
-    def replay(*given: Tensor) -> Sequence[Tensor]:
-        _copy_inputs(inputs, given)
-        for own in results:
-            own.fill_(torch.nan)
-        for own, x in zip(results, function(*inputs), strict=True):
-            own.copy_(x)
+    def replay(*values: Tensor) -> Sequence[Tensor]:
+        _copy_inputs(inputs, values)
+        for result in results:
+            result.fill_(torch.nan)
+        for result, x in zip(results, function(*inputs), strict=True):
+            result.copy_(x)
         return results
 
     return replay
 
 
-def _copy_inputs(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    for own, x in zip(inputs, given, strict=True):
-        if own.shape != x.shape:
-            raise ValueError(f"a graph of {tuple(own.shape)} was given {tuple(x.shape)}")
+def _copy_inputs(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for target, x in zip(inputs, values, strict=True):
+        if target.shape != x.shape:
+            raise ValueError(f"a graph of {tuple(target.shape)} was given {tuple(x.shape)}")
         # Where one graph's results are the next one's inputs, they are there.
-        if own.data_ptr() != x.data_ptr():
-            own.copy_(x)
+        if target.data_ptr() != x.data_ptr():
+            target.copy_(x)

@@ -24,7 +24,7 @@ GROUPS = (32, 64, 128, 256)
 """Columns that may share a scale."""
 
 WORDS = 32
-"""Of an output in a step, a product's least number of columns being four times that. The word j, of
+"""Words of an output in a step; a product has four times as many columns at least. The word j, of
 16 bits, has the levels of the columns j, j + 32, j + 64 and j + 96, the first in its lowest bits:
 four tiles of neighbouring columns come out of one of words. No group may be shorter."""
 
@@ -32,10 +32,10 @@ TILE = 64
 """Outputs whose words lie together, step by step: as many as an instruction takes."""
 
 MOST_OUTPUTS = 2 * TILE
-"""Of a program."""
+"""Outputs of a program, at most."""
 
 LEAST_ROWS, MOST_ROWS = 16, 256
-"""Of a program, and of a launch."""
+"""Rows of a program, and of a launch."""
 
 _ZERO_POINT = 15
 """The bits of a float32 scale that are its zero point, as 2^-20 of a scale are nothing."""
@@ -45,7 +45,7 @@ _PROGRAMS, _LEAST_PART = 256, 512
 of its processors, but not in parts of fewer columns."""
 
 _TOLERANCE = 0.01
-"""Of a product, relative to its largest number."""
+"""Error of a product that is allowed, relative to its largest number."""
 
 _TRIED, _TRIED_ROWS = (TILE + 16, 4 * _LEAST_PART), (129, 17, 5)
 """Outputs and columns of a matrix that a product is tried with, in parts and not in whole tiles;
@@ -97,7 +97,7 @@ def pack_int4(matrix: PackedMatrix, device: torch.device, words: int = WORDS) ->
     bits = matrix.scales.to(device).float().contiguous().view(torch.int32) & ~_ZERO_POINT
     zeros = matrix.zero_points
     bits |= 8 if zeros is None else zeros.to(device).to(torch.int32)
-    # Of blocks longer than a step, once for each step.
+    # Scales of blocks longer than a step, once for each step.
     group = min(matrix.block, step)
     bits = bits.repeat_interleave(matrix.block // group, 1).t()
     scales = bits.new_zeros(steps * step // group, tiles * TILE)
@@ -128,7 +128,7 @@ def agrees(multiply: Int4Product, device: torch.device, dtype: torch.dtype, grou
     dense, x = noise(*_TRIED), noise(_TRIED_ROWS[0], _TRIED[1], seed=1).to(dtype)
     matrix = quantize(lambda first, end: dense[first:end], _TRIED, 4, group)
     want = multiply_by_definition(x, pack_int4(matrix, torch.device("cpu"))).float()
-    weights, own = pack_int4(matrix, device), x.to(device)
-    most, *fewer = (multiply(own[:count], weights).float().cpu() for count in _TRIED_ROWS)
-    close = (most - want).abs().max() <= _TOLERANCE * want.abs().max()
-    return bool(close) and all(torch.equal(most[: len(few)], few) for few in fewer)
+    weights, inputs = pack_int4(matrix, device), x.to(device)
+    largest, *fewer = (multiply(inputs[:count], weights).float().cpu() for count in _TRIED_ROWS)
+    close = (largest - want).abs().max() <= _TOLERANCE * want.abs().max()
+    return bool(close) and all(torch.equal(largest[: len(few)], few) for few in fewer)

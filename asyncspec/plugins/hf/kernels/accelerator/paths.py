@@ -65,7 +65,7 @@ class TableShape(Struct, frozen=True):
 
     @property
     def columns(self) -> int:
-        """Of the table."""
+        """Columns of the table."""
         return ADDRESSES + 2 * self.layers + self.path
 
 
@@ -103,19 +103,19 @@ def table_shape(sessions: Sequence[Session]) -> TableShape:
 
 
 def path_table(sessions: Sequence[Session], rows: int, shape: TableShape) -> npt.NDArray[np.int64]:
-    """Of the sessions' rows one after the other, padded to ``rows``."""
+    """The table of the sessions' rows, one after the other, padded to ``rows``."""
     table = np.zeros((rows, shape.columns), np.int64)
     table[:, POSITION] = NO_ROW
     start = 0
-    for one in sessions:
-        own = table[start : start + len(one.rows)]
-        own[:, COMMITTED], own[:, CAPACITY] = one.committed, one.capacity
-        own[:, ADDRESSES : ADDRESSES + 2 * shape.layers] = one.addresses
-        for line, row in zip(own, one.rows, strict=True):
-            line[POSITION], line[SLOT] = one.committed + len(row.visible) - 1, row.slot
+    for session in sessions:
+        lines = table[start : start + len(session.rows)]
+        lines[:, COMMITTED], lines[:, CAPACITY] = session.committed, session.capacity
+        lines[:, ADDRESSES : ADDRESSES + 2 * shape.layers] = session.addresses
+        for line, row in zip(lines, session.rows, strict=True):
+            line[POSITION], line[SLOT] = session.committed + len(row.visible) - 1, row.slot
             first = shape.columns - shape.path
             line[first : first + len(row.visible)] = row.visible
-        start += len(one.rows)
+        start += len(session.rows)
     return table
 
 
@@ -128,11 +128,11 @@ def attend_row_by_row(
     query: Tensor, key: Tensor, value: Tensor, table: Tensor, shape: TableShape, how: Scoring
 ) -> Tensor:
     """By torch's operations on the host: the definition, and what an emulated device computes."""
-    found = query.new_zeros(query.shape[1], len(query), value.shape[2])
+    attended = query.new_zeros(query.shape[1], len(query), value.shape[2])
     lines = [line for line in table.tolist() if line[POSITION] != NO_ROW]
     caches = [_caches(line, how.layer, key, value) for line in lines]
-    for row, (line, own) in enumerate(zip(lines, caches, strict=True)):
-        for cache, new in zip(own, (key, value), strict=True):
+    for row, (line, layer_caches) in enumerate(zip(lines, caches, strict=True)):
+        for cache, new in zip(layer_caches, (key, value), strict=True):
             cache[:, line[SLOT]] = new[:, row]
     for row, (line, (keys, values)) in enumerate(zip(lines, caches, strict=True)):
         end = line[POSITION] + 1
@@ -148,19 +148,19 @@ def attend_row_by_row(
         if how.sinks is not None:
             scores = torch.cat([scores, how.sinks.float()[:, None]], 1)
         weights = scores.softmax(1)[:, : len(slots)].unsqueeze(1)
-        found[row] = (weights @ own_values.float()).squeeze(1).to(query.dtype)
-    return found
+        attended[row] = (weights @ own_values.float()).squeeze(1).to(query.dtype)
+    return attended
 
 
 def _caches(line: Sequence[int], layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
     """A layer's keys and values at the addresses of a row."""
-    found = []
+    caches = []
     for number, x in enumerate((key, value)):
         shape = len(x), line[CAPACITY], x.shape[2]
         size = shape[0] * shape[1] * shape[2] * x.element_size()
         memory = (ctypes.c_char * size).from_address(line[ADDRESSES + 2 * layer + number])
-        found.append(torch.frombuffer(memory, dtype=x.dtype).view(shape))
-    return tuple(found)
+        caches.append(torch.frombuffer(memory, dtype=x.dtype).view(shape))
+    return tuple(caches)
 
 
 def agrees(kernel: PathKernel, device: torch.device) -> bool:
@@ -175,9 +175,9 @@ def agrees(kernel: PathKernel, device: torch.device) -> bool:
     capacity = committed + 8
     rows = [Row(committed + 5, committed, (committed + 5,))]
     rows.append(Row(committed + 2, committed + 1, (committed + 5, committed + 2)))
-    own = noise(2 * kv_heads, 3, width), noise(kv_heads, 3, width), noise(kv_heads, 3, width)
+    heads = noise(2 * kv_heads, 3, width), noise(kv_heads, 3, width), noise(kv_heads, 3, width)
     caches = noise(2, kv_heads, capacity, width)
-    found = []
+    results = []
     for run, where in ((attend_row_by_row, torch.device("cpu")), (kernel, device)):
         keys, values = (x.to(where, copy=True) for x in caches)
         addresses = np.array([keys.data_ptr(), values.data_ptr()], np.int64)
@@ -185,7 +185,7 @@ def agrees(kernel: PathKernel, device: torch.device) -> bool:
         shape = table_shape(session)
         table = torch.from_numpy(path_table(session, 3, shape)).to(where)
         how = Scoring(0, width**-0.5, window=SPAN)
-        query, key, value = (x.to(where) for x in own)
-        found.append(run(query, key, value, table, shape, how).cpu())
-    want, got = found
+        query, key, value = (x.to(where) for x in heads)
+        results.append(run(query, key, value, table, shape, how).cpu())
+    want, got = results
     return bool(torch.allclose(got, want, rtol=1e-4, atol=1e-5))

@@ -39,11 +39,11 @@ BLOCK = 64
 """Weights of our own int4 that share a scale; half as many where that fits the inner width."""
 
 _TOLERANCE = 0.02
-"""Of a product in bfloat16, relative to its largest number."""
+"""Error of a product in bfloat16 that is allowed, relative to its largest number."""
 
 _INT4_BLOCKS = (32, 64, 128, 256)
 _INNER_TILES = 2
-"""Of torch's int4 layout: inner widths are multiples of 16 times this."""
+"""Torch's int4 layout has inner widths that are multiples of 16 times this."""
 
 _TRIED = (64, 128)
 """Rows and columns of a matrix that a product is tried with."""
@@ -259,9 +259,9 @@ def _int8_linear(
     kept = torch.empty(height, width, dtype=torch.int8 if packs else dtype, device=device.torch)
     scales = torch.empty(height, dtype=torch.bfloat16, device=device.torch)
     for first, end in row_slices(shape):
-        levels, own = quantize_int8(read(first, end).float())
-        kept[first:end] = levels if packs else levels.float() * own.float()[:, None]
-        scales[first:end] = own
+        levels, row_scales = quantize_int8(read(first, end).float())
+        kept[first:end] = levels if packs else levels.float() * row_scales.float()[:, None]
+        scales[first:end] = row_scales
     if not packs:
         return RoundedLinear(kept, bias, "int8")
     held = ("int8", quantized_bytes("int8", height, width))

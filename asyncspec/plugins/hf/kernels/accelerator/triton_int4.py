@@ -111,7 +111,7 @@ def _int4_kernel(
     out = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = row_tile * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, WORDS)
-    # Of the four levels of a word, those that share a scale.
+    # Levels of a word, of four, that share a scale.
     SHARING: tl.constexpr = 4 // GROUPS
     words_at = words + (out // TILE * (steps * TILE) + out % TILE)[:, None] * WORDS + at[None, :]
     # Rows that are not there are copies of the last one.
@@ -120,16 +120,16 @@ def _int4_kernel(
     count = tl.cdiv(steps, splits)
     for step in range(part * count, tl.minimum(part * count + count, steps)):
         packed = tl.load(words_at + step * (TILE * WORDS))
-        own = scales + step * GROUPS * padded + out
-        a = tl.load(own)
+        scales_at = scales + step * GROUPS * padded + out
+        a = tl.load(scales_at)
         b, c, d = a, a, a
         if GROUPS == 2:
-            c = tl.load(own + padded)
+            c = tl.load(scales_at + padded)
             d = c
         if GROUPS == 4:
-            b = tl.load(own + padded)
-            c = tl.load(own + 2 * padded)
-            d = tl.load(own + 3 * padded)
+            b = tl.load(scales_at + padded)
+            c = tl.load(scales_at + 2 * padded)
+            d = tl.load(scales_at + 3 * padded)
         offsets = _offset(a, BASE), _offset(b, BASE), _offset(c, BASE), _offset(d, BASE)
         levels = _expand(packed, offsets[0], offsets[1], offsets[2], offsets[3], ASM)
         shared = a, b, c, d
@@ -174,9 +174,9 @@ def multiply_int4(x: Tensor, weights: Int4Weights, tiling: Tiling | None = None)
     x = x.contiguous()
     result = torch.empty(len(x), weights.outputs, dtype=x.dtype, device=x.device)
     for first in range(0, len(x), MOST_ROWS):
-        own = slice(first, first + MOST_ROWS)
-        rows = len(x[own])
-        _launch(x[own], weights, result[own], tiling or _tiling(rows, weights.words))
+        part = slice(first, first + MOST_ROWS)
+        rows = len(x[part])
+        _launch(x[part], weights, result[part], tiling or _tiling(rows, weights.words))
     return result
 
 

@@ -111,9 +111,9 @@ def _span_kernel(
         group, column = tl.arange(0, TILE), tl.arange(0, KEY_TILE)
         out = tl.arange(0, VALUE_TILE)
         in_group = group < GROUPS
-        own = query + (head * GROUPS + group)[:, None] * query_head + row * query_row
+        query_at = query + (head * GROUPS + group)[:, None] * query_head + row * query_row
         q = tl.load(
-            own + column[None, :], mask=in_group[:, None] & (column < KEY)[None, :], other=0.0
+            query_at + column[None, :], mask=in_group[:, None] & (column < KEY)[None, :], other=0.0
         )
         top = tl.full([TILE], float("-inf"), tl.float32)
         total = tl.zeros([TILE], tl.float32)
@@ -192,9 +192,9 @@ def _join_kernel(
         for span in range(first // SPAN, position // SPAN + 1):
             place = ((row * (heads // GROUPS) + head // GROUPS) * spans + span) * GROUPS
             place += head % GROUPS
-            own = tl.load(highest + place)
-            higher = tl.maximum(top, own)
-            shrink, share = tl.exp(top - higher), tl.exp(own - higher)
+            peak = tl.load(highest + place)
+            higher = tl.maximum(top, peak)
+            shrink, share = tl.exp(top - higher), tl.exp(peak - higher)
             total = total * shrink + tl.load(totals + place) * share
             part = tl.load(sums + place * VALUE + out, mask=out < VALUE, other=0.0)
             summed = summed * shrink + part * share

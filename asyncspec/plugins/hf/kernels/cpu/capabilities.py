@@ -35,9 +35,9 @@ def multiplies_bfloat16() -> bool:
 @cache
 def has_tiles() -> bool:
     """Whether oneDNN may multiply bfloat16 in tiles (Intel AMX); true where torch cannot tell."""
-    known = _capabilities()
-    if known:
-        return bool(known.get("amx_tile"))
+    capabilities = _capabilities()
+    if capabilities:
+        return bool(capabilities.get("amx_tile"))
     supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return supported is None or bool(supported())
 
@@ -87,7 +87,7 @@ class HalfProduct:
         return y if self._scale == 1 else y.mul_(self._scale)
 
     def write(self, x: Tensor, out: Tensor) -> None:
-        """Of rows [n, K] to ``out`` [n, N]."""
+        """Write the product with rows [n, K] to ``out`` [n, N]."""
         if not self._writes:
             out.copy_(self(x))
             return
@@ -104,8 +104,8 @@ def product_type(dtype: torch.dtype) -> torch.dtype:
 
 
 def _capabilities() -> dict[str, object]:
-    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return known
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities
 
 
 MAX_K = 192
@@ -118,7 +118,7 @@ class RowTiles(Struct, frozen=True):
 
     multiple: int = 8
     # None: any multiple.
-    most: int | None = None
+    max_rows: int | None = None
 
     def padded(self, rows: int) -> int:
         """``rows`` rounded up to whole tiles."""
@@ -126,12 +126,12 @@ class RowTiles(Struct, frozen=True):
 
     def one_product(self, rows: int) -> bool:
         """Whether ``rows`` rows are multiplied at once."""
-        return self.most is None or rows <= self.most
+        return self.max_rows is None or rows <= self.max_rows
 
     def parts(self, rows: int) -> list[tuple[int, int]]:
         """First row and number of rows of each product that ``rows`` rows are split into."""
-        most = self.most or rows
-        return [(first, min(most, rows - first)) for first in range(0, rows, most)]
+        height = self.max_rows or rows
+        return [(first, min(height, rows - first)) for first in range(0, rows, height)]
 
 
 class KernelSettings(Struct, frozen=True):
@@ -140,13 +140,13 @@ class KernelSettings(Struct, frozen=True):
     # Longest speculative region of the cache whose masked slots are summed as zeros; a multiple of
     # BLOCK. 0: never; each row's slots are gathered in order of position.
     max_k: int = MAX_K
-    # Of attention's products.
+    # Tiles of attention's products.
     row_tiles: RowTiles = RowTiles()
     # Linear layers never compute fewer rows.
     min_rows: int = 2
     # False: rows of linear layers or attention depend on their number, or may.
     row_invariant: bool = True
-    # Of an accelerator: a pass is padded to one of these numbers of rows, ascending, and one of
+    # On an accelerator a pass is padded to one of these numbers of rows, ascending, and one of
     # more rows runs in parts; none: passes have any number of rows.
     buckets: tuple[int, ...] = ()
     # Most rows of an attention's product by numpy; 0: torch computes attention.
@@ -154,4 +154,4 @@ class KernelSettings(Struct, frozen=True):
 
 
 FAST = KernelSettings(min_rows=1, row_invariant=False)
-"""Of ``fast`` mode and of draft models."""
+"""Settings of ``fast`` mode and of draft models."""

@@ -101,11 +101,11 @@ def tune_min_rows(linears: Sequence[RowwiseLinear]) -> None:
 
 def is_faster(linears: Sequence[RowwiseLinear], min_rows: int) -> bool:
     """Whether ``TUNED_MIN_ROWS`` rows take less time than ``min_rows``, over all layers."""
-    own = tuned = float("inf")
+    untuned = tuned = float("inf")
     for _ in range(_REPEATS):
-        own = min(own, _seconds(linears, min_rows))
+        untuned = min(untuned, _seconds(linears, min_rows))
         tuned = min(tuned, _seconds(linears, TUNED_MIN_ROWS))
-    return tuned < MAX_TIME_SHARE * own
+    return tuned < MAX_TIME_SHARE * untuned
 
 
 def _seconds(linears: Sequence[RowwiseLinear], rows: int) -> float:

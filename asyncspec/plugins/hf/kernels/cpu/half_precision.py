@@ -30,7 +30,7 @@ _TOP_EXPONENT = 16
 """Weights are below 2^16: float16 ends at 65,504, and below 2^16 bfloat16 at 65,280."""
 
 _MAX_EXPONENT = 126
-"""Of a scale: float32 has its inverse too."""
+"""Largest exponent of a scale: float32 has its inverse too."""
 
 _PACK_SLICE = 1 << 24
 """Weights packed at a time, with their float32 form in memory. A product is called for each such
@@ -100,7 +100,7 @@ class HalfLinear(RowwiseLinear):
 
 
 def _scaled_product(weight: Tensor) -> HalfProduct:
-    """Of some rows of the weights of a ``HalfLinear``."""
+    """The product with some rows of the weights of a ``HalfLinear``."""
     if weight.dtype == torch.float16:
         return HalfProduct(weight.float())
     # The power of two that brings the largest just below 2^16.

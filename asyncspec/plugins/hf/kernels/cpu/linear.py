@@ -64,7 +64,7 @@ class RowwiseLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = shape
         self.min_rows = min_rows
-        # Of inputs and results; some model code reads it (Gemma).
+        # Type of inputs and results; some model code reads it (Gemma).
         self.dtype = dtype
         self.bias = bias
 

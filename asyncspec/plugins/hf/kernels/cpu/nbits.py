@@ -49,7 +49,7 @@ average: that of the product at hand is small where terms cancel, as they may in
 row. Rows quantised to 8 bits have .7 %, outliers a hundred times larger 2 %."""
 
 _ROUNDING = 1e-6
-"""Of float32 sums of a block."""
+"""Relative rounding of float32 sums of a block."""
 
 _CHECKED_ROWS = 256
 """Output channels that are compared."""
@@ -91,7 +91,7 @@ class NBitsLinear(RowwiseLinear):
         x, weight = noise(ROW_MULTIPLE, self.in_features), packed.read(0, _CHECKED_ROWS)
         off = self._multiply(x)[:, :_CHECKED_ROWS] - x @ weight.T
         usual = x.norm() * weight.norm() / math.sqrt(self.in_features)
-        # Of rounding alone, where weights are zeros.
+        # Error of rounding alone, where weights are zeros.
         least = _ROUNDING * 2**packed.bits * packed.scales[:_CHECKED_ROWS].norm() * x.norm()
         if not off.norm() <= _TOLERANCE * usual + least:
             raise GraphError("MatMulNBits is not the product of the dequantised weights")

@@ -40,7 +40,7 @@ _SCALE_COPIES = 3
 """float32 numbers per block that a packed matrix has: scales, sums of levels and corrections."""
 
 _OPSET, _FORMAT = 17, 8
-"""Of ONNX; old enough for every onnxruntime that pyproject allows."""
+"""Versions of ONNX, old enough for every onnxruntime that pyproject allows."""
 
 
 def import_onnxruntime() -> Any:

@@ -155,9 +155,9 @@ class PackedInt4Linear(Int4Linear):
             zero = packed.zero_points
             zero = torch.full_like(scale, 8) if zero is None else zero[first:end].float()
             steps = torch.stack([scale, (8 - zero) * scale], -1).transpose(0, 1).bfloat16()
-            found = unpack_levels(values, 4).to(torch.int32)
+            codes = unpack_levels(values, 4).to(torch.int32)
             pad = torch.nn.functional.pad
-            return pad(found, (0, 0, 0, missing)), pad(steps, (0, 0, 0, missing))
+            return pad(codes, (0, 0, 0, missing)), pad(steps, (0, 0, 0, missing))
 
         self.load_levels(packed.block, levels)
 

@@ -40,7 +40,7 @@ class WaitingDense(WaitingLinear):
         self._weight, self.settings = weight, settings
 
     def product(self, x: Tensor) -> Tensor:
-        """Of the rows with which a model is tried."""
+        """Product with the rows with which a model is tried."""
         slices = row_slices((self.out_features, self.in_features))
         parts = (self._weight[first:end].to(x.dtype) for first, end in slices)
         y = torch.cat([torch.nn.functional.linear(x, part) for part in parts], -1)
@@ -79,7 +79,7 @@ def _packed(linears: Sequence[WaitingDense]) -> RowwiseLinear:
         each = (torch.zeros(x.out_features) if x.bias is None else x.bias for x in linears)
         bias = torch.cat([x.to(first.dtype) for x in each])
     weights = [x.take() for x in linears]
-    # Of at most two forms at a time: as read, joined, packed.
+    # At most two forms are held at a time: as read, joined, packed.
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     weights.clear()
     packed = dense_linear(weight, bias, first.settings, first.dtype)

@@ -83,9 +83,9 @@ class LastNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states [..., W] -> [..., W]."""
-        given = x.numpy()
-        out = np.empty_like(given)
-        self._own(given, out)
+        rows = x.numpy()
+        out = np.empty_like(rows)
+        self._own(rows, out)
         return torch.from_numpy(out)
 
 
@@ -112,10 +112,10 @@ class Product:
         linear, bias = layer.linear, layer.bias
         height, computed = linear.out_features, linear.computed_rows(rows)
         # Zeros in rows that are computed beside those of the pass.
-        given = np.zeros((computed, linear.in_features), np.float32)
+        inputs = np.zeros((computed, linear.in_features), np.float32)
         heights = [each.height for each in linear.slices]
         sums = [np.empty((computed, each), np.float32) for each in heights]
-        self.x = given[:rows]
+        self.x = inputs[:rows]
         self._parts = [each[:rows] for each in sums]
         joins = heights != [height // parts] * parts
         copies = joins and len(sums) > 1
@@ -125,7 +125,7 @@ class Product:
         biases = [] if bias is None else np.split(bias, parts)
         self._biases = [*zip(self.y, biases, strict=False)]
         with torch.inference_mode(mode=False):  # else they could be written to inside alone
-            rows_read = torch.from_numpy(given)
+            rows_read = torch.from_numpy(inputs)
             self._multiply = [
                 partial(each.write, rows_read, torch.from_numpy(out))
                 for each, out in zip(linear.slices, sums, strict=True)
@@ -178,15 +178,15 @@ class ArrayLayer(nn.Module):
         self._has_rotary = attention.has_rotary
         self.inputs, self.output = ArrayLinear(*attention.inputs), ArrayLinear(attention.o_proj)
         self.gates, self.down = ArrayLinear(*mlp.inputs), ArrayLinear(mlp.down_proj)
-        before, self._after, before_mlp, self._after_mlp = map(array_norm, layer.norms)
-        self._before, self._before_mlp = before or _copy, before_mlp or _copy
+        before_attention, self._after, before_mlp, self._after_mlp = map(array_norm, layer.norms)
+        self._before, self._before_mlp = before_attention or _copy, before_mlp or _copy
         self._norms_heads = attention.norms_heads
         self._head_norms = [array_norm(norm) for norm in attention.norms]
         queries, keys, _ = (size // attention.width for size in attention.sizes)
         # Ends of query and key heads among all.
         self.ends = queries, queries + keys
         self._scale = None if layer.scale == 1 else np.float32(layer.scale)
-        # Of the last pass of few rows.
+        # Number of rows and arrays of the last pass of few rows.
         self._products: tuple[int, Products | None] = 0, None
 
     def forward(self, hidden: Tensor, cos_sin: CosSin, tree: TreeMask) -> Tensor:
@@ -214,8 +214,8 @@ class ArrayLayer(nn.Module):
         return np.add(out, middle)
 
     def _products_of(self, rows: int) -> Products:
-        known, products = self._products
-        if products is None or known != rows:
+        kept_rows, products = self._products
+        if products is None or kept_rows != rows:
             products = Products(self, rows)
             self._products = (rows, products) if rows <= _KEPT_ROWS else (0, None)
         return products
@@ -224,8 +224,8 @@ class ArrayLayer(nn.Module):
         """From product to product."""
         for norm, part in zip(self._head_norms, (made.query, made.key), strict=False):
             if norm is not None:
-                own = part if self._norms_heads else part.reshape(len(part), -1)
-                norm(own, own)
+                heads = part if self._norms_heads else part.reshape(len(part), -1)
+                norm(heads, heads)
         if self._has_rotary:
             rotate(made.rotated, *cos_sin.pair_tables)
         tree.attend_arrays(self._params, made.query, made.key, made.value, made.attended)
@@ -258,21 +258,21 @@ def rotate(x: Array, cos: Array, sin: Array) -> None:
     half = cos.shape[3]
     pairs = x[..., : 2 * half].reshape(count, heads, 2, half)
     # The other half of each number's pair.
-    other = pairs[:, :, ::-1] * sin[:count]
+    turned = pairs[:, :, ::-1] * sin[:count]
     pairs *= cos[:count]
-    pairs += other
+    pairs += turned
 
 
 def run_arrays(
     layers: Sequence[tuple[nn.Module, CosSin]], hidden: Tensor, tree: TreeMask
 ) -> Tensor:
     """``run_in_turn`` of layers by numpy, whose rows stay there where nobody looks at them."""
-    own: Any = layers
-    if hidden.shape[1] > tree.count or any(is_hooked(layer) for layer, _ in own):
+    array_layers: Any = layers
+    if hidden.shape[1] > tree.count or any(is_hooked(layer) for layer, _ in array_layers):
         return run_in_turn(layers, hidden, tree)
     x = hidden.numpy()[0]
     with np.errstate(over="ignore"):
-        for layer, cos_sin in own:
+        for layer, cos_sin in array_layers:
             x = layer.rows(x, cos_sin, tree)
     return torch.from_numpy(x).unsqueeze(0)
 

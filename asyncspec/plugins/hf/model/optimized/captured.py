@@ -28,7 +28,7 @@ class Graphs:
         # Why a capture failed, after which there are none; "" where none did.
         self.failure = ""
         self._shared: dict[tuple[object, int], CosSin] = {}
-        # Of all layers: by their number and what else graphs depend on.
+        # Graphs of all layers, by their number and what else graphs depend on.
         self._stacks: dict[object, Captured] = {}
         self._pool = device.graph_pool()
 
@@ -41,11 +41,11 @@ class Graphs:
         rows = len(cos_sin.tensors[0])
         if not self.wanted(rows):
             return cos_sin
-        known = self._shared.setdefault((key, rows), cos_sin)
-        for own, given in zip(known, cos_sin, strict=True):
-            if own is not given:
-                own.copy_(given)
-        return known
+        shared = self._shared.setdefault((key, rows), cos_sin)
+        for target, value in zip(shared, cos_sin, strict=True):
+            if target is not value:
+                target.copy_(value)
+        return shared
 
     def capture(
         self, function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]
@@ -61,27 +61,29 @@ class Graphs:
         self, layers: Sequence[tuple[nn.Module, CosSin]], hidden: Tensor, tree: TreeMask
     ) -> Tensor:
         """As ``run_in_turn``, in one graph."""
-        own = [(layer, cos_sin) for layer, cos_sin in layers if isinstance(layer, CapturedLayer)]
+        captured = [
+            (layer, cos_sin) for layer, cos_sin in layers if isinstance(layer, CapturedLayer)
+        ]
         rows = hidden.shape[1]
         if (
             not isinstance(tree, PathAttention)
             or not self.wanted(rows)
-            or len(own) < len(layers)
+            or len(captured) < len(layers)
             # A prompt's, in which launches do not count.
             or tree.shape.path > LEAST_PATH
         ):
             return run_in_turn(layers, hidden, tree)
         if tree.stop():
             raise Abandoned
-        shared = {id(cos_sin): cos_sin for _, cos_sin in own}
+        shared = {id(cos_sin): cos_sin for _, cos_sin in captured}
         inputs = (hidden, tree.table(rows), *(x for each in shared.values() for x in each))
-        key = (len(own), rows, tree.shape)
+        key = (len(captured), rows, tree.shape)
         if key not in self._stacks:
-            order = [[*shared].index(id(cos_sin)) for _, cos_sin in own]
-            stack = _stack([layer.layer for layer, _ in own], order, tree.kernel, tree.shape)
+            order = [[*shared].index(id(cos_sin)) for _, cos_sin in captured]
+            stack = _stack([layer.layer for layer, _ in captured], order, tree.kernel, tree.shape)
             self._stacks[key] = self.capture(stack, inputs)
         # Each layer hands out its part, which is where hidden states are taken (``eagle``).
-        for (layer, cos_sin), out in zip(own, self._stacks[key](*inputs), strict=True):
+        for (layer, cos_sin), out in zip(captured, self._stacks[key](*inputs), strict=True):
             layer.replayed = out
             hidden = layer(hidden, cos_sin, tree)
         return hidden
@@ -133,11 +135,11 @@ def _stack(
 
     def run(hidden: Tensor, table: Tensor, *cos_sins: Tensor) -> Sequence[Tensor]:
         shared = [CosSin(cos_sins[i], cos_sins[i + 1]) for i in range(0, len(cos_sins), 2)]
-        tree, found = PathTable(kernel, table, shape), []
+        tree, outputs = PathTable(kernel, table, shape), []
         for layer, number in zip(layers, order, strict=True):
             hidden = layer.forward(hidden, shared[number], tree)
-            found.append(hidden)
-        return found
+            outputs.append(hidden)
+        return outputs
 
     return run
 

@@ -165,7 +165,7 @@ class PostAttentionGraph(LayerGraph):
         return torch.from_numpy(out).to(hidden.dtype)
 
     def product(self, x: Tensor) -> Tensor:
-        """Of both inputs side by side."""
+        """Product with both inputs side by side."""
         rows = x.view(1, -1, self.in_features)
         attended, hidden = rows.split_with_sizes([self._attended, self.out_features], -1)
         out = self.hidden(attended.float().contiguous().numpy(), hidden.contiguous())
@@ -259,8 +259,8 @@ class FusedLayer(nn.Module):
             attended = np.empty((*query.shape[:2], value.shape[2]), np.float32)
             tree.attend_arrays(self._params, query, key, value, attended)
         else:
-            given = (torch.from_numpy(x).to(hidden.dtype).transpose(0, 1) for x in heads)
-            attended = tree.attend(self._params, *given).float().numpy()
+            parts_of_heads = (torch.from_numpy(x).to(hidden.dtype).transpose(0, 1) for x in heads)
+            attended = tree.attend(self._params, *parts_of_heads).float().numpy()
         return self.after.hidden(attended.reshape(1, rows, -1), hidden)
 
 

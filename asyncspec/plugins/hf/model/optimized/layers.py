@@ -126,7 +126,8 @@ _ALIGNMENT = 64  # positions: windows begin at multiples
 
 
 class CachedRotary:
-    """Of layers of one type (Gemma 3 has two); caches a window of neighbouring positions."""
+    """Rotary embedding of one type of layers (Gemma 3 has two), with a cache of neighbouring
+    positions."""
 
     def __init__(self, original: Any, layer_type: str | None) -> None:
         self._original = original
@@ -135,7 +136,7 @@ class CachedRotary:
         self._window: CosSin | None = None
 
     def cos_sin(self, hidden: Tensor, positions: Tensor) -> CosSin:
-        """Of positions [1, n], in the type of ``hidden`` or in the one ``original`` computes in."""
+        """Cosines and sines of positions [1, n], in the type of ``hidden`` or of ``original``."""
         if positions.device.type != "cpu":
             # To look at positions would be to wait for the device.
             return signed_cos_sin(*self._original(hidden, positions, *self._layer_type))
@@ -263,7 +264,7 @@ class OptimizedLayer(nn.Module):
         return self.attention.heads(norm.forward(hidden), cos_sin)
 
     def after(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        """Of what attention returns [n, heads, D], and the layer's input: its output [1, n, H]."""
+        """The layer's output [1, n, H], from its input and what attention returns [n, heads, D]."""
         _, after, before_mlp, after_mlp = self.norms
         out: Tensor = after.forward(self.attention.project(attended))
         hidden = self._add_residual(out, hidden)
