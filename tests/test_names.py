@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("asyncspec", "nodes/asyncspec_nodes", "protocol/asyncspec_protocol")
 ORIGINS = {"one", "found", "known", "own", "most", "given", "before", "other"}
 
-MAX_ORIGINS = 213
+MAX_ORIGINS = 78
 """Bindings in the product that are still called so: a ratchet, to be lowered to 60."""
 
 SENTENCES = (
@@ -27,7 +27,19 @@ SENTENCES = (
     "asyncspec/source",
     "asyncspec/testing",
     "asyncspec/trace",
+    "nodes/asyncspec_nodes/chat",
+    "nodes/asyncspec_nodes/cli",
+    "nodes/asyncspec_nodes/client",
+    "nodes/asyncspec_nodes/cluster",
+    "nodes/asyncspec_nodes/console",
+    "nodes/asyncspec_nodes/local",
+    "nodes/asyncspec_nodes/node",
+    "nodes/asyncspec_nodes/plugins/dipsd",
+    "nodes/asyncspec_nodes/plugins/page",
+    "nodes/asyncspec_nodes/plugins/viewer",
     "nodes/asyncspec_nodes/roles",
+    "nodes/asyncspec_nodes/serving",
+    "nodes/asyncspec_nodes/simulation",
 )
 """Packages whose comments and docstrings begin with a subject; further ones join the list."""
 

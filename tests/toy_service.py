@@ -101,7 +101,7 @@ class ServingCluster(LocalCluster):
         if rank == 0:
             feed, worker = self.nodes[rank].feed, WorkerThread("reading")
             self._host.service = TextService(
-                CODEC, self._rules, feed, worker, most=8, totals=self._totals
+                CODEC, self._rules, feed, worker, max_requests=8, totals=self._totals
             )
 
     @property

@@ -58,14 +58,17 @@ class Comparison(Struct, frozen=True):
     sentence: str
 
 
-def compare(given: Sequence[int], reference: Sequence[int]) -> Comparison:
+def compare(answer: Sequence[int], reference: Sequence[int]) -> Comparison:
     """Compare an answer's tokens with the sequential decoder's."""
-    longest, same = max(len(given), len(reference)), sum(takewhile(bool, map(eq, given, reference)))
+    longest, same = (
+        max(len(answer), len(reference)),
+        sum(takewhile(bool, map(eq, answer, reference))),
+    )
     equal = same == longest
     if equal:
         sentence = f"equal to the sequential decoder: {same} of {longest} tokens"
     else:
-        ours, theirs = (str(x[same]) if same < len(x) else "the end" for x in (given, reference))
+        ours, theirs = (str(x[same]) if same < len(x) else "the end" for x in (answer, reference))
         sentence = (
             f"differs from the sequential decoder at token {same + 1} of {longest}: "
             f"{ours}, not {theirs}"
@@ -152,10 +155,10 @@ def compare_all(task: Task) -> list[Comparison]:
         policy=config.draft.policy,
     )
 
-    def one(given: CheckRequest) -> Comparison:
-        request = prepare(given.submit, 0, serving, partial(tokenize, tokenizer))
+    def one(check: CheckRequest) -> Comparison:
+        request = prepare(check.submit, 0, serving, partial(tokenize, tokenizer))
         assert not isinstance(request, Refusal), request
-        text = answer_text(tokenizer, given.submit, request.prompt)
+        text = answer_text(tokenizer, check.submit, request.prompt)
         reference = decode(
             stages,
             request.prompt,
@@ -164,7 +167,7 @@ def compare_all(task: Task) -> list[Comparison]:
             request.sampling,
             until=lambda token: text.push((token,)).stopped,
         )
-        return compare(given.token_ids, reference)
+        return compare(check.token_ids, reference)
 
     with contextlib.closing(tokenizer):
         return [one(given) for given in task.requests]

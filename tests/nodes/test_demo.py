@@ -28,7 +28,7 @@ def answered(title: str, tokens: Sequence[int], speed: float, reason: str = "sto
 
 def race(plain: Lane, flow: Lane) -> Race:
     return Race(
-        prompt="Why?", model="a toy", pace="emulated", lanes=(plain, flow), most=3, chat=True
+        prompt="Why?", model="a toy", pace="emulated", lanes=(plain, flow), max_tokens=3, chat=True
     )
 
 

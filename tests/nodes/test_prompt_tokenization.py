@@ -70,7 +70,7 @@ class World:
 
     def __init__(self) -> None:
         self.reader, self.worker = Reader(), ManualThread()
-        self.service = TextService(self.reader, RULES, self._fed, self.worker, most=MOST)
+        self.service = TextService(self.reader, RULES, self._fed, self.worker, max_requests=MOST)
         self.users = {name: User(name, self) for name in "abc"}
         # The machine's requests, and whose they are.
         self.running: dict[int, tuple[User, int]] = {}
@@ -229,7 +229,7 @@ def test_long_text_takes_several_messages() -> None:
     reader, worker, got = Reader(), ManualThread(), Messages()
     ids = (0x1F600,) * (3 << 20)
     rules = replace(RULES, context_length=1 << 23)
-    service = TextService(reader, rules, lambda event: None, worker, most=MOST)
+    service = TextService(reader, rules, lambda event: None, worker, max_requests=MOST)
     service.client(got, replace(ASK, prompt="", prompt_ids=ids, prompt_only=True))
     assert len(worker) == 1  # decoding holds nobody up
     worker.run()
@@ -253,7 +253,7 @@ def test_a_conversation_is_never_read_on_the_event_loop() -> None:
     """Its template is a foreign program. A short one does not wait for others' long prompts."""
     reader, slow, quick = Reader(), ManualThread(), ManualThread()
     fed: list[object] = []
-    service = TextService(reader, RULES, fed.append, slow, quick, most=MOST)
+    service = TextService(reader, RULES, fed.append, slow, quick, max_requests=MOST)
     first, second = Messages(), Messages()
     service.client(first, replace(ASK, request=1, prompt="", chat="x" * (SHORT + 1)))
     service.client(second, replace(ASK, request=1, prompt="", chat="x"))

@@ -98,7 +98,7 @@ class Serving:
             rules,
             self._fed.append,
             ManualThread(),
-            most=2,
+            max_requests=2,
         )
 
     def answer(

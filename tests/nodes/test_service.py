@@ -76,7 +76,9 @@ class World:
         self.fed: list[Submitted | Cancelled | Stopped] = []
         self.codec = Letters()
         self.worker = ManualThread()
-        self.service = TextService(self.codec, rules, self.fed.append, self.worker, most=most)
+        self.service = TextService(
+            self.codec, rules, self.fed.append, self.worker, max_requests=most
+        )
         self.inbox = Inbox()
 
     def ask(self, submit: Submit = ASK) -> None:
@@ -121,7 +123,7 @@ def test_a_completion_goes_on_its_prompt_and_what_a_chat_brings_is_a_text_of_its
     asked: dict[str, object], text: str
 ) -> None:
     world = World()
-    world.service = TextService(Words(), RULES, world.fed.append, world.worker, most=2)
+    world.service = TextService(Words(), RULES, world.fed.append, world.worker, max_requests=2)
     world.ask(replace(ASK, **asked))
     (submitted,) = world.fed
     assert isinstance(submitted, Submitted)

@@ -64,16 +64,16 @@ class ObjectArguments:
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str, bool]:
-        found: list[str] = []
+        pieces: list[str] = []
         while text:
             step = self._start(text) if self._expects == "start" else self._step(text)
             if step is None:
                 break
             written, text, ended = step
-            found.append(written)
+            pieces.append(written)
             if ended:
-                return "".join(found), text, True
-        return "".join(found), text, False
+                return "".join(pieces), text, True
+        return "".join(pieces), text, False
 
     def close(self, text: str) -> tuple[str, str]:
         if self._expects == "start":
@@ -143,8 +143,8 @@ class ObjectArguments:
             self._expects = "key"
             self._held = self._held or ","
         is_key = self._expects == "key"
-        before = self._before()
-        return before + (_quoted(word) if is_key else _scalar(word)) + self._said()
+        separator = self._before()
+        return separator + (_quoted(word) if is_key else _scalar(word)) + self._said()
 
     def _before(self) -> str:
         """What comes in front of a key or a value that begins."""
@@ -165,20 +165,20 @@ class ObjectArguments:
     def _opened(self, sign: str) -> str:
         if self._expects == "key" or (self._expects == "comma" and self._stack[-1] == "{"):
             return ""  # no key: a brace too many
-        before = self._before()
+        separator = self._before()
         self._stack.append(sign)
         self._expects = "key" if sign == "{" else "value"
-        return before + sign
+        return separator + sign
 
     def _bracket(self, sign: str, text: str) -> tuple[str, str, bool]:
         if not any(_CLOSERS[opened] == sign for opened in self._stack):
             return self._closed(), text, True  # it belongs to what is around
-        found = ""
+        closing = ""
         while True:
-            found += self._end_of_level()
-            if found.endswith(sign):
+            closing += self._end_of_level()
+            if closing.endswith(sign):
                 break
-        return found, text[1:], not self._stack
+        return closing, text[1:], not self._stack
 
     def _end_of_level(self) -> str:
         """What ends the innermost list or object."""
@@ -203,10 +203,10 @@ class ObjectArguments:
         return missing
 
     def _closed(self) -> str:
-        found = ""
+        closing = ""
         while self._stack:
-            found += self._end_of_level()
-        return found
+            closing += self._end_of_level()
+        return closing
 
     def _text(self, text: str) -> tuple[str, str, bool] | None:
         """More of a text between quotes, and what is behind."""

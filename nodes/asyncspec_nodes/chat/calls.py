@@ -26,15 +26,15 @@ class Tool(Struct, frozen=True):
     @property
     def arguments(self) -> Mapping[str, Any]:
         """Their schema, also where none is given: that of an object, whether or not it says so."""
-        given = self.parameters or {"properties": {}}
-        named = given.get("type")
-        return {**given, "type": "object"} if named is None or isinstance(named, list) else given
+        schema = self.parameters or {"properties": {}}
+        named = schema.get("type")
+        return {**schema, "type": "object"} if named is None or isinstance(named, list) else schema
 
     @property
     def properties(self) -> Mapping[str, Any]:
         """Schemas of its arguments by their names, as far as its own schema has any."""
-        given = self.arguments.get("properties")
-        return given if isinstance(given, Mapping) else {}
+        schemas = self.arguments.get("properties")
+        return schemas if isinstance(schemas, Mapping) else {}
 
 
 class Call(Struct, frozen=True):
@@ -48,8 +48,8 @@ class Call(Struct, frozen=True):
         """The arguments as an object; what is none (an answer cut short) as Anthropic's clients
         know it."""
         try:
-            found: dict[str, object] = bounded_json.decode(self.arguments, dict[str, object])
-            return found
+            arguments: dict[str, object] = bounded_json.decode(self.arguments, dict[str, object])
+            return arguments
         except ValueError:
             return {"INVALID_JSON": self.arguments}
 
@@ -106,15 +106,15 @@ _BLOCK = re.compile(
 def read_calls(body: str, tools: Sequence[Tool], *, marked: bool = False) -> list[Call] | None:
     """The calls in a complete text of JSON that has nothing else, whatever the order of its keys;
     None where it is no call of one of ``tools``. ``marked``: something says that it is calls."""
-    found = _BLOCK.fullmatch(body)
-    assert found is not None  # all of it is optional
+    block = _BLOCK.fullmatch(body)
+    assert block is not None  # all of it is optional
     try:
-        raw = bounded_json.decode(found[1].strip(), list[_Raw] | _Raw)
+        raw = bounded_json.decode(block[1].strip(), list[_Raw] | _Raw)
         calls = [one.call(marked=marked) for one in (raw if isinstance(raw, list) else [raw])]
     except (ValueError, RecursionError):
         return None
-    known = {tool.name for tool in tools}
-    return calls if calls and all(call.name in known for call in calls) else None
+    names = {tool.name for tool in tools}
+    return calls if calls and all(call.name in names for call in calls) else None
 
 
 # --- As a grammar.
@@ -123,7 +123,7 @@ def read_calls(body: str, tools: Sequence[Tool], *, marked: bool = False) -> lis
 def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
     """One call or, with ``parallel``, several of some tools, and nothing else. Not for harmony.
     Raises ``ValueError``."""
-    one = {
+    call = {
         "anyOf": [
             {
                 "type": "object",
@@ -134,28 +134,28 @@ def calls_grammar(tools: Sequence[Tool], syntax: str, *, parallel: bool) -> str:
             for tool in tools
         ]
     }
-    whole = {**one, **_definitions(tools)}
+    whole = {**call, **_definitions(tools)}
     around = SYNTAXES[syntax].around
     if around[:1] == (("<tool_call>", "</tool_call>"),):
         more = r' ("\n" call)*' if parallel else ""
         (begin, end), json = around[0], text.of_json(whole)
         return f'start: call{more}\ncall: "{begin}\\n" json "\\n{end}"\njson: {json}'
     listed = {key: value for key, value in whole.items() if key != "anyOf"}
-    most = {} if parallel else {"maxItems": 1}
-    return text.of_schema({"type": "array", "items": one, "minItems": 1, **most, **listed})
+    bound = {} if parallel else {"maxItems": 1}
+    return text.of_schema({"type": "array", "items": call, "minItems": 1, **bound, **listed})
 
 
 def _definitions(tools: Sequence[Tool]) -> dict[str, dict[str, Any]]:
     """Those of all tools: references are relative to the root of the schema that they stand in.
     Raises ``ValueError``."""
-    found: dict[str, dict[str, Any]] = {}
+    merged: dict[str, dict[str, Any]] = {}
     for tool in tools:
         for key in ("$defs", "definitions"):
-            given = tool.arguments.get(key, {})
-            if not isinstance(given, Mapping):
+            definitions = tool.arguments.get(key, {})
+            if not isinstance(definitions, Mapping):
                 raise ValueError(f"the parameters of {tool.name} have {key} that are no object")
-            found.setdefault(key, {}).update(given)
-    return {key: value for key, value in found.items() if value}
+            merged.setdefault(key, {}).update(definitions)
+    return {key: value for key, value in merged.items() if value}
 
 
 def after_reasoning(grammar: str, end: str = "</think>") -> str:

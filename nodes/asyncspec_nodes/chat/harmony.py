@@ -77,8 +77,8 @@ class HarmonyParser(StepwiseParser):
         return []
 
     def _header(self) -> list[AnswerPart] | None:
-        header, found, self._text = self._text.partition(MESSAGE)
-        if not found:
+        header, mark, self._text = self._text.partition(MESSAGE)
+        if not mark:
             self._text = header
             return None
         self._state, self._fresh = "body", True
@@ -90,13 +90,13 @@ class HarmonyParser(StepwiseParser):
         return []
 
     def _body(self) -> list[AnswerPart] | None:
-        found = [(i, mark) for mark in _BREAKS if (i := self._text.find(mark)) >= 0]
-        if not found:
+        places = [(i, mark) for mark in _BREAKS if (i := self._text.find(mark)) >= 0]
+        if not places:
             keep = partial_stop_length(self._text, _BREAKS)
             said = self._text[: len(self._text) - keep]
             self._text = self._text[len(said) :]
             return self._written(said) if said else None
-        place, mark = min(found)
+        place, mark = min(places)
         said, self._text = self._text[:place], self._text[place:]
         self._text = self._text.removeprefix(mark) if mark in _ENDS else self._text
         self._state = "header"

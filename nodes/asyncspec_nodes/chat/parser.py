@@ -61,18 +61,18 @@ class WholeCalls:
 
     def joined(self, parts: Iterable[AnswerPart]) -> list[Part | Call]:
         """With some more parts of the answer: text, and the calls that have ended."""
-        found: list[Part | Call] = []
+        ended: list[Part | Call] = []
         for part in parts:
             match part:
                 case Part():
-                    found.append(part)
+                    ended.append(part)
                 case CallBegin():
                     self._name, self._arguments = part.name, ""
                 case CallArguments():
                     self._arguments += part.text
                 case CallEnd():
-                    found.append(Call(self._name, self._arguments))
-        return found
+                    ended.append(Call(self._name, self._arguments))
+        return ended
 
 
 class StepwiseParser:
@@ -90,10 +90,10 @@ class StepwiseParser:
 
     def feed(self, text: str) -> list[AnswerPart]:
         self._text += text
-        found: list[AnswerPart] = []
+        parts: list[AnswerPart] = []
         while (step := self._counted_step()) is not None:
-            found += step
-        return self._counted(found)
+            parts += step
+        return self._counted(parts)
 
     def finish(self, *, cut: bool = False) -> list[AnswerPart]:
         rest, self._text = self._text, ""
@@ -136,17 +136,17 @@ class StepwiseParser:
 
     def _counted(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
         """The parts that count, neighbours of one kind as one."""
-        found: list[AnswerPart] = []
+        merged: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, CallBegin):
                 self._dropped = not self._parallel and self.calls > 0
                 self.calls += not self._dropped
-            last = found[-1] if found else None
+            last = merged[-1] if merged else None
             if isinstance(part, Part) and isinstance(last, Part) and part.kind == last.kind:
-                found[-1] = Part(part.kind, last.text + part.text)
+                merged[-1] = Part(part.kind, last.text + part.text)
             elif isinstance(part, Part) or not self._dropped:
-                found.append(part)
-        return found
+                merged.append(part)
+        return merged
 
 
 _MARKS: Mapping[str, str] = {
@@ -186,13 +186,13 @@ class AnswerParser(StepwiseParser):
         super().__init__(parallel=parallel)
         self._tools = tools
         self._pattern = CallPattern(tools, facts.syntax)
-        # Of the call whose arguments are being read.
+        # Reader of the call whose arguments are being read.
         self._arguments: Arguments | None = None
         # Whether a call was read since the last marker.
         self._read = False
         opened = facts.opened({}) if opened is None else opened
         self._state: Literal["start", "content", "reasoning", "call", "bare"] = "start"
-        # Of the call being read: what begins it, with the blanks before it, and what ends it.
+        # What begins the call being read, with the blanks before it, and what ends it.
         self._begun = self._ends = ""
         # What calls interrupt: content, or reasoning.
         self._around: Literal["content", "reasoning"] = "content"
@@ -228,26 +228,26 @@ class AnswerParser(StepwiseParser):
                 return _parts("content", text.lstrip() if self._fresh else text)
 
     def _rest_of_call(self, text: str, *, cut: bool) -> Sequence[AnswerPart]:
-        found: list[AnswerPart] = []
+        parts: list[AnswerPart] = []
         begun, further = self._begun + text, self._read
         # What would end the call makes up for an end that the model left out.
         if self._arguments is None and not cut:
             call = self._pattern.match(text + self._ends, further=further)
             if call is not None:
                 begin, self._arguments, text = call
-                found.append(begin)
+                parts.append(begin)
         if self._arguments is None:
-            return [*found, *self._block(text, begun)]
+            return [*parts, *self._block(text, begun)]
         # Cut short, the arguments stay as far as they are certain: completed they would be others.
         if cut:
-            return [*found, CallEnd()]
+            return [*parts, CallEnd()]
         written, text, ended = self._arguments.feed(text)
         if not ended:
             more, text = self._arguments.close(text)
             written += more
         self._arguments, self._read = None, True
-        found += [*_arguments(written), CallEnd()]
-        return [*found, *self._block(text.removesuffix(self._ends), "")]
+        parts += [*_arguments(written), CallEnd()]
+        return [*parts, *self._block(text.removesuffix(self._ends), "")]
 
     def _step(self) -> Sequence[AnswerPart] | None:
         match self._state:
@@ -303,15 +303,15 @@ class AnswerParser(StepwiseParser):
 
     def _found(self, marks: Iterable[str]) -> tuple[int, str] | None:
         """The first of some marks in the text, and its place; of several there, the longest."""
-        found = [(place, mark) for mark in marks if (place := self._text.find(mark)) >= 0]
-        return min(found, key=lambda one: (one[0], -len(one[1])), default=None)
+        places = [(place, mark) for mark in marks if (place := self._text.find(mark)) >= 0]
+        return min(places, key=lambda item: (item[0], -len(item[1])), default=None)
 
     def _content(self) -> Sequence[AnswerPart] | None:
         marks = (*self._markers, *((self._wrap_end,) if self._wrap_end else ()))
-        found = self._found(marks)
-        if found is None:
+        mark_here = self._found(marks)
+        if mark_here is None:
             return self._passed("content", marks)
-        place, mark = found
+        place, mark = mark_here
         if mark != self._wrap_end:
             return self._begin_call("content", place, mark)
         said, self._text = self._text[:place], self._text[place + len(mark) :]
@@ -346,10 +346,10 @@ class AnswerParser(StepwiseParser):
             self._text = self._text.lstrip("\n")
             self._fresh = not self._text
         marks = (*self._thoughts, *self._markers)
-        found = self._found(marks)
-        if found is None:
+        mark_here = self._found(marks)
+        if mark_here is None:
             return self._passed("reasoning", marks)
-        place, mark = found
+        place, mark = mark_here
         if mark not in self._thoughts:
             return self._begin_call("reasoning", place, mark)
         text, self._text = self._text[:place], self._text[place + len(mark) :]
@@ -365,8 +365,8 @@ class AnswerParser(StepwiseParser):
                 self._arguments = None
                 return [*_arguments(written), CallEnd()]
             return _arguments(written) or None
-        if (found := self._pattern.match(self._text, further=self._read)) is not None:
-            begin, self._arguments, self._text = found
+        if (call := self._pattern.match(self._text, further=self._read)) is not None:
+            begin, self._arguments, self._text = call
             self._read = True
             return [begin]
         if not self._ends:
@@ -376,21 +376,21 @@ class AnswerParser(StepwiseParser):
         if end is None:
             return self._unmatched()
         place, mark = end
-        before, self._text = self._text[:place], self._text[place:]
+        text, self._text = self._text[:place], self._text[place:]
         self._state = self._around
         if mark != self._ends:  # the reasoning has ended
-            return self._block(before, f"{self._begun}{before}".rstrip("\n"))
+            return self._block(text, f"{self._begun}{text}".rstrip("\n"))
         self._text = self._text.removeprefix(mark)
-        return self._block(before, f"{self._begun}{before}{mark}")
+        return self._block(text, f"{self._begun}{text}{mark}")
 
     def _unended(self) -> Sequence[AnswerPart] | None:
-        """Of calls without an end: what else may they be?"""
+        """What calls without an end may be else."""
         if self._read or self._pattern.possible(self._text):
             return None
         return self._given_back()
 
     def _unmatched(self) -> Sequence[AnswerPart] | None:
-        """Of calls whose end has not come: reasoning that only talks of calls is not held back."""
+        """What is passed on of calls whose end has not come: reasoning may only talk of calls."""
         long = len(self._text) > MAX_BEGINNING
         if long and not self._read and (self._around == "reasoning" or not self._begun.strip()):
             return self._given_back()

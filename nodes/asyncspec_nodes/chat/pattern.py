@@ -51,7 +51,7 @@ _PAIRS = (
     r'\{\s*+(?:(?:"(?:name|tool_name)"\s*+:\s*+"(?P<name>NAMES)"'
     rf'|"(?!(?:name|arguments|parameters)")[^"\\]*+"\s*+:\s*+{_SCALAR})\s*+,\s*+)*+'
 )
-"""Of an object, before its arguments: a name, if it comes, is that of a tool."""
+"""Keys of an object before its arguments: a name, if it comes, is that of a tool."""
 
 _OTHER_JSON = rf'[\s\[]*+{_PAIRS}"(?:arguments|parameters)"\s*+:'
 """With more keys, with the arguments before the name, or with them as a text of JSON."""

@@ -29,20 +29,20 @@ class PythonArguments:
         self._depth = 0
 
     def feed(self, text: str) -> tuple[str, str, bool]:
-        found, place = "", 0
+        written, place = "", 0
         while place < len(text):
             piece = self._piece(text, place)
             if not piece:
                 break  # the character that is escaped is to come
             place += len(piece)
             if not self._quote and self._depth <= 0 and piece in (",", ")"):
-                found += self._pair()
+                written += self._pair()
                 if piece == ")":
-                    return found + self._end(), text[place:], True
+                    return written + self._end(), text[place:], True
                 continue
             self._value.append(piece)
             self._count(piece)
-        return found, text[place:], False
+        return written, text[place:], False
 
     def close(self, text: str) -> tuple[str, str]:
         self._value.append(text)
@@ -79,9 +79,9 @@ class PythonArguments:
         text = (text[key.end() :] if key else text).strip()
         if not text or name is None or name in self._given:
             return ""
-        before = "," if self._given else "{"
+        separator = "," if self._given else "{"
         self._given.add(name)
-        return before + msgspec.json.encode({name: _value(text)}).decode()[1:-1]
+        return separator + msgspec.json.encode({name: _value(text)}).decode()[1:-1]
 
 
 def _value(text: str) -> object:

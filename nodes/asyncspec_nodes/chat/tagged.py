@@ -44,17 +44,17 @@ class TaggedArguments:
         return (written, rest) if ended else (written + self._end(), "")
 
     def _fed(self, text: str, *, last: bool) -> tuple[str, str, bool]:
-        found = ""
+        written = ""
         while True:
             begin, close = self._begin.search(text), self._close.search(text)
             if close is not None and (begin is None or close.start() < begin.start()):
-                return found + self._end(), text[close.end() :], True
+                return written + self._end(), text[close.end() :], True
             if begin is None:
-                return found, text, False
+                return written, text, False
             span = self._span(text, begin, last=last)
             if span is None:
-                return found, text, False
-            found += self._pair(begin, text[begin.end() : span[0]])
+                return written, text, False
+            written += self._pair(begin, text[begin.end() : span[0]])
             text = text[span[1] :]
 
     def _end(self) -> str:
@@ -64,9 +64,9 @@ class TaggedArguments:
         """Where the value behind ``begin`` ends, and where what follows begins."""
         start = begin.end()
         places: list[tuple[int, int]] = []
-        if (own := text.find(self._tags.end, start)) >= 0:
-            places.append((own, own + len(self._tags.end)))
-        for following in self._begin.finditer(text, start, own if own >= 0 else len(text)):
+        if (end_tag := text.find(self._tags.end, start)) >= 0:
+            places.append((end_tag, end_tag + len(self._tags.end)))
+        for following in self._begin.finditer(text, start, end_tag if end_tag >= 0 else len(text)):
             key = following["key"]
             if key not in self._given and key != begin["key"] and key in self._properties:
                 place = following.start()
@@ -95,12 +95,12 @@ class TaggedArguments:
         if self._tags.padded:
             value = value.removeprefix("\n").removesuffix("\n")
         marked = begin.groupdict().get("text")
-        found = value if marked == "true" else self._value(key, value)
-        before = "," if self._given else "{"
+        content = value if marked == "true" else self._value(key, value)
+        separator = "," if self._given else "{"
         if key in self._given:
             return ""  # the first counts: it was passed on
         self._given.add(key)
-        return before + msgspec.json.encode({key: found}).decode()[1:-1]
+        return separator + msgspec.json.encode({key: content}).decode()[1:-1]
 
     def _value(self, key: str, value: str) -> object:
         schema, plain = self._properties.get(key), value.strip()

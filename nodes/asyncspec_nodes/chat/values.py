@@ -15,16 +15,16 @@ def typed(value: str, schema: object) -> object:
     if value in named or (types == {"string"} and not named):
         return value
     try:
-        found: object = bounded_json.decode(value)
+        decoded: object = bounded_json.decode(value)
     except ValueError:
         return value
     # Python's 1 is True as well.
-    if any(one == found and {*_kinds_of(one)} & {*_kinds_of(found)} for one in named):
-        return found
+    if any(one == decoded and {*_kinds_of(one)} & {*_kinds_of(decoded)} for one in named):
+        return decoded
     # Where a text may be, alone or next to other types, quotes are a part of it: templates write
     # texts without.
-    other = types.isdisjoint(_kinds_of(found)) or (isinstance(found, str) and types != _ANY)
-    return value if "string" in types and other else found
+    no_text = types.isdisjoint(_kinds_of(decoded)) or (isinstance(decoded, str) and types != _ANY)
+    return value if "string" in types and no_text else decoded
 
 
 _FORMS = ("anyOf", "oneOf", "allOf")

@@ -229,15 +229,15 @@ class Chat:
         if self._unanswered is not None:
             await self._answer(self.messages, self._unanswered)
         elif self.messages:
-            *before, question, _ = self.messages
-            await self._answer(before, question)
+            *history, question, _ = self.messages
+            await self._answer(history, question)
         else:
             raise UserError("nothing was asked yet; ask something")
 
-    async def _answer(self, before: Sequence[ChatText], question: ChatText) -> None:
+    async def _answer(self, history: Sequence[ChatText], question: ChatText) -> None:
         """A question without an answer does not become a part of what was said."""
         system = [ChatText("system", self.system)] if self.system else []
-        answering = asyncio.create_task(self._print([*system, *before, question]))
+        answering = asyncio.create_task(self._print([*system, *history, question]))
         loop = asyncio.get_running_loop()
         stoppable = interactive()
         if stoppable:
@@ -250,7 +250,7 @@ class Chat:
                 loop.remove_signal_handler(signal.SIGINT)
             answering.cancel()
         if text:
-            self.messages = [*before, question, ChatText("assistant", text)]
+            self.messages = [*history, question, ChatText("assistant", text)]
             self._unanswered = None
 
     async def _print(self, messages: list[ChatText]) -> str:

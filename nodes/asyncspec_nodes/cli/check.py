@@ -65,11 +65,11 @@ def faults_here(config: Config) -> Iterator[str]:
         *(_devices, _addresses, _port_problems, _stages),
     )
     # A target that is not there is a fault of its stages, too.
-    found: set[str] = set()
+    reported: set[str] = set()
     for check in checks:
         for fault in _faults_of(check, config):
-            if fault not in found:
-                found.add(fault)
+            if fault not in reported:
+                reported.add(fault)
                 yield fault
 
 
@@ -81,7 +81,7 @@ def _faults_of(check: Callable[[Config], Iterable[str] | None], config: Config) 
 
 
 def _targets(config: Config) -> list[str]:
-    """Of all nodes, each once."""
+    """Targets of all nodes, each once."""
     return [*dict.fromkeys(config.target_of(node.rank) for node in config.node)]
 
 
@@ -167,19 +167,19 @@ def _port_problems(config: Config) -> Iterator[str]:
         host, port = node.host, node.port
         if node.listen is not None:
             host, port = host_and_port(f"listen of rank {node.rank}:", node.listen)
-        found = address(host)
-        if found is not None and found.is_unspecified:
+        interface = address(host)
+        if interface is not None and interface.is_unspecified:
             continue  # it may be in a container, whose ports are its own
         taken = [(f"rank {node.rank}", LOOPBACK if host == "localhost" else host, port)]
         if node.http is not None:
             taken.append((f"http of rank {node.rank}", LOOPBACK, node.http))
         # Machines behind one address may still differ in their private ones.
         machine = [None if is_loopback(name) else name for name in (node.host, host)]
-        for whose, own, number in taken:
-            other = seen.setdefault((*machine, own, number), whose)
-            if other != whose:
+        for whose, listening, number in taken:
+            first = seen.setdefault((*machine, listening, number), whose)
+            if first != whose:
                 yield (
-                    f"{other} and {whose} both take port {number} of {node.host}; change one of "
+                    f"{first} and {whose} both take port {number} of {node.host}; change one of "
                     "them"
                 )
 

@@ -147,7 +147,7 @@ async def work(model: DemoModel) -> int:
         pace=f"{STAGES} computers emulated on this one: stages of {STAGE_SECONDS * 1000:g} ms, "
         f"draft levels of {LEVEL_SECONDS * 1000:g} ms",
         lanes=(Lane("plain pipeline", STAGES), Lane("flow", STAGES)),
-        most=model.tokens,
+        max_tokens=model.tokens,
         chat=model.chat,
     )
     async with AsyncExitStack() as stack:

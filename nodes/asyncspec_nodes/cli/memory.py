@@ -69,16 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(problem)
     tree = arguments.tree
     if tree is None:
-        most = max_tree_nodes(POLICIES[arguments.policy], arguments.stages)
-        tree = arguments.sessions * most
+        nodes = max_tree_nodes(POLICIES[arguments.policy], arguments.stages)
+        tree = arguments.sessions * nodes
     with exit_on_interrupt():
         spans = even_split(model_info.layers, arguments.stages)
         check_spans(target, spans)
-        found = backend.footprints(target, spans, table.stage_options(options))
+        footprints = backend.footprints(target, spans, table.stage_options(options))
     process = backend.runtime_bytes
     stages = [
         _node_memory(rank, one.layers, [one], slots, tree, process, arguments.sessions)
-        for rank, one in enumerate(found, start=1)
+        for rank, one in enumerate(footprints, start=1)
     ]
     draft = None
     if (source := arguments.draft) is not None:

@@ -24,7 +24,7 @@ from asyncspec_nodes.node.resources import free_memory
 from asyncspec_protocol.messages import Status
 
 NODE_BYTES = 0.8e9
-"""Of a machine, beside weights: its process and some caches."""
+"""Memory of a machine beside weights: its process and some caches."""
 
 
 def add_arguments(parser: Parser) -> None:

@@ -19,7 +19,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
-        found = [
+        listed = [
             {
                 "name": name,
                 "description": _description(policy),
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
             }
             for name, policy in POLICIES.items()
         ]
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(listed).decode() + "\n")
         return 0
     width = max(map(len, POLICIES))
     for name, policy in POLICIES.items():

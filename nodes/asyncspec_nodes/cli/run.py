@@ -134,7 +134,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _grammar(arguments: argparse.Namespace) -> str:
-    """Of ``--json-schema`` or ``--regex``. Raises ``UserError``."""
+    """The grammar of ``--json-schema`` or ``--regex``. Raises ``UserError``."""
     if arguments.regex is not None:
         if not is_utf8(arguments.regex):
             raise UserError("--regex is not UTF-8 text")
@@ -154,10 +154,10 @@ def read_words(arguments: argparse.Namespace) -> None:
     prompted = any(
         given is not None for given in (arguments.prompt, arguments.prompt_file, arguments.prompts)
     )
-    most = 2 - prompted - (arguments.target is not None)
-    if len(words) > most:
+    limit = 2 - prompted - (arguments.target is not None)
+    if len(words) > limit:
         raise UserError(
-            f'{words[most]!r} is one argument too many; write asyncspec run MODEL "question", the '
+            f'{words[limit]!r} is one argument too many; write asyncspec run MODEL "question", the '
             "question in quotes, without saying either by an option as well"
         )
     if len(words) == 2 or (words and prompted):
@@ -175,8 +175,8 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
     read_words(arguments)
     arguments.constraint = Constraint(_grammar(arguments))
     sampling = Sampling.of(arguments)
-    most = MAX_INT if arguments.max_new_tokens == UNBOUNDED else arguments.max_new_tokens
-    if problem := settings_problem(most, sampling):
+    max_new_tokens = MAX_INT if arguments.max_new_tokens == UNBOUNDED else arguments.max_new_tokens
+    if problem := settings_problem(max_new_tokens, sampling):
         raise UserError(f"--{problem}")
     if problem := stop_problem(arguments.stop):
         raise UserError(f"--stop: {problem}")
@@ -201,7 +201,7 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         submit=Submit(
             request=0,
             prompt="",
-            max_new_tokens=most,
+            max_new_tokens=max_new_tokens,
             policy=policy,
             ignore_eos=arguments.ignore_eos,
             stop=tuple(arguments.stop),
@@ -350,8 +350,8 @@ class Run:
         options, client = self._options, engine.client
         async with AsyncExitStack() as stack:
             if self._trace is not None:
-                own = trace_from < 0  # others' clusters have others' requests
-                download = TraceDownload(client, self._trace, last=trace_from, tokens=own)
+                is_alone = trace_from < 0  # others' clusters have others' requests
+                download = TraceDownload(client, self._trace, last=trace_from, tokens=is_alone)
                 await stack.enter_async_context(download)
             answering = answer_all(
                 engine,

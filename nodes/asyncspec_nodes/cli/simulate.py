@@ -142,10 +142,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _policies(given: list[str] | None) -> tuple[str, ...]:
-    if given is None:
+def _policies(texts: list[str] | None) -> tuple[str, ...]:
+    if texts is None:
         return lossless()
-    names = [name for text in given for name in split(text)]
+    names = [name for text in texts for name in split(text)]
     for name in names:
         if problem := POLICIES.problem(name):
             raise UserError(problem)

@@ -150,12 +150,12 @@ class StreamedAnswer:
 
     def _new(self, part: str, text: str) -> str:
         shown, at = self._shown[part], self._again[part]
-        known = shown[at : at + len(text)]
-        if not text.startswith(known):
+        repeated = shown[at : at + len(text)]
+        if not text.startswith(repeated):
             raise ClusterError("the service is back with another target: ask again")
         self._again[part] += len(text)
-        self._shown[part] += text[len(known) :]
-        return text[len(known) :]
+        self._shown[part] += text[len(repeated) :]
+        return text[len(repeated) :]
 
 
 class HttpTalker:

@@ -268,10 +268,10 @@ class Client:
             case Status(query) as status:
                 if query in self._status_queries:
                     self._status_queries[query].send(status)
-            case PlanStatus(query) | Drained(query) as found:
+            case PlanStatus(query) | Drained(query) as reply:
                 answer = self._queries.get(query)
                 if answer is not None and not answer.done():
-                    answer.set_result(found)
+                    answer.set_result(reply)
             case Events(collection) as events:
                 if collection in self._collections:
                     self._collections[collection](events, frame.data)

@@ -191,7 +191,7 @@ class ReconnectingEngine:
             raise ClusterError(f"{self._error}; it was not back within {seconds:g} s") from None
 
     async def _reconnect(self) -> None:
-        first, most = RECONNECT_SECONDS
+        first, longest = RECONNECT_SECONDS
         while True:
             if self._client is not None:
                 self._error = f"the draft node is gone: {await self._lost(self._client)}"
@@ -199,7 +199,7 @@ class ReconnectingEngine:
                 self._client, pause = None, first
                 self._notify(self._error)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, most)
+            pause = min(2 * pause, longest)
             try:
                 self._client = await self._connect()
                 self._connected.set()

@@ -72,10 +72,10 @@ PAIRS = (
 """What is tried for a target of that name; that it fits is checked as of any other source."""
 
 _TWIN_BYTES = 0.6
-"""Of a weight, with its scales."""
+"""Bytes of a weight, with its scales."""
 
 _MEMORY_SHARE = 0.8
-"""Of what is free, for the weights of a twin and of the stages beside it."""
+"""Share of what is free, for the weights of a twin and of the stages beside it."""
 
 
 UNKNOWN = "no head or draft model is known for the target"

@@ -37,15 +37,15 @@ HYBRID = "hybrid"
 
 def _split(name: str) -> tuple[str, ...]:
     """At each plus that is not a part of a path that exists; the longest such path counts."""
-    pieces, found = name.split("+"), list[str]()
+    pieces, names = name.split("+"), list[str]()
     while pieces:
         joined = ("+".join(pieces[:count]) for count in range(len(pieces), 1, -1))
         path = next(
             (text for text in joined if _exists(text.removeprefix(EAGLE_PREFIX))), pieces[0]
         )
-        found.append(path)
+        names.append(path)
         pieces = pieces[path.count("+") + 1 :]
-    return tuple(found)
+    return tuple(names)
 
 
 def _exists(path: str) -> bool:
@@ -57,19 +57,19 @@ def _exists(path: str) -> bool:
 
 def parts(name: str) -> tuple[str, ...]:
     """The names of the sources in a mix. Raises ``UserError`` for an impossible mix."""
-    found = _split(name)
-    if len(found) == 1:
-        return found
-    wrong = next((part for part in found if not _mixes(part)), None)
+    sources = _split(name)
+    if len(sources) == 1:
+        return sources
+    wrong = next((part for part in sources if not _mixes(part)), None)
     if wrong is not None:
         raise UserError(f"{name!r} mixes {wrong or 'nothing'!r} with something; leave it out")
-    if len(set(found)) < len(found):
+    if len(set(sources)) < len(sources):
         raise UserError(f"{name!r} names a token source twice; leave one out")
-    if sum(kind_of(part).reads_features for part in found) > 1:
+    if sum(kind_of(part).reads_features for part in sources) > 1:
         raise UserError(f"{name!r} mixes two heads; only one can read the target's features")
-    if sum(twin_quantize(part) is not None for part in found) > 1:
+    if sum(twin_quantize(part) is not None for part in sources) > 1:
         raise UserError(f"{name!r} mixes two twins of the target; leave one out")
-    return found
+    return sources
 
 
 def _mixes(part: str) -> bool:

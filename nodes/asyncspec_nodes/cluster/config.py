@@ -25,7 +25,7 @@ Wire = Literal["auto", "plain", "packed"]
 BackendName = Literal["auto", "hf", "llama"]
 MAX_STAGES = 64
 DEFAULT_STAGES = 3
-"""Of commands that start or plan a cluster without a file."""
+"""Stages of commands that start or plan a cluster without a file."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -352,8 +352,8 @@ def layout(config: Config, layers: int) -> tuple[Span, ...]:
     """The range of each verify stage, rank 1 first. Raises ``UserError``. Automatic ones have been
     replaced (``placement``)."""
     check_stages(config.stages, layers)
-    given = [config.at(rank).layers for rank in range(1, config.stages + 1)]
-    spans = tuple(span for span in given if isinstance(span, tuple))
+    ranges = [config.at(rank).layers for rank in range(1, config.stages + 1)]
+    spans = tuple(span for span in ranges if isinstance(span, tuple))
     if not spans:
         return even_split(layers, config.stages)
     if spans[-1][1] != layers:

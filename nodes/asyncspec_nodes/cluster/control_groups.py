@@ -20,11 +20,11 @@ _MEMORY_FILES = (
     ("memory.high", "memory.current", ""),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
-"""Of versions 2 and 1: the limit (above ``memory.high`` processes are slowed down), what is in use,
+"""Versions 2 and 1: the limit (above ``memory.high`` processes are slowed down), what is in use,
 and how the lines of ``memory.stat`` for the group with those in it begin."""
 
 _KILL_FILES = ("memory.events", "memory.oom_control")
-"""Of versions 2 and 1: a line of them counts the processes that the kernel has ended for want of
+"""Versions 2 and 1: a line of them counts the processes that the kernel has ended for want of
 memory."""
 
 _LOOK_SECONDS = 1.0
@@ -37,20 +37,22 @@ _UNBOUNDED = 1 << 60
 a millisecond."""
 
 
-def cpu_quotas(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
+def cpu_quotas(groups_file: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[float]:
     """Cores that each of the groups leaves this process."""
-    for group in _groups("cpu", own, root):
+    for group in _groups("cpu", groups_file, root):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-            # Of another version, or "max": no bound.
+            # No bound in files of another version, nor by "max".
             with suppress(OSError, ValueError):
                 quota, period = " ".join((group / name).read_text() for name in names).split()
                 if int(quota) > 0:
                     yield int(quota) / int(period)
 
 
-def memory_bounds(own: Path = _OWN_GROUPS, root: Path = _GROUPS) -> Iterator[tuple[int, int]]:
+def memory_bounds(
+    groups_file: Path = _OWN_GROUPS, root: Path = _GROUPS
+) -> Iterator[tuple[int, int]]:
     """Bytes that each of the groups may have, and that it has left."""
-    for group in _groups("memory", own, root):
+    for group in _groups("memory", groups_file, root):
         for limit_file, used_file, total in _MEMORY_FILES:
             with suppress(OSError, ValueError):
                 if (limit := int((group / limit_file).read_text())) > _UNBOUNDED:
@@ -121,11 +123,11 @@ def _kills(file: Path) -> int | None:
     return None
 
 
-def _groups(controller: str, own: Path, root: Path) -> Iterator[Path]:
+def _groups(controller: str, groups_file: Path, root: Path) -> Iterator[Path]:
     """Folders of this process's groups, and of those around them. Inside a container the path may
     be one of the host; its own group is then the root."""
     try:
-        lines = own.read_text().splitlines()
+        lines = groups_file.read_text().splitlines()
     except OSError:
         return
     for line in lines:

@@ -64,7 +64,7 @@ def check(config: Config) -> None:
 
 def examine(path: Path) -> tuple[Config | None, list[str]]:
     """A cluster file with all of its faults, a line each; no ``Config`` where it has some."""
-    found: list[Config] = []
+    configs: list[Config] = []
     faults: list[str] = []
 
     def read(text: str) -> None:
@@ -77,7 +77,7 @@ def examine(path: Path) -> tuple[Config | None, list[str]]:
                 rule(config)
             except UserError as error:
                 faults.append(str(error))
-        found.append(config)
+        configs.append(config)
 
     try:
         toml_file.load(path, "the cluster file", read)
@@ -86,7 +86,7 @@ def examine(path: Path) -> tuple[Config | None, list[str]]:
     if faults:
         return None, faults
     try:
-        return _absolute(found[0], path.absolute().parent), []
+        return _absolute(configs[0], path.absolute().parent), []
     except UserError as error:
         return None, [str(error)]
 
@@ -152,10 +152,10 @@ def _check_addresses(config: Config) -> None:
         if not is_host(node.host):
             raise UserError(f"{node.host!r} is not a host name or an address (rank {node.rank})")
         # Machines behind tunnels have one host, and may have the same ports for the rest.
-        other = seen.setdefault((node.host, node.port), node.rank)
-        if other != node.rank:
+        first = seen.setdefault((node.host, node.port), node.rank)
+        if first != node.rank:
             raise UserError(
-                f"rank {other} and rank {node.rank} both have the address {node.host}:{node.port}; "
+                f"rank {first} and rank {node.rank} both have the address {node.host}:{node.port}; "
                 "change one of them"
             )
         check_reach(config, node.host, f"rank {node.rank}")
@@ -176,11 +176,11 @@ def check_reach(config: Config, host: str, whose: str) -> None:
 
 def check_pace(where: str, pace: PaceTable, role: Role) -> None:
     """A node has times of its own work only. ``where``: for the ``UserError`` that this raises."""
-    own, whose = PASSES, "of what drafts, and this is a verify stage"
+    keys, whose = PASSES, "of what drafts, and this is a verify stage"
     if role != "verify":
-        own, whose = DRAFTING, "a verify stage's, and this drafts"
+        keys, whose = DRAFTING, "a verify stage's, and this drafts"
     for key in to_builtins(pace):  # leaves defaults out
-        if key not in own:
+        if key not in keys:
             raise UserError(f"{where}: {key} is {whose}; remove it")
 
 

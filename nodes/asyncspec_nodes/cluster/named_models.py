@@ -11,7 +11,7 @@ from asyncspec.registry import pip_install
 from asyncspec_nodes.cluster.automatic import PAIRS
 
 BFLOAT16_BYTES, INT4_BYTES = 2.0, 0.63
-"""Of a weight: as checkpoints are published, and by ``--quantize int4`` with its scales."""
+"""Bytes of a weight: as checkpoints are published, and by ``--quantize int4`` with its scales."""
 
 
 class NamedModel(Struct, frozen=True):

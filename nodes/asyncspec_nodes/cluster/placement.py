@@ -71,7 +71,7 @@ def cluster_cost(
 
 
 def tree_slots(config: Config, policy: str, stages: int = PLANNED_STAGES) -> int:
-    """Of ``cluster_cost``, those of trees."""
+    """Slots of ``cluster_cost`` that are trees'."""
     return config.limits.sessions * max_tree_nodes(POLICIES[policy], stages)
 
 
@@ -89,8 +89,8 @@ def target_cost(
     info = backend.inspect(name)
     every = [*combinations(range(info.layers + 1), 2)]
     spans = [*((layer, layer + 1) for layer in range(info.layers)), (0, info.layers)]
-    found = [backend.footprints(name, spans, one) for one in (options, *others)]
-    *single, whole = map(_largest, zip(*found, strict=True))
+    footprints = [backend.footprints(name, spans, one) for one in (options, *others)]
+    *single, whole = map(_largest, zip(*footprints, strict=True))
     layers = tuple(
         LayerCost(
             one.weights,
@@ -117,10 +117,10 @@ def target_cost(
 
 
 def _largest(footprints: Sequence[Footprint]) -> Footprint:
-    """Of the same layers."""
-    most = max(footprints, key=lambda one: one.weights)
+    """The largest sizes of footprints of the same layers."""
+    largest = max(footprints, key=lambda one: one.weights)
     fields = ("slot", "scores", "results", "session")
-    return replace(most, **{key: max(getattr(one, key) for one in footprints) for key in fields})
+    return replace(largest, **{key: max(getattr(one, key) for one in footprints) for key in fields})
 
 
 def check_spans(name: str, spans: Sequence[Span]) -> None:
@@ -154,10 +154,10 @@ def best_placement(
     # It imports numpy, which most commands and nodes can do without.
     from asyncspec.placement.search import place
 
-    found = place(target, devices, network, rate, constraints)
-    if found is None:
+    placement = place(target, devices, network, rate, constraints)
+    if placement is None:
         raise UserError(why_not(target, devices, constraints, advice))
-    return found
+    return placement
 
 
 def keeps_order(target: TargetCost, devices: Sequence[Device], network: Network) -> bool:
@@ -232,7 +232,7 @@ def with_layers(config: Config) -> Config:
     if not any(node.layers == AUTO for node in config.node):
         return config
     stages = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
-    found = best_placement(
+    placement = best_placement(
         cluster_cost(_on_any_machine(config), config.draft.policy, len(stages)),
         devices_of(stages),
         Network(draft=draft_of(config)),
@@ -240,7 +240,7 @@ def with_layers(config: Config) -> Config:
         Constraints(len(stages), ordered=True),
         BY_KEY,
     )
-    spans = {node.rank: one.layers for node, one in zip(stages, found.stages, strict=True)}
+    spans = {node.rank: one.layers for node, one in zip(stages, placement.stages, strict=True)}
     placed = [replace(node, layers=spans[node.rank]) if node.rank else node for node in config.node]
     return replace(config, node=tuple(placed))
 
@@ -257,8 +257,8 @@ def _on_any_machine(config: Config) -> Config:
 def devices_of(stages: Sequence[NodeTable]) -> list[Device]:
     """What a cluster file says of its stages' machines; nodes of one host share its memory. Where
     no speed is stated all are equally fast, and how fast means nothing."""
-    known = [node.gb_per_second for node in stages if node.gb_per_second]
-    mean = sum(known) / len(known) if known else 1.0
+    speeds = [node.gb_per_second for node in stages if node.gb_per_second]
+    mean = sum(speeds) / len(speeds) if speeds else 1.0
     hosts = [node.host for node in stages]
     return [
         Device(

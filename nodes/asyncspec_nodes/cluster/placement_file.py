@@ -55,9 +55,9 @@ def _check_same(path: Path, planned: Config) -> None:
     """Raises ``UserError`` where stages of the file take other memory than the planned ones."""
     there = load(path)
     for table, keys in _TAKES.items():
-        one, other = getattr(there, table), getattr(planned, table)
+        written, plan = getattr(there, table), getattr(planned, table)
         for key in keys:
-            has, wanted = getattr(one, key), getattr(other, key)
+            has, wanted = getattr(written, key), getattr(plan, key)
             if has != wanted:
                 raise UserError(
                     f"{path}: [{table}] {key} is {has}, and the plan is for {wanted}; plan for the "

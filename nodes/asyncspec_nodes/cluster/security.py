@@ -66,8 +66,8 @@ def _named(roles: frozenset[str]) -> str:
 
 
 class Keys(Security):
-    """Of a cluster with keys. ``reload`` reads all files again: connections that are made from
-    then on use them."""
+    """Security by keys. ``reload`` reads all files again: connections that are made from then on
+    use them."""
 
     def __init__(self, table: SecurityTable) -> None:
         """Raises ``UserError``."""
@@ -116,7 +116,7 @@ class Keys(Security):
         return certificate is not None and OPERATOR in roles_of(certificate)
 
     def _modified(self) -> tuple[int, ...]:
-        """Of every file, in ns. Raises ``UserError``."""
+        """When every file was changed, in ns. Raises ``UserError``."""
         with reading("the files of [security]"):
             return tuple(path.stat().st_mtime_ns for path in _files(self._table).values())
 
@@ -227,11 +227,11 @@ def _revoked(table: SecurityTable, authorities: Sequence[x509.Certificate]) -> f
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_crl(Path(table.crl).read_bytes())
+        revoked = x509.load_pem_x509_crl(Path(table.crl).read_bytes())
         keys = [one.public_key() for one in authorities]
-        valid = any(found.is_signature_valid(key) for key in keys)  # type: ignore[arg-type]
+        valid = any(revoked.is_signature_valid(key) for key in keys)  # type: ignore[arg-type]
     except (ValueError, TypeError, OSError) as error:
         raise UserError(f"[security] crl: {table.crl} is no revocation list: {error}") from None
     if not valid:
         raise UserError(f"[security] crl: {table.crl} is not signed by the authority in ca")
-    return frozenset(one.serial_number for one in found)
+    return frozenset(one.serial_number for one in revoked)

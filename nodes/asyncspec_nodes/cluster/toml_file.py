@@ -42,8 +42,8 @@ def decode_all(text: str, kind: type[T]) -> tuple[T | None, list[str]]:
     value that its default can stand in for."""
     faults: list[str] = []
     try:
-        found = tomllib.loads(text)
-        _check_finite(found, "")
+        document = tomllib.loads(text)
+        _check_finite(document, "")
     except tomllib.TOMLDecodeError as error:
         return None, [f"not valid TOML: {error}"]
     except RecursionError:
@@ -52,27 +52,27 @@ def decode_all(text: str, kind: type[T]) -> tuple[T | None, list[str]]:
         return None, [str(error)]
     while True:
         try:
-            return msgspec.convert(found, kind, str_keys=True), faults
+            return msgspec.convert(document, kind, str_keys=True), faults
         except msgspec.ValidationError as error:
             problem = InputProblem.of(error)
             meant = _meant(kind, problem.where) if problem.kind == "unknown" else ""
             # A required key that was removed below was there.
             if problem.kind != "missing" or not faults:
                 faults.append(problem.sentence("key") + meant)
-            if problem.kind == "missing" or not _remove(found, problem.where):
+            if problem.kind == "missing" or not _remove(document, problem.where):
                 return None, faults
 
 
-def _remove(found: Any, where: str) -> bool:
+def _remove(document: Any, where: str) -> bool:
     """Remove the key at ``where``, as in ``node[0].prot``; False where there is none."""
     *tables, key = where.split(".")
     try:
         for name in tables:
             name, *places = re.split(r"[\[\]]+", name.removesuffix("]"))
-            found = found[name]
+            document = document[name]
             for place in places:
-                found = found[int(place)]
-        del found[key.partition("[")[0]]
+                document = document[int(place)]
+        del document[key.partition("[")[0]]
     except (KeyError, IndexError, TypeError, ValueError):
         return False
     return True
@@ -81,11 +81,11 @@ def _remove(found: Any, where: str) -> bool:
 def _meant(kind: type, where: str) -> str:
     """The known key closest to the unknown one at ``where``, as in ``node[0].prot``."""
     *tables, key = where.split(".")
-    found: Any = types.type_info(kind)
+    table: Any = types.type_info(kind)
     for name in tables:
-        known = {field.encode_name: field.type for field in _fields(found)}
-        found = known.get(name.partition("[")[0])
-    return did_you_mean(key, [field.encode_name for field in _fields(found)])
+        types_by_key = {field.encode_name: field.type for field in _fields(table)}
+        table = types_by_key.get(name.partition("[")[0])
+    return did_you_mean(key, [field.encode_name for field in _fields(table)])
 
 
 def _fields(kind: object) -> tuple[types.Field, ...]:

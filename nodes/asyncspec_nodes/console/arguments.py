@@ -77,15 +77,15 @@ class Parser(argparse.ArgumentParser):
             text = self.environment.get(name, "") if name else ""
             if text and action.dest not in decided:
                 self._set(action, name, text, namespace)
-        found, rest = super().parse_known_args(words, namespace)
+        parsed, rest = super().parse_known_args(words, namespace)
         if rest:
-            known = [text for action in self._actions for text in action.option_strings]
+            options = [text for action in self._actions for text in action.option_strings]
             wrong = next((word for word in rest if word.startswith("-")), rest[0])
             name = wrong.partition("=")[0]
             same = MEANT.get(name, "")
-            meant = f"; did you mean {same}?" if same in known else did_you_mean(name, known)
+            meant = f"; did you mean {same}?" if same in options else did_you_mean(name, options)
             self.error(f"unrecognized arguments: {' '.join(rest)}{meant}")
-        return found, rest
+        return parsed, rest
 
     def _decided(self, words: Sequence[str]) -> set[str]:
         """Names of the options that are on the command line, or excluded by those."""

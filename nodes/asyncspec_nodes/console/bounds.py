@@ -25,8 +25,8 @@ class Bounds(NamedTuple):
             return
         shown = str(value) if isinstance(value, int) else f"{value:g}"
         if value > self.most:
-            most = str(self.most) if isinstance(self.most, int) else f"{self.most:g}"
-            raise UserError(f"{option} is {shown}; it must be at most {most}")
+            highest = str(self.most) if isinstance(self.most, int) else f"{self.most:g}"
+            raise UserError(f"{option} is {shown}; it must be at most {highest}")
         # Also refuses NaN.
         if not (value > self.least if self.above else value >= self.least):
             above = f"above {self.least:g}"
@@ -73,10 +73,10 @@ SOME_SECONDS = Bounds(0.0, 1e6, above=True)
 MILLISECONDS = Bounds(0.0, 1e9)
 SOME_MILLISECONDS = Bounds(0.0, 1e9, above=True)
 POSITIONS = Bounds(1, 1_000_000_000)
-"""Of a context."""
+"""Positions of a context."""
 
 NODES = Bounds(0, 1_000_000_000)
-"""Of trees in flight."""
+"""Nodes of trees in flight."""
 
 BYTES = Bounds(1, 1 << 40)
 """In memory at once."""

@@ -24,5 +24,5 @@ def address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
-    found = address(host)
-    return host == "localhost" if found is None else found.is_loopback
+    parsed = address(host)
+    return host == "localhost" if parsed is None else parsed.is_loopback

@@ -62,9 +62,9 @@ def lenient_stderr() -> Iterator[None]:
 def service_stderr() -> Iterator[None]:
     """Inside, a write to stderr never waits: a service must not stop because the reader of its log
     does. See ``LogStream``."""
-    before = _prepared(sys.stderr)
+    stderr = _prepared(sys.stderr)
     try:
-        stream = LogStream(before)
+        stream = LogStream(stderr)
     except (OSError, ValueError):  # no descriptor
         yield
         return
@@ -72,7 +72,7 @@ def service_stderr() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.stderr = before
+        sys.stderr = stderr
         stream.close()
 
 

@@ -42,7 +42,7 @@ STOP_SECONDS = 5.0
 """Time to stop before SIGKILL."""
 
 MAX_REPORT_BYTES = 1 << 26
-"""Of one line; an error report may hold much of a peer's text."""
+"""Bytes of one line; an error report may hold much of a peer's text."""
 
 
 Again = Literal["", "ended", "oom_killed"]

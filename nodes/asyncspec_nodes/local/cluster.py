@@ -271,8 +271,8 @@ class LocalCluster:
     def guarantee(self) -> str:
         """ "bitwise" where every stage's self-test is, else "tolerance"."""
         verify = (c for c in self._children if c.role == "verify")
-        found = {child.ready.guarantee for child in verify if child.ready}
-        return "bitwise" if found == {"bitwise"} else "tolerance"
+        guarantees = {child.ready.guarantee for child in verify if child.ready}
+        return "bitwise" if guarantees == {"bitwise"} else "tolerance"
 
     async def __aenter__(self) -> LocalCluster:
         raise_file_limit()

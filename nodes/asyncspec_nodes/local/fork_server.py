@@ -34,7 +34,7 @@ INTEGER = struct.Struct("=q")
 """A process id or an exit code in the status pipe."""
 
 MAX_BYTES = 1 << 16
-"""Of a request."""
+"""Bytes of a request."""
 
 _STREAMS = 3
 _WOKEN_BY = (signal.SIGCHLD, signal.SIGTERM)

@@ -27,14 +27,14 @@ MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """The kernel's modes, the active one in brackets."""
 
 
-def huge_page_environment(given: Mapping[str, str], modes: Path = MODES) -> dict[str, str]:
+def huge_page_environment(environment: Mapping[str, str], modes: Path = MODES) -> dict[str, str]:
     """The environment of a new process that is to hold weights. What the user has set stays."""
-    tunables, on_request = given.get(TUNABLES, ""), False
+    tunables, on_request = environment.get(TUNABLES, ""), False
     with contextlib.suppress(OSError):
         on_request = "[madvise]" in modes.read_text()
     if _HUGE_PAGES in tunables or not on_request:
-        return dict(given)
-    return {**given, TUNABLES: ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
+        return dict(environment)
+    return {**environment, TUNABLES: ":".join(filter(None, (tunables, f"{_HUGE_PAGES}=1")))}
 
 
 def reexec_with_huge_pages(modes: Path = MODES) -> None:

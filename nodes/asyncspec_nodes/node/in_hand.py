@@ -20,13 +20,13 @@ class InHand:
 
     def set(self, part: str, some: bool) -> None:
         """``part`` has requests, or none now."""
-        before = bool(self._parts)
+        had_some = bool(self._parts)
         if some:
             self._parts.add(part)
         else:
             self._parts.discard(part)
-        if bool(self._parts) != before:
-            self._changed(not before)
+        if bool(self._parts) != had_some:
+            self._changed(not had_some)
 
 
 class WatchedMachine(Machine[S]):

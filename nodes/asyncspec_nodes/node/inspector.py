@@ -198,7 +198,7 @@ class Inspector(LinkService):
         return [no_link(rank)]
 
     def status(self, number: int) -> Status:
-        """Of this node alone."""
+        """The status of this node alone."""
         runtime, me, serving = self._runtime, self._me, self._serving
         state, links = runtime.state, sorted(runtime.links.items())
         sessions = waiting = slots = room = 0

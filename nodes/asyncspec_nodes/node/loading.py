@@ -122,8 +122,8 @@ def _kinds(config: Config) -> list[SourceKind]:
 def _device_of(
     models: Sequence[LoadedSource],
 ) -> tuple[str, Callable[[], DeviceMemory | None]]:
-    one = next((one for one in models if one.device != CPU), _IDLE)
-    return one.device, one.device_memory
+    placed = next((placed for placed in models if placed.device != CPU), _IDLE)
+    return placed.device, placed.device_memory
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -205,17 +205,17 @@ def grammars(
     they come from users, and have not been compiled before."""
 
     def read() -> Vocabulary:
-        known = tokenizer or backend.load_tokenizer(model)
+        spelling = tokenizer or backend.load_tokenizer(model)
         tokens, eos = range(model.info.vocab_size), model.info.eos_token_ids
-        special = {*filter(known.is_special, tokens), *eos}
-        return Vocabulary([*map(known.spell, tokens)], special, eos)
+        special = {*filter(spelling.is_special, tokens), *eos}
+        return Vocabulary([*map(spelling.spell, tokens)], special, eos)
 
     return Grammars(read, bounded=bounded)
 
 
-def _constrained(source: LoadedSource, found: Grammars) -> LoadedSource:
+def _constrained(source: LoadedSource, compiled: Grammars) -> LoadedSource:
     """A source that proposes what a session's grammar allows."""
-    return replace(source, source=ConstrainedSource(source.source, lambda: found))
+    return replace(source, source=ConstrainedSource(source.source, lambda: compiled))
 
 
 def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
@@ -287,12 +287,12 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     defaults = read_defaults(config.target.path, config.target.generation_config)
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
-    found = grammars(backend, target, tokenizer, bounded=True)
+    target_grammars = grammars(backend, target, tokenizer, bounded=True)
     # The process that writes conversations starts while the source is loaded.
     with ThreadPoolExecutor(1, "templates") as beside:
         facts = beside.submit(_chat_facts, tokenizer, config.target.path)
         if config.source is None:
-            source = _constrained(_report_and_load(config, rank, target, reporter), found)
+            source = _constrained(_report_and_load(config, rank, target, reporter), target_grammars)
         else:
             source = _passing_on(config, target, backend)
     devices = devices_beside(config, rank, source.device, backend.device_name)
@@ -325,7 +325,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         abandon_job=source.source.abandon,
         tensors=source.tensors,
         tokenizer=tokenizer,
-        closing=(tokenizer.close, found.close),
+        closing=(tokenizer.close, target_grammars.close),
         device=source.device,
         device_memory=source.device_memory,
         draft=described(config.draft),
@@ -336,15 +336,15 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
             drafts=parts(config.draft.source) != (NONE,),
             vocab=target.info.vocab_size,
             defaults=defaults,
-            grammars=found,
+            grammars=target_grammars,
             chat=facts.result() if chats else ChatFacts(),
         ),
     )
 
 
 def _chat_facts(tokenizer: Tokenizer, target: str) -> ChatFacts:
-    """Of the target's chat template, and of prompts by it. Raises ``UserError`` for a template that
-    takes too much."""
+    """What the target's chat template can do, and its prompts. Raises ``UserError`` for a template
+    that takes too much."""
 
     def render(options: Mapping[str, Any]) -> str:
         try:

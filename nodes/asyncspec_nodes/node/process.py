@@ -221,7 +221,7 @@ def assemble(
             runtime.feed,
             WorkerThread("reading"),
             WorkerThread("chats"),
-            most=config.limits.requests,
+            max_requests=config.limits.requests,
             totals=totals,
             reading=partial(in_hand.set, "reading"),
         )

@@ -21,7 +21,7 @@ class PeerAddresses(Mapping[Rank, Address]):
 
     def __init__(self, config: Config, file: Path | None) -> None:
         self._file = file
-        # Of the file when it was read here, in ns: it may have changed since ``config`` was.
+        # When the file that was read here was changed, in ns: it may be newer than ``config``.
         self._read_at: int | None = None
         self._addresses = _addresses(config)
 

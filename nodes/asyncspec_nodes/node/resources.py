@@ -22,7 +22,7 @@ FILES, MIN_FILES = 8192, 256
 """Open files that a node takes at most (connections of HTTP, clients and nodes), and at least."""
 
 MEMORY_SHARE = 0.9
-"""Of what is free: the system and other programs need some."""
+"""Share of what is free: the system and other programs need some."""
 
 _ROWS, _WIDTH = 4096, 4096
 _TRIALS = 4
@@ -50,10 +50,10 @@ def raise_file_limit() -> None:
     """Raise this process's limit of open files as far as it may. Raises ``UserError`` where that is
     too little for a node's files, peers and clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        soft = most
+    limit = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        soft = limit
     if soft != resource.RLIM_INFINITY and soft < MIN_FILES:
         raise UserError(
             f"this process may open {soft} files, and a node needs {MIN_FILES}; raise the limit "

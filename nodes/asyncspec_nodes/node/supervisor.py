@@ -51,7 +51,7 @@ _PR_SET_PDEATHSIG = 1
 class RestartBudget(Struct):
     """New starts of one node, whatever watches it: its parent, or a cluster here. Pure."""
 
-    most: int = RESTARTS
+    max_starts: int = RESTARTS
     taken: list[float] = []
     # Those of a node that had a request in hand.
     beside: list[float] = []
@@ -63,7 +63,7 @@ class RestartBudget(Struct):
         (``core.stats.MAX_BREAKS``), nor is its key heard if it sends more (``http.keys``)."""
         starts = self.beside if in_hand else self.taken
         starts[:] = [at for at in starts if now - at <= PERIOD_SECONDS]
-        if not in_hand and len(starts) >= self.most:
+        if not in_hand and len(starts) >= self.max_starts:
             return None
         earlier = len(starts)
         starts.append(now)
@@ -127,7 +127,9 @@ class Supervisor:
                 why = "the kernel ended it for want of memory"
             pause = self._budget.take(time.monotonic(), in_hand=in_hand)
             if pause is None:
-                self._log.error("stopping", why=f"{why}, after {self._budget.most} new starts")
+                self._log.error(
+                    "stopping", why=f"{why}, after {self._budget.max_starts} new starts"
+                )
                 return 1
             self._log.warning("the node is started again", why=why, seconds=pause)
             select.select([self._woken], [], [], pause)

@@ -104,7 +104,7 @@ class ServingConfig(Struct, frozen=True):
     vocab: int = 2**31
     # Sampling settings for requests that leave them out.
     defaults: Defaults = Defaults()
-    # Of the target's chat template.
+    # What the target's chat template can do.
     chat: ChatFacts = ChatFacts()
     # None: grammars are not looked at here.
     grammars: GrammarCompiler | None = None
@@ -130,7 +130,7 @@ def settings_problem(max_new_tokens: int, sampling: Sampling) -> str | None:
 
 
 def _constraint_refusal(submit: Submit, policy: str, config: ServingConfig) -> Refusal | None:
-    """Of a grammar that cannot be compiled or kept, and of tokens that do not exist."""
+    """Refusal of a grammar that cannot be compiled or kept, and of tokens that do not exist."""
     constraint = submit.constraint
     if constraint.grammar:
         if submit.ignore_eos:
@@ -143,8 +143,8 @@ def _constraint_refusal(submit: Submit, policy: str, config: ServingConfig) -> R
         if problem is not None:
             return Refusal(f"it cannot be compiled: {problem}", BAD_GRAMMAR)
     if constraint.min_tokens > submit.max_new_tokens:
-        least, most = constraint.min_tokens, submit.max_new_tokens
-        return Refusal(f"min-tokens is {least}, but only {most} are asked for", "min_tokens")
+        least, asked = constraint.min_tokens, submit.max_new_tokens
+        return Refusal(f"min-tokens is {least}, but only {asked} are asked for", "min_tokens")
     token = max((token for token, _ in constraint.logit_bias), default=0)
     if token >= config.vocab:
         text = f"token {token} of logit-bias is not in the vocabulary of {config.vocab}"
@@ -245,8 +245,8 @@ def prepare(
             "context_length_exceeded",
         )
     stops = frozenset() if submit.ignore_eos else config.eos
-    most = min(submit.max_new_tokens, room)
-    if problem := _given_problem(submit, stops, config.vocab, most):
+    max_new_tokens = min(submit.max_new_tokens, room)
+    if problem := _given_problem(submit, stops, config.vocab, max_new_tokens):
         return Refusal(problem, "given_token_ids")
     if sampling.constraint.min_tokens:
         constraint = replace(sampling.constraint, stop_tokens=tuple(sorted(config.eos)))
@@ -254,7 +254,7 @@ def prepare(
     return Request(
         request=number,
         prompt=prompt,
-        max_new_tokens=most,
+        max_new_tokens=max_new_tokens,
         sampling=sampling,
         stop_tokens=stops,
         policy=policy,
@@ -267,10 +267,12 @@ def prepare(
     )
 
 
-def _given_problem(submit: Submit, stops: frozenset[int], vocab: int, most: int) -> str | None:
-    """Why ``Submit.given`` cannot begin an answer of at most ``most`` tokens."""
-    if len(submit.given) > most:
-        return f"{len(submit.given)} tokens are given, but the answer has at most {most}"
+def _given_problem(
+    submit: Submit, stops: frozenset[int], vocab: int, max_new_tokens: int
+) -> str | None:
+    """Why ``Submit.given`` cannot begin an answer of at most ``max_new_tokens`` tokens."""
+    if len(submit.given) > max_new_tokens:
+        return f"{len(submit.given)} tokens are given, but the answer has at most {max_new_tokens}"
     if max(submit.given, default=0) >= vocab:
         return f"a token that is given is not in the vocabulary of {vocab}"
     if not stops.isdisjoint(submit.given[:-1]):

@@ -106,7 +106,7 @@ class _Answer:
         matcher: AnswerMatcher | None,
     ) -> None:
         self.client = client
-        # Of its grammar.
+        # Matcher of its grammar.
         self.matcher = matcher
         # The client's request number.
         self.number = submit.request
@@ -161,7 +161,7 @@ class _Ready(NamedTuple):
     """A request that has been read."""
 
     request: Request
-    # Of what the client gave, or of the prompt where it asks for nothing else.
+    # Text of what the client gave, or of the prompt where it asks for nothing else.
     text: str
     # None: it asks for the prompt alone.
     answer: _Answer | None
@@ -182,7 +182,7 @@ class TextService:
         work_queue: WorkQueue,
         quick_queue: WorkQueue | None = None,
         *,
-        most: int,
+        max_requests: int,
         totals: Totals | None = None,
         reading: Callable[[bool], None] = lambda some: None,
     ) -> None:
@@ -200,7 +200,7 @@ class TextService:
         # Those whose prompts wait for a thread, by number, in order.
         self._pending: dict[int, _Waiting] = {}
         # Requests at a time, waiting ones included.
-        self._most = most
+        self._max_requests = max_requests
         self._secret = secrets.token_bytes(32)
         # Who wants to know that no request is left; none is taken while ``draining``.
         self._drained: list[Callable[[str], None]] = []
@@ -221,8 +221,8 @@ class TextService:
             client.send(
                 Finished(message.request, "error", f"the draft node {DRAINS}", {}, DRAINING)
             )
-        elif len(self._answers) + len(self._pending) >= self._most:
-            text = f"{self._most} requests are waiting already; try again later"
+        elif len(self._answers) + len(self._pending) >= self._max_requests:
+            text = f"{self._max_requests} requests are waiting already; try again later"
             self.totals.refused(0)
             client.send(Finished(message.request, "error", text, {}, "busy"))
         else:
@@ -280,15 +280,15 @@ class TextService:
             output = replace(output, prompt_tokens=counted, shared_tokens=shared)
             answer.prompt_tokens = 0
         if outputs:
-            most = answer.top_logprobs
-            top_tokens = tuple(token for one in outputs for token in one.top_tokens[:most])
+            count = answer.top_logprobs
+            top_tokens = tuple(token for one in outputs for token in one.top_tokens[:count])
             chosen = zip(outputs, tokens, strict=True)
             output = replace(
                 output,
                 token_log_probs=tuple(finite(one.log_prob_of(token)) for one, token in chosen),
                 top_tokens=top_tokens,
                 top_token_log_probs=tuple(
-                    finite(log_prob) for one in outputs for log_prob in one.top_log_probs[:most]
+                    finite(log_prob) for one in outputs for log_prob in one.top_log_probs[:count]
                 ),
                 token_bytes=tuple(map(self._tokenizer.spell, (*tokens, *top_tokens))),
             )
@@ -349,10 +349,10 @@ class TextService:
         waiting = self._pending.get(number)
         return waiting and self._ready(waiting.asked, waiting.reader.tokenize)
 
-    def _done(self, number: int, found: _Ready | Refusal | None) -> None:
+    def _done(self, number: int, outcome: _Ready | Refusal | None) -> None:
         waiting = self._pending.pop(number, None)
-        if waiting is not None and found is not None:
-            self._begin(waiting.asked, found)
+        if waiting is not None and outcome is not None:
+            self._begin(waiting.asked, outcome)
         self._reading(bool(self._pending))
         self._tell_drained()
 
@@ -367,24 +367,24 @@ class TextService:
         grammar, grammars = submit.constraint.grammar, self._config.grammars
         matcher = grammars.matcher(grammar) if grammar and grammars else None
         answer = _Answer(client, submit, request.prompt, self._tokenizer, matcher)
-        given, end = request.given, ""
-        if not given:
+        start, end = request.given, ""
+        if not start:
             return _Ready(request, "", answer, end)
-        piece = answer.push(given)
+        piece = answer.push(start)
         answer.stop = piece.stop
-        if piece.stopped or given[-1] in request.stop_tokens:
+        if piece.stopped or start[-1] in request.stop_tokens:
             end = "stop"
-        elif len(given) >= request.max_new_tokens:
+        elif len(start) >= request.max_new_tokens:
             end = "length"
         return _Ready(request, piece.text, answer, end)
 
-    def _begin(self, pending: PendingRequest, found: _Ready | Refusal) -> None:
+    def _begin(self, pending: PendingRequest, outcome: _Ready | Refusal) -> None:
         number, client, submit = pending
-        if isinstance(found, Refusal):
+        if isinstance(outcome, Refusal):
             self.totals.refused(number)
-            client.send(Finished(submit.request, "error", found.text, {}, found.code))
+            client.send(Finished(submit.request, "error", outcome.text, {}, outcome.code))
             return
-        request, text, answer, end = found
+        request, text, answer, end = outcome
         shown = request.prompt if answer is None else ()
         for output in _outputs(submit.request, shown, text):
             client.send(output)

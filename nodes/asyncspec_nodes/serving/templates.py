@@ -23,7 +23,7 @@ OPTIONS = (*SWITCHES, EFFORT)
 
 
 class ChatFacts(Struct, frozen=True):
-    """Of a template; the defaults are those of none."""
+    """What a template can do; the defaults are those of none."""
 
     # One of ``SYNTAXES``, by its name.
     syntax: str = "json"
@@ -43,15 +43,15 @@ class ChatFacts(Struct, frozen=True):
     def named(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """A request's ``options`` with the switch by the template's name for it, and 0 and 1 of a
         switch as booleans: some templates compare with those."""
-        found = {
+        named = {
             name: bool(value) if name in SWITCHES and value in (0, 1) else value
             for name, value in options.items()
         }
         if self.switch is not None:
             for name in SWITCHES:
-                if name in found and name not in self.options:
-                    found.setdefault(self.switch, found.pop(name))
-        return found
+                if name in named and name not in self.options:
+                    named.setdefault(self.switch, named.pop(name))
+        return named
 
     def opened(self, options: Mapping[str, Any]) -> bool:
         """Whether a prompt with these ``options`` ends where the reasoning has begun."""
@@ -113,7 +113,7 @@ _VALUES: Mapping[str, tuple[object, object]] = {
     **dict.fromkeys(SWITCHES, (True, False)),
     EFFORT: ("high", "none"),
 }
-"""Of ``OPTIONS``: what turns reasoning on, and off."""
+"""Values of ``OPTIONS`` that turn reasoning on, and off."""
 
 
 def answer_markers(template: str) -> frozenset[str]:

@@ -135,8 +135,8 @@ class StopMatch(Struct, frozen=True):
 
 def find(text: str, stops: Sequence[str]) -> StopMatch | None:
     """The stop string that is complete first; of several, the longest."""
-    found = [StopMatch(i, i + len(stop)) for stop in stops if (i := text.find(stop)) >= 0]
-    return min(found, key=lambda f: (f.end, f.start), default=None)
+    matches = [StopMatch(i, i + len(stop)) for stop in stops if (i := text.find(stop)) >= 0]
+    return min(matches, key=lambda f: (f.end, f.start), default=None)
 
 
 def partial_stop_length(text: str, stops: Sequence[str]) -> int:
@@ -210,10 +210,10 @@ class AnswerText:
 
     def _end(self, text: str, tokens: int) -> Piece | None:
         """``text`` as far as the answer goes, if it has a stop string."""
-        if (found := find(text, self._stops)) is None:
+        if (match := find(text, self._stops)) is None:
             return None
-        until = found.end if self._include else found.start
-        return Piece(text[:until], tokens, text[found.start : found.end])
+        until = match.end if self._include else match.start
+        return Piece(text[:until], tokens, text[match.start : match.end])
 
 
 def answer_text(tokenizer: Tokenizer, submit: Submit, prompt: Sequence[int]) -> AnswerText:

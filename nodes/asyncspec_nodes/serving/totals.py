@@ -50,7 +50,7 @@ class Totals:
         names = ("new_tokens", "restarts", *STATS, *(f"requests_{reason}" for reason in REASONS))
         self._sums = dict.fromkeys(names, 0.0)
         self._distributions = {name: [0.0] * (len(b) + 2) for name, b in DISTRIBUTIONS.items()}
-        # Of running requests: when they came, and when their latest token was emitted.
+        # When running requests came, and when their latest token was emitted.
         self._arrived: dict[int, float] = {}
         self._latest: dict[int, float] = {}
 

@@ -51,7 +51,7 @@ class Setting(Struct, frozen=True):
     requests: int = 1
     # When the first requests come; the others come at time 0.
     arrivals: tuple[float, ...] = ()
-    # Of the requests in turn. Texts are the language's, whatever it says: only policies read it.
+    # Sampling of the requests in turn; texts are the language's, and only policies read it.
     sampling: tuple[Sampling, ...] = (Sampling(),)
     # Requests that are processed at a time; None: all of them.
     sessions: int | None = None
@@ -121,10 +121,10 @@ def simulate(
         raise WrongText(f"policy {policy}: {error}") from None
     lossy = bool(policies[policy].top_logprobs)
     for request in requests:
-        found = tuple(world.tokens.get(request.request, ()))
+        text = tuple(world.tokens.get(request.request, ()))
         # A lossy policy's text is only as long as the reference's.
-        if not (lossy and len(found) == request.max_new_tokens):
-            check_text(setting.language, request, found)
+        if not (lossy and len(text) == request.max_new_tokens):
+            check_text(setting.language, request, text)
     lines = ((one.node, *one.read(0, one.end)[0], one.ended()) for one in recorders.values())
     return Outcome(
         policy=policy,
@@ -140,11 +140,11 @@ def simulate(
 
 def _request(setting: Setting, number: int, policy: str) -> Request:
     language = setting.language
-    most = language.longest(number)
+    longest = language.longest(number)
     return Request(
         request=number,
         prompt=language.prompt(number, setting.prompt_tokens),
-        max_new_tokens=setting.tokens if most is None else min(setting.tokens, most),
+        max_new_tokens=setting.tokens if longest is None else min(setting.tokens, longest),
         sampling=setting.sampling[number % len(setting.sampling)],
         stop_tokens=frozenset(),
         policy=policy,
@@ -228,11 +228,11 @@ def connect(world: World, stages: int, drafts: Iterable[Rank] = (DRAFT,)) -> Non
         world.connect(Rank(rank), Rank(rank + 1))
 
 
-def check_text(language: Language, request: Request, found: Sequence[int]) -> None:
+def check_text(language: Language, request: Request, text: Sequence[int]) -> None:
     """Raise ``WrongText`` where an answer is not the sequential reference decoder's."""
     expected = decode(sequential(language), request.prompt, request.max_new_tokens)
-    if tuple(found) != expected:
-        same = sum(takewhile(bool, map(eq, found, expected)))
+    if tuple(text) != expected:
+        same = sum(takewhile(bool, map(eq, text, expected)))
         raise WrongText(
             f"policy {request.policy}, request {request.request}: the text differs from the "
             f"sequential decoder's at token {same}; this is a bug in asyncspec"

@@ -13,7 +13,7 @@ from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 
 TOKENS = 192
-"""Of the simulated answer: rounds average out, and it takes seconds."""
+"""Tokens of the simulated answer: rounds average out, and it takes seconds."""
 
 
 class DraftModel(Struct, frozen=True):
@@ -36,7 +36,7 @@ class Prediction(Struct, frozen=True):
 def predict(
     placement: Placement, policy: str, draft: DraftModel, shape: PassShape, row_bytes: int
 ) -> Prediction:
-    """Of a greedy answer after a short prompt. ``row_bytes``: of hidden states."""
+    """The speed of a greedy answer after a short prompt. ``row_bytes``: of hidden states."""
     seconds = [stage.seconds for stage in placement.stages]
     longest = max(seconds)
     count = len(seconds)

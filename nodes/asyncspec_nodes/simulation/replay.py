@@ -183,7 +183,7 @@ def _comparable(effect: records.Effect) -> records.Effect:
         case records.Sent() | records.Reported():
             return msgspec.structs.replace(effect, nbytes=0)
         case machine.Finish(stats=stats):
-            own = {name: value for name, value in stats.items() if name != "bytes_sent"}
-            return msgspec.structs.replace(effect, stats=own)
+            compared = {name: value for name, value in stats.items() if name != "bytes_sent"}
+            return msgspec.structs.replace(effect, stats=compared)
         case _:
             return effect

@@ -78,7 +78,7 @@ class Devices(Struct, frozen=True):
 
 
 def from_options(options: Sequence[str], target: TargetCost) -> Devices:
-    """Of ``--machine`` options. Raises ``UserError``."""
+    """The devices of ``--machine`` options. Raises ``UserError``."""
     return _devices(DevicesFile(tuple(map(_device, options))), target)
 
 
@@ -95,7 +95,7 @@ def _device(text: str) -> DeviceTable:
 
 
 def from_file(path: Path, target: TargetCost) -> Devices:
-    """Of a file of devices, or of a cluster file's stages. Raises ``UserError``."""
+    """The devices of a file of such, or of a cluster file's stages. Raises ``UserError``."""
     if (config := read_cluster(path)) is not None:
         return from_config(config)
     return _devices(toml_file.load(path, "the devices", _read), target)
@@ -108,19 +108,19 @@ def read_cluster(path: Path) -> Config | None:
 
 
 def _read(text: str) -> DevicesFile:
-    found = toml_file.decode(text, DevicesFile)
-    names = {device.name for device in found.machine}
-    for link in found.link:
+    file = toml_file.decode(text, DevicesFile)
+    names = {device.name for device in file.machine}
+    for link in file.link:
         for name in link.between:
             if name not in names:
                 raise UserError(f"[[link]] between: there is no machine {name!r}")
-    if found.draft.machine and found.draft.machine not in names:
-        raise UserError(f"[draft] machine: there is no machine {found.draft.machine!r}")
-    return found
+    if file.draft.machine and file.draft.machine not in names:
+        raise UserError(f"[draft] machine: there is no machine {file.draft.machine!r}")
+    return file
 
 
 def from_config(config: Config) -> Devices:
-    """Of a cluster file's stages."""
+    """The devices of a cluster file's stages."""
     stages = sorted((node for node in config.node if node.rank), key=lambda node: node.rank)
     draft = config.find(DRAFT)
     return Devices(
@@ -152,17 +152,17 @@ def _devices(file: DevicesFile, target: TargetCost) -> Devices:
     }
     draft = file.draft
     shared = next((device for device in devices if device.name == draft.machine), None)
-    own = Device("the draft node", 0, 1.0, draft.latency_ms / 1000)
+    node = Device("the draft node", 0, 1.0, draft.latency_ms / 1000)
     return Devices(
         tuple(devices),
-        Network(pairs, shared or own),
+        Network(pairs, shared or node),
         {table.name: (table.host, table.port) for table in file.machine if table.host},
         (draft.host, draft.port) if draft.host else None,
     )
 
 
 def ask(where: ClusterAddress, target: TargetCost) -> Devices:
-    """Of running nodes. Raises ``UserError`` and ``ClusterError``."""
+    """The devices of running nodes. Raises ``UserError`` and ``ClusterError``."""
 
     async def query() -> tuple[Status, ...]:
         async with await where.connect() as client:
@@ -172,8 +172,8 @@ def ask(where: ClusterAddress, target: TargetCost) -> Devices:
 
 
 def from_statuses(statuses: Sequence[Status], target: TargetCost) -> Devices:
-    """Of nodes as they report themselves: each with what it takes now, and its share of what its
-    machine has left; half of a round trip is a link's latency. Raises ``ClusterError``."""
+    """The devices of nodes by their own reports: each with what it takes now, and its share of what
+    its machine has left; half of a round trip is a link's latency. Raises ``ClusterError``."""
     stages = sorted((s for s in statuses if s.role == "verify"), key=lambda status: status.rank)
     if not stages:
         raise ClusterError("no stage is linked to the draft node; start them, then plan")
@@ -215,9 +215,9 @@ def _measured_links(statuses: Sequence[Status]) -> dict[tuple[str, str], Connect
                 one_way[key] = min(trip / 2, one_way.get(key, trip))
     pairs = {}
     ranks = sorted(nodes)
-    for i, one in enumerate(ranks):
-        for other in ranks[i + 1 :]:
-            detour = max(one_way.get((0, one), 0.0), one_way.get((0, other), 0.0))
-            latency = one_way.get((one, other), detour)
-            pairs[_name(nodes[one]), _name(nodes[other])] = Connection(latency)
+    for i, first in enumerate(ranks):
+        for second in ranks[i + 1 :]:
+            detour = max(one_way.get((0, first), 0.0), one_way.get((0, second), 0.0))
+            latency = one_way.get((first, second), detour)
+            pairs[_name(nodes[first]), _name(nodes[second])] = Connection(latency)
     return pairs

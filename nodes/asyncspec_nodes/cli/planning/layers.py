@@ -157,10 +157,10 @@ def run(arguments: argparse.Namespace) -> int:
     draft = DraftModel(arguments.top, arguments.decay, level)
     speed = None
     with exit_on_interrupt():
-        found = placement.best_placement(*where, rate, Constraints(arguments.stages))
+        best = placement.best_placement(*where, rate, Constraints(arguments.stages))
         ordered = placement.keeps_order(*where)
         if not devices.untimed:
-            speed = predict(found, policy, draft, shape, target.row_bytes)
+            speed = predict(best, policy, draft, shape, target.row_bytes)
     context = target.slots - placement.tree_slots(planned, arguments.policy, stages)
     alone = None
     several = sessions > 1 and arguments.best_for == "throughput"
@@ -171,11 +171,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
             alone = single, predict(single, policy, draft, shape, target.row_bytes)
     plan = LayersPlan(
-        *(target, context, devices, found, ordered, speed, policy, draft), sessions, alone
+        *(target, context, devices, best, ordered, speed, policy, draft), sessions, alone
     )
     if arguments.write is not None:
         placement_file.write(
-            arguments.write, planned, found, devices.addresses, devices.draft_address
+            arguments.write, planned, best, devices.addresses, devices.draft_address
         )
     as_json = msgspec.json.encode(as_dict(plan)).decode() + "\n"
     sys.stdout.write(as_json if arguments.json else table(plan))
@@ -268,21 +268,21 @@ def _placed(plan: LayersPlan, placement: Placement, speed: Prediction | None) ->
 def table(plan: LayersPlan) -> str:
     """The same for readers."""
     target, speed = plan.target, plan.prediction
-    found = Table("stage", "device", "layers", box=None, pad_edge=False)
+    grid = Table("stage", "device", "layers", box=None, pad_edge=False)
     heads = ("weights", "cache", "runtime", "GiB", "of", *(("pass ms",) if speed else ()))
     for head in heads:
-        found.add_column(head, justify="right")
+        grid.add_column(head, justify="right")
     for rank, stage in enumerate(plan.placement.stages, start=1):
         span = stage.layers
         parts = (target.weights(span), target.cache(span), target.other(span), stage.memory)
-        found.add_row(
+        grid.add_row(
             *(f"V{rank}", stage.device.name, f"{span[0]}-{span[1] - 1}"),
             *(f"{size / bounds.GIB:.2f}" for size in parts),
             "" if _boundless(stage) else f"{stage.device.memory / bounds.GIB:.2f}",
             *((f"{1000 * stage.seconds:.2f}",) if speed else ()),
         )
     text = StringIO()
-    Console(file=text, width=120).print(found)
+    Console(file=text, width=120).print(grid)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
     if left := _left_out(plan, plan.placement):
         lines.append(f"left out: {', '.join(left)}")

@@ -39,7 +39,7 @@ HELP = """\
 Enter sends, Alt+Enter is a new line, Up finds earlier lines, Ctrl-C stops an answer."""
 
 TINTS = ("bright_white on dark_blue", "bright_white on dark_green")
-"""Of passes that brought several tokens, by turns."""
+"""Styles of passes that brought several tokens, by turns."""
 
 # Control characters could command the terminal; line breaks and tabs may stay.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -67,11 +67,11 @@ class Command(Struct, frozen=True):
 
 def read_setting(text: str) -> tuple[str, int | float | None]:
     """The setting of ``NAME VALUE``; None for ``-``. Raises ``UserError``."""
-    given, _, value = text.replace("=", " ").partition(" ")
-    name = given.replace("-", "_")
+    written_name, _, value = text.replace("=", " ").partition(" ")
+    name = written_name.replace("-", "_")
     name = {"max_tokens": "max_new_tokens"}.get(name, name)
     if name not in SETTABLE:
-        raise UserError(f"there is no setting {given!r}; there are {', '.join(SETTABLE)}")
+        raise UserError(f"there is no setting {written_name!r}; there are {', '.join(SETTABLE)}")
     value = value.strip()
     if value == "-":
         return name, None

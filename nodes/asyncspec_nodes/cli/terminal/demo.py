@@ -18,7 +18,7 @@ from rich.text import Text
 from asyncspec_nodes.cli.terminal.chat import harmless
 
 COLUMN_SECONDS = 0.040
-"""Of a column of the lanes."""
+"""Seconds of a column of the lanes."""
 
 LATE_SECONDS = 0.35
 """By which passes are known: nodes deliver their traces a few times a second."""
@@ -27,7 +27,7 @@ FRAMES = 10
 """A second."""
 
 LINES = 12
-"""Of an answer that are shown while it comes."""
+"""Lines of an answer that are shown while it comes."""
 
 
 class Lane:
@@ -102,14 +102,14 @@ class Race:
         model: str,
         pace: str,
         lanes: tuple[Lane, Lane],
-        most: int,
+        max_tokens: int,
         chat: bool,
     ) -> None:
         self.prompt = prompt
         self.model = model
         self.pace = pace
         self.lanes = lanes
-        self.most = most
+        self.max_tokens = max_tokens
         self.chat = chat
 
     @property
@@ -143,7 +143,11 @@ class Race:
         cut = self.lanes[1].reason == "length"
         return [
             f"{self.sentence}.",
-            *([f"Both answers are cut at {self.most} tokens (-n N changes that)."] if cut else []),
+            *(
+                [f"Both answers are cut at {self.max_tokens} tokens (-n N changes that)."]
+                if cut
+                else []
+            ),
             'Your own model: asyncspec run MODEL "question", MODEL being a directory, a .gguf file '
             "or ORG/NAME",
             "Several machines: asyncspec up; the page in a browser: asyncspec serve",

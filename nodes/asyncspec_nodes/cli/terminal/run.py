@@ -207,8 +207,8 @@ def cut_short(answers: Sequence[Answer]) -> str | None:
         return None
     which = "the answer ends" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers end"
     some = f"after {len(cut[0].token_ids)} tokens, " if len(cut) == 1 else ""
-    most = cut[0].submit.max_new_tokens
-    end = "; -n N ends it earlier" if most == MAX_INT else f", before --max-new-tokens {most}"
+    limit = cut[0].submit.max_new_tokens
+    end = "; -n N ends it earlier" if limit == MAX_INT else f", before --max-new-tokens {limit}"
     return f"{which} {some}where the target's context does{end}"
 
 

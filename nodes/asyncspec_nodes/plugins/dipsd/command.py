@@ -26,7 +26,7 @@ METHODS = {"ours": plan_best, "algorithm1": algorithm1}
 JITTER = bounds.Bounds(0.0, 2.0)
 USERS, STAGES = bounds.Bounds(1, preset.MAX_USERS), bounds.Bounds(1, preset.TARGET.layers)
 ROUNDS = 200
-"""Of each user in a simulation."""
+"""Rounds of each user in a simulation."""
 
 PRESET = {
     "users": (USERS, "M", f"of the preset (default: {preset.USERS})"),

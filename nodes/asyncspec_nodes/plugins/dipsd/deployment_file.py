@@ -54,8 +54,8 @@ class StageTable(Table, frozen=True):
     layers: Count | None = None
     tflops: Positive | None = None
     memory_gb: Positive | None = None
-    # Of each row of a pass: a drafted token, or the root of a draft. All that there is beside
-    # fixed_ms, as a running cluster measures it.
+    # Milliseconds of each row of a pass: a drafted token, or the root of a draft. All that there
+    # is beside fixed_ms, as a running cluster measures it.
     row_ms: NotNegative | None = None
 
 
@@ -117,9 +117,9 @@ def parse(text: str) -> Deployment:
         if (stage.layers, stage.tflops, stage.memory_gb) != (None, None, None):
             raise UserError(f"row_ms takes no layers, tflops and memory_gb (at stage[{i}])")
         stages.append((stage.fixed_ms, stage.row_ms))
-    found = measured_deployment([replace(u, prefix=0) for u in users], stages, plan.batch_rows)
-    verifier = replace(found.verifier, hop_ms=table.hop_ms, memory=table.memory)
-    return replace(found, verifier=verifier, longest=plan.longest)
+    deployment = measured_deployment([replace(u, prefix=0) for u in users], stages, plan.batch_rows)
+    verifier = replace(deployment.verifier, hop_ms=table.hop_ms, memory=table.memory)
+    return replace(deployment, verifier=verifier, longest=plan.longest)
 
 
 def _verifier(file: PlanFile) -> Verifier:

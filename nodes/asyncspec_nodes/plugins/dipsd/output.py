@@ -36,7 +36,7 @@ class Report(Struct, frozen=True):
     method: str
     planned: PlanResult
     evaluation: Evaluation
-    # Of planning.
+    # Seconds of planning.
     seconds: float
     baselines: dict[str, float | None]
     greedy_length: int
@@ -124,8 +124,8 @@ def _summary(report: Report) -> Iterator[str]:
         f"{evaluation.throughput:.1f} tokens/s in all, {evaluation.tokens:.2f} tokens every "
         f"{evaluation.period_ms:.1f} ms"
     )
-    least, most = min(evaluation.by_user), max(evaluation.by_user)
-    each = f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"
+    least, highest = min(evaluation.by_user), max(evaluation.by_user)
+    each = f"{least:.2f}" if highest - least < 0.005 else f"{least:.2f} to {highest:.2f}"
     busy = ", ".join(f"{share:.0%}" for share in evaluation.busy)
     yield f"each user gets {each} tokens/s; stages are busy {busy}"
     yield f"limited by {report.limit}"

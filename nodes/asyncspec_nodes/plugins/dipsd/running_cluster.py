@@ -67,12 +67,12 @@ def measured(status: PlanStatus) -> Measured:
     if not status.sessions or not status.pass_seconds:
         users = f"{status.unknown + len(status.sessions)} answers with the policy dip-sd"
         raise ClusterError(f"too little is known yet of {users}; try again in a moment")
-    found = plan_request(rates(status), stages(status), names(status.sessions), status.batch_rows)
-    return Measured(status, found.deployment, found.noise)
+    request = plan_request(rates(status), stages(status), names(status.sessions), status.batch_rows)
+    return Measured(status, request.deployment, request.noise)
 
 
 def rates(status: PlanStatus) -> list[Rates]:
-    """Of each user, as its draft node reports them."""
+    """Each user's, as its draft node reports them."""
     columns = zip(
         *(status.sessions, status.rounds, status.lows, status.token_seconds, status.call_seconds),
         *(status.link_seconds, status.jitters, status.means, status.highs, status.link_jitters),
@@ -82,7 +82,7 @@ def rates(status: PlanStatus) -> list[Rates]:
 
 
 def stages(status: PlanStatus) -> list[tuple[float, float, float]]:
-    """Of each: (seconds of a pass, seconds of each row, relative deviation)."""
+    """By stage: (seconds of a pass, seconds of each row, relative deviation)."""
     return list(zip(status.pass_seconds, status.row_seconds, status.pass_jitters, strict=True))
 
 
@@ -146,11 +146,11 @@ def measured_lines(measured: Measured) -> Iterator[str]:
     users, status = measured.deployment.users, measured.status
     width = max(map(len, measured.names))
     yield "as measured now; chances of a drafted token to be accepted, with what is sure"
-    for user, one in zip(users, rates(status), strict=True):
+    for user, rate in zip(users, rates(status), strict=True):
         yield (
-            f"{user.name:{width}}  {one.mean:.2f} ({one.alpha:.2f} to {one.high:.2f}, "
-            f"{one.rounds} rounds), {1000 * one.token_seconds:.1f} ms a token "
-            f"+- {one.jitter:.0%}, {user.link_ms:.1f} ms a round beside +- {one.link_jitter:.0%}"
+            f"{user.name:{width}}  {rate.mean:.2f} ({rate.alpha:.2f} to {rate.high:.2f}, "
+            f"{rate.rounds} rounds), {1000 * rate.token_seconds:.1f} ms a token "
+            f"+- {rate.jitter:.0%}, {user.link_ms:.1f} ms a round beside +- {rate.link_jitter:.0%}"
         )
     for n, (fixed, row, jitter) in enumerate(stages(status), start=1):
         yield (

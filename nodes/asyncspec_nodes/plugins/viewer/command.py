@@ -26,7 +26,7 @@ SHARES = ("useful", "wrong", "dead", "unknown", "drafting", "cache", "sending", 
 """Fields of ``Utilisation``, columns of the summary."""
 
 MIN_SHARE = 0.005
-"""Of the decoding time: work that took less is left out of the summary."""
+"""Share of the decoding time: work that took less is left out of the summary."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -113,7 +113,7 @@ def print_summary(summary: Summary) -> None:
         f"{summary.tokens_per_round:.2f} tokens a round, hit rate {summary.hit_rate:.0%}, "
         f"{summary.rows_in_flight:.1f} rows in flight\n"
     )
-    # Of most traces all is known.
+    # Most traces leave nothing unknown.
     unknown = any(one.unknown for one in summary.devices)
     shares = [share for share in SHARES if unknown or share != "unknown"]
     devices = (

@@ -48,8 +48,8 @@ def page(timeline: Timeline, summary: object = None) -> str:
     # One after another, each once: inserted content is not searched for markers.
     rest, out = _asset("page.html"), ""
     for marker, content in parts.items():
-        before, _, rest = rest.partition(marker)
-        out += before + content
+        head, _, rest = rest.partition(marker)
+        out += head + content
     return out + rest
 
 
@@ -95,7 +95,7 @@ def model(timeline: Timeline, summary: object = None) -> PageData:
     name = timeline.name
     by_rank = {node.rank: node for node in timeline.nodes}
     lanes = {rank: i for i, rank in enumerate(sorted(by_rank))}
-    lifetimes = {(one.session, one.segment): i for i, one in enumerate(timeline.lifetimes)}
+    lifetimes = {(item.session, item.segment): i for i, item in enumerate(timeline.lifetimes)}
     return PageData(
         title=timeline.header.title,
         created=timeline.header.created,
@@ -114,17 +114,17 @@ def model(timeline: Timeline, summary: object = None) -> PageData:
         lifetimes=_columns(
             timeline.lifetimes,
             "session segment nodes first last useful emitted sent verified outcome hops",
-            nodes=lambda one: len(one.ids),
-            first=lambda one: min(one.ids, default=-1),
-            last=lambda one: max(one.ids, default=-1),
+            nodes=lambda item: len(item.ids),
+            first=lambda item: min(item.ids, default=-1),
+            last=lambda item: max(item.ids, default=-1),
             # By stage: lane; received, started, ended, sent; rows in, computed, out.
-            hops=lambda one: [
+            hops=lambda item: [
                 [
                     lanes[hop.rank],
                     *map(_moment, (hop.received, hop.started, hop.ended, hop.sent)),
                     *(len(hop.message.ids), len(hop.ids), hop.rows_out),
                 ]
-                for hop in one.hops
+                for hop in item.hops
                 if hop.rank in lanes
             ],
         ),
@@ -135,9 +135,9 @@ def model(timeline: Timeline, summary: object = None) -> PageData:
         ),
         rounds=_columns(timeline.rounds, "request number at until tokens end"),
         marks=_columns(
-            [one for one in timeline.instants if one.rank in lanes and one.kind != "emit"],
+            [item for item in timeline.instants if item.rank in lanes and item.kind != "emit"],
             "lane at kind text",
-            lane=lambda one: lanes[one.rank],
+            lane=lambda item: lanes[item.rank],
         ),
         warnings=[
             f"{name(rank)}: {count} lines of its recording were lost, so what they describe is "

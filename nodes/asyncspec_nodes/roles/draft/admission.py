@@ -191,8 +191,8 @@ def _fitted(state: DraftState, queued: QueuedRequest) -> Request:
     if excess <= 0:
         return request
     fewest = len(request.given) + 1
-    most = request.max_new_tokens - whole_blocks(excess)
-    return replace(request, max_new_tokens=max(fewest, most))
+    room = request.max_new_tokens - whole_blocks(excess)
+    return replace(request, max_new_tokens=max(fewest, room))
 
 
 def _needed(state: DraftState, request: Request) -> int:

@@ -42,7 +42,7 @@ class Syntax(Struct, frozen=True, kw_only=True):
     An answer's calls are read in every registered family's form, its own first: templates are
     changed, and models do not always keep to theirs."""
 
-    # Of it in a chat template: any of them.
+    # Signs of it in a chat template: any of them.
     signs: tuple[str, ...] = ()
     # What calls are between. The first pair is the grammar's, for calls that are forced.
     around: tuple[Pair, ...] = ()
@@ -62,5 +62,5 @@ class Syntax(Struct, frozen=True, kw_only=True):
     def marks(self) -> frozenset[str]:
         """All that structures an answer, where its template has it."""
         pairs = (*self.around, *self.reasoning, *self.wraps)
-        found = {mark for pair in pairs for mark in pair if mark}
-        return frozenset((*found, *self.bare, *self.between))
+        marks = {mark for pair in pairs for mark in pair if mark}
+        return frozenset((*marks, *self.bare, *self.between))

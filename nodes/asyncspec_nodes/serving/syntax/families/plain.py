@@ -7,7 +7,7 @@ _PAIRS = (
     r'(?:"(?!(?:name|tool_name|arguments|parameters|function)")[^"\\]*+"\s*+:\s*+'
     rf"(?:{_OPEN}|[-+.\w]++)\s*+,\s*+)*+"
 )
-"""Of an object, in front of what counts."""
+"""Text of an object in front of what counts."""
 
 SYNTAX = Syntax(
     forms=(
