@@ -70,11 +70,11 @@ def read_hosts(bound: str, allowed: Iterable[str], *, keys: bool = False) -> All
     are; with keys any name, because a rebound page has no key.
     """
     names = []
-    for given in allowed:
-        name = given.lower().removesuffix(".")
-        if given != ANY and not _NAME.fullmatch(name) and not address(name):
+    for text in allowed:
+        name = text.lower().removesuffix(".")
+        if text != ANY and not _NAME.fullmatch(name) and not address(name):
             raise UserError(
-                f"--allow-host is {given}; it must be a host name or an address, without a port, "
+                f"--allow-host is {text}; it must be a host name or an address, without a port, "
                 f"or {ANY}"
             )
         names.append(name)
@@ -146,12 +146,12 @@ class AllowedOrigins(Struct, frozen=True):
 def read_origins(allowed: Iterable[str]) -> AllowedOrigins:
     """Normalises ``--allow-origin``: lower case, no default port. Raises ``UserError``."""
     origins = []
-    for given in allowed:
-        origin = given.lower()
+    for text in allowed:
+        origin = text.lower()
         parts = _ORIGIN.fullmatch(origin)
         if parts is None and origin != ANY:
             raise UserError(
-                f"--allow-origin is {given}; it must be SCHEME://HOST or SCHEME://HOST:PORT, "
+                f"--allow-origin is {text}; it must be SCHEME://HOST or SCHEME://HOST:PORT, "
                 f"without a path, or {ANY}"
             )
         origins.append(origin.removesuffix(_DEFAULT_PORTS.get(parts[1], "") if parts else ""))

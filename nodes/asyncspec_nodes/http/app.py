@@ -37,7 +37,7 @@ from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Output, Status, Submit
 
 MAX_NAMES = 16
-"""Of what is left out of a request, in its line."""
+"""Names of what is left out of a request, in its line."""
 
 
 class Service(Probes):
@@ -161,7 +161,7 @@ class Service(Probes):
 
     async def read_prompt(self, submit: Submit, name: str) -> ChoiceBuffer:
         """What the draft node reads of a prompt. Raises ``ApiError``."""
-        limits, shutdown, found = self.options.limits, self.shutdown, ChoiceBuffer()
+        limits, shutdown, prompt = self.options.limits, self.shutdown, ChoiceBuffer()
         _check_prompts([submit], name, limits.prompt_length)
         with shutdown.track(), self.concurrency.acquire(1), CALLER.get().admit(1):
             async with (
@@ -170,13 +170,13 @@ class Service(Probes):
             ):
                 async for event in events:
                     if isinstance(event, Output):
-                        found.add(event)
+                        prompt.add(event)
                     elif (error := error_of(event, PromptParameter(name))) is not None:
                         raise error
-        return found
+        return prompt
 
     async def context(self, request: web.Request, model: str | None) -> RequestContext:
-        """Of a request for the model ``model``. Raises ``ApiError``."""
+        """The context of a request for the model ``model``. Raises ``ApiError``."""
         self.check_model(model or self.model)
         return RequestContext(
             seed=secrets.randbits(53),  # fits any JSON number
@@ -188,7 +188,7 @@ class Service(Probes):
         )
 
     async def chat_facts(self) -> ChatFacts:
-        """Of the target's chat template, asked once. Raises ``ClusterError``."""
+        """What the target's chat template can do, asked once. Raises ``ClusterError``."""
         if self._facts is None:
             draft = _draft_of(await self.statuses())
             if draft is None:
@@ -264,11 +264,11 @@ def _node_state(node: Status) -> dict[str, object]:
     }
 
 
-def _check_prompts(submits: Sequence[Submit], name: str, most: int) -> None:
-    """Raises ``ApiError`` for a prompt of more than ``most`` characters or tokens. ``name``: of its
-    parameter."""
+def _check_prompts(submits: Sequence[Submit], name: str, max_length: int) -> None:
+    """Raises ``ApiError`` for a prompt of more than ``max_length`` characters or tokens. ``name``:
+    its parameter."""
     for submit in submits:
         length = max(len(submit.prompt), len(submit.chat), len(submit.prompt_ids))
-        if length > most:
-            text = f"the prompt has {length} characters or tokens; at most {most} are taken"
+        if length > max_length:
+            text = f"the prompt has {length} characters or tokens; at most {max_length} are taken"
             raise invalid(text, name, "prompt_too_long")

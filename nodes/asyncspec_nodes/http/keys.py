@@ -25,7 +25,7 @@ HASHED = "sha256:"
 """Before the hash of a key, in hexadecimal, that stands in the file in its place."""
 
 ROUNDING = 1e-6
-"""Of sums of times: a client that waits for as long as ``Retry-After`` says is not too early."""
+"""Rounding of summed times: who waits for as long as ``Retry-After`` says is not too early."""
 
 MOST_BROKEN = 3
 BROKEN_SECONDS = 600.0
@@ -146,7 +146,7 @@ def _limited(limit: str, wait: float) -> ApiError:
 
 
 ANYBODY = Caller(KeySettings(), "")
-"""Of a service without keys."""
+"""The caller of a service without keys."""
 
 
 class ApiKeys:
@@ -184,13 +184,13 @@ class ApiKeys:
             raise ApiError(
                 401, "there is no API key; send Authorization: Bearer KEY", code="missing_api_key"
             )
-        given, found = _digest(key.strip()), None
+        key_digest, owner = _digest(key.strip()), None
         for digest, caller in self._callers:  # all of them, each in constant time
-            if hmac.compare_digest(given, digest):
-                found = caller
-        if found is None:
+            if hmac.compare_digest(key_digest, digest):
+                owner = caller
+        if owner is None:
             raise ApiError(401, "the API key is not one of this service", code="invalid_api_key")
-        return found
+        return owner
 
 
 def _digest(key: str) -> bytes:
@@ -236,14 +236,14 @@ def _settings(fields: list[str], name: str, where: str) -> KeySettings:
     """Raises ``UserError``."""
     pairs = {key: value for key, _, value in (field.partition("=") for field in fields)}
     try:
-        found = msgspec.convert({"name": name, **pairs}, KeySettings, strict=False)
+        settings = msgspec.convert({"name": name, **pairs}, KeySettings, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(KeySettings.__struct_fields__)
+        fields_of_keys = ", ".join(KeySettings.__struct_fields__)
         raise UserError(
-            f"{where}: {error}; behind a key may stand {known}, each with = and a value"
+            f"{where}: {error}; behind a key may stand {fields_of_keys}, each with = and a value"
         ) from None
-    if not _NAME.fullmatch(found.name):
+    if not _NAME.fullmatch(settings.name):
         raise UserError(f"{where}: a key's name is 1 to 64 letters, digits and . _ @ -")
-    if min(found.concurrent, found.requests, found.tokens) < 0:
+    if min(settings.concurrent, settings.requests, settings.tokens) < 0:
         raise UserError(f"{where}: a limit is a number from 0 on")
-    return found
+    return settings

@@ -22,7 +22,7 @@ class Limits(Struct, frozen=True):
     concurrent: int = 64
     # Open connections; for a further one, the stranger's that was quiet for longest is closed.
     connections: int = 2048
-    # Of one address, without a key and without a request that runs.
+    # Connections of one address, without a key and without a request that runs.
     strangers_per_address: int = 256
     # For a connection without a key to say something, where the service asks for keys.
     stranger_seconds: float = 10.0
@@ -41,19 +41,19 @@ class Limits(Struct, frozen=True):
 class ConcurrencyLimit:
     """Bounds the answers in progress. Requests do not queue here: the draft node has a queue."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.taken = 0
 
     @contextlib.contextmanager
     def acquire(self, count: int) -> Iterator[None]:
         """Room for ``count`` answers. Raises ``ApiError`` where there is too little."""
-        if count > self._most:
-            raise invalid(f"{count} answers are asked for; at most {self._most} are served", "n")
-        if self.taken + count > self._most:
+        if count > self._limit:
+            raise invalid(f"{count} answers are asked for; at most {self._limit} are served", "n")
+        if self.taken + count > self._limit:
             raise ApiError(
                 429,
-                f"{self.taken} of {self._most} requests at a time are running; try again later",
+                f"{self.taken} of {self._limit} requests at a time are running; try again later",
                 code="too_many_requests",
                 retry_after=1,
             )

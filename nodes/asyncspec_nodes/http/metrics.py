@@ -106,7 +106,7 @@ REQUESTS = [
         request_seconds="From a request's arrival to its end",
     ),
 ]
-"""Of a draft node, whichever way its requests came."""
+"""Metrics of a draft node, whichever way its requests came."""
 
 NODE = ("model", "rank", "role")
 NODES = [
@@ -135,7 +135,7 @@ NODES = [
     ),
     *_all("counter", *NODE, "peer", link_sent_bytes="Bytes written to a peer"),
 ]
-"""Of each node that the process reports on: a stage's own, and on the draft node all."""
+"""Metrics of each node that the process reports on: a stage's own, and on the draft node all."""
 
 HTTP = [
     *_all("counter", "route", "method", "status", http_requests="HTTP requests"),
@@ -144,8 +144,8 @@ HTTP = [
     *_all("counter", "key", "status", key_requests="HTTP requests by API key"),
     *_all("counter", "key", key_tokens="Tokens of prompts and answers"),
 ]
-"""Of the process itself, besides ``process_...`` of prometheus_client. Keys are named to callers
-that have one."""
+"""Metrics of the process itself, besides ``process_...`` of prometheus_client. Keys are named to
+callers that have one."""
 
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 """Others are counted as "other": clients choose them."""
@@ -160,7 +160,7 @@ class Metrics:
         # Prometheus itself records when a counter began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
-        # Of families that name API keys.
+        # Families that name API keys.
         self._keys = CollectorRegistry()
         requests, seconds, build, key_requests, key_tokens = HTTP
         self._requests, self._key_requests, self._key_tokens = (

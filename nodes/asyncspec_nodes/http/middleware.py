@@ -47,7 +47,7 @@ CALLER: ContextVar[Caller] = ContextVar("CALLER", default=ANYBODY)
 """Whose key the request being handled has."""
 
 PIECE_BYTES = 1 << 16
-"""Of a body that is written at once."""
+"""Bytes of a body that are written at once."""
 
 REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID")
 """Id of the request being handled: in its log lines here and at the draft node, and part of the
@@ -120,10 +120,10 @@ async def route_of(request: web.Request) -> str:
     """The route's pattern for the request's path, whatever the method."""
     if (resource := request.match_info.route.resource) is not None:
         return resource.canonical
-    for other in request.app.router.resources():
-        _, methods = await other.resolve(request)
+    for resource in request.app.router.resources():
+        _, methods = await resource.resolve(request)
         if methods:
-            return other.canonical
+            return resource.canonical
     return UNKNOWN_ROUTE
 
 
@@ -203,16 +203,16 @@ async def read_body(request: web.Request, limits: Limits) -> bytes:
         )
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise ApiError(415, "send the body without compression", code="unsupported_media_type")
-    most = limits.body_bytes
-    too_large = ApiError(413, f"the body has more than {most} bytes", code="request_too_large")
-    if (request.content_length or 0) > most:
+    max_bytes = limits.body_bytes
+    too_large = ApiError(413, f"the body has more than {max_bytes} bytes", code="request_too_large")
+    if (request.content_length or 0) > max_bytes:
         raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.content.iter_any():
                 body += part
-                if len(body) > most:
+                if len(body) > max_bytes:
                     raise too_large
     except TimeoutError:
         seconds = limits.body_seconds

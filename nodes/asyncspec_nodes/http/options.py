@@ -143,11 +143,11 @@ def read_arguments(
     )
 
 
-def _names(given: Sequence[str]) -> tuple[str, ...]:
+def _names(names: Sequence[str]) -> tuple[str, ...]:
     """Each once. Raises ``UserError``."""
-    if "" in given:
+    if "" in names:
         raise UserError("--served-model-name is empty; give a name, or leave it out")
-    return tuple(dict.fromkeys(given))
+    return tuple(dict.fromkeys(names))
 
 
 def server_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -94,7 +94,7 @@ class Connection(web.RequestHandler):
         self._progress = Progress()
         self._pause = limits.stall_seconds / LOOKS
         self._look: asyncio.TimerHandle | None = None
-        # Of the latest response; the request is over before that is written.
+        # Writer of the latest response; the request is over before that is written.
         self._writer: AbstractStreamWriter | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

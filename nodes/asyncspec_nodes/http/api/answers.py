@@ -22,19 +22,19 @@ class RequestContext(Struct, frozen=True):
     tenant: str = ""
     # The served model's public name.
     model: str = ""
-    # Of the response: a unique id, and seconds since the epoch.
+    # A unique id of the response, and seconds since the epoch.
     id: str = ""
     created: int = 0
-    # Of the target's chat template.
+    # What the target's chat template can do.
     facts: ChatFacts = ChatFacts()
 
 
 TOKEN_BYTES = 4
-"""Of text in UTF-8, about."""
+"""Bytes of a token of text in UTF-8, about."""
 
 
 def expected_tokens(submit: Submit) -> int:
-    """Of a prompt, before it is read: exact for tokens, about for text."""
+    """Tokens of a prompt, before it is read: exact for tokens, about for text."""
     text = submit.chat or submit.prompt
     return len(submit.prompt_ids) or -(-len(text.encode()) // TOKEN_BYTES)
 
@@ -70,8 +70,8 @@ class ChoiceBuffer:
 
     @property
     def mean_logprob(self) -> float:
-        """Of its tokens, natural logarithm, where they have log-probabilities and nothing of them
-        was written; the least number for none."""
+        """Mean of its tokens, natural logarithm, where they have log-probabilities and nothing of
+        them was written; the least number for none."""
         count = len(self.logprobs)
         return sum(one.chosen.logprob for one in self.logprobs) / count if count else -inf
 

@@ -31,7 +31,7 @@ class ContentPart(Struct, frozen=True):
 
     type: str
     text: str | None = None
-    # Of an assistant's part of type "refusal".
+    # Text of an assistant's part of type "refusal".
     refusal: str | None = None
 
 
@@ -80,8 +80,9 @@ class ToolSpec(Struct, frozen=True):
 
     def plain(self) -> Json:
         """As chat templates read it, and print it: in the order of OpenAI's documentation."""
-        given = {name: value for name, value in asdict(self.function).items() if value is not None}
-        return {"type": self.type, "function": given}
+        fields = asdict(self.function).items()
+        function = {name: value for name, value in fields if value is not None}
+        return {"type": self.type, "function": function}
 
 
 class NamedTool(Struct, frozen=True):
@@ -136,23 +137,23 @@ def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
     if calls and message.role != "assistant":
         raise invalid(f"{where}.tool_calls: only an assistant calls tools", f"{where}.tool_calls")
     role = "system" if message.role == "developer" else message.role
-    found: dict[str, Any] = {"role": role, "content": _text(message, f"{where}.content")}
+    plain_message: dict[str, Any] = {"role": role, "content": _text(message, f"{where}.content")}
     if calls and not native:
         written = msgspec.json.encode([_function(one) for one in calls]).decode()
-        found["content"] = _lines(found["content"], written)
+        plain_message["content"] = _lines(plain_message["content"], written)
     elif calls:
-        found["tool_calls"] = [
+        plain_message["tool_calls"] = [
             {"id": one.id or "", "type": "function", "function": _function(one)} for one in calls
         ]
     if role == "tool" and not native:
-        return {"role": "user", "content": f"The call returned: {found['content']}"}
+        return {"role": "user", "content": f"The call returned: {plain_message['content']}"}
     for name in ("tool_call_id", "name", "reasoning_content"):
         if (value := getattr(message, name)) is not None and native:
-            found[name] = value
-    if native and message.reasoning_content and not (calls and found["content"]):
+            plain_message[name] = value
+    if native and message.reasoning_content and not (calls and plain_message["content"]):
         # The name in gpt-oss's template, which takes one text beside a call.
-        found["thinking"] = message.reasoning_content
-    return found
+        plain_message["thinking"] = message.reasoning_content
+    return plain_message
 
 
 def _lines(*texts: str) -> str:
@@ -161,10 +162,10 @@ def _lines(*texts: str) -> str:
 
 def _function(call: ToolCall) -> Json:
     """With the arguments as an object: templates write it as JSON themselves."""
-    name, given = call.function.name, call.function.arguments
-    if isinstance(given, str):
-        given = Call(name, given or "{}").given
-    return {"name": name, "arguments": given}
+    name, arguments = call.function.name, call.function.arguments
+    if isinstance(arguments, str):
+        arguments = Call(name, arguments or "{}").given
+    return {"name": name, "arguments": arguments}
 
 
 def _text(message: ChatMessage, where: str) -> str:
@@ -312,7 +313,7 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
         return ("", "tools") if self.forced else super().form()
 
     def parser(self, facts: ChatFacts) -> Parser:
-        """Of an answer to this request."""
+        """The parser of an answer to this request."""
         parallel = self.parallel_tool_calls is not False
         opened = _opened(facts, self.options(facts))
         return answer_parser(facts, self.callable, parallel=parallel, opened=opened)
@@ -332,13 +333,13 @@ def ends_open(messages: Sequence[ChatMessage]) -> bool:
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[Json]:
     """With neighbours of one role as one message: templates may want roles to alternate."""
-    found: list[dict[str, Any]] = []
+    joined: list[dict[str, Any]] = []
     for message in messages:
-        if found and found[-1]["role"] == message["role"]:
-            last = found.pop()
+        if joined and joined[-1]["role"] == message["role"]:
+            last = joined.pop()
             message = {**last, "content": _lines(last["content"], message["content"])}
-        found.append(message)
-    return found
+        joined.append(message)
+    return joined
 
 
 def _reported(messages: list[Json], what: str) -> list[Json]:
@@ -373,10 +374,10 @@ class ChatCompletion(Completion):
     def parts(self, index: int, answer: ChoiceBuffer) -> list[AnswerPart]:
         """What has come of an answer since this was last called."""
         parser = self.parsers[index]
-        found = parser.feed(answer.text)
+        parts = parser.feed(answer.text)
         if answer.end is None:
-            return found
-        return found + parser.finish(cut=answer.end.reason != "stop")
+            return parts
+        return parts + parser.finish(cut=answer.end.reason != "stop")
 
     def reasoning_tokens(self, answers: Sequence[ChoiceBuffer]) -> int:
         found = zip(self.parsers, answers, strict=True)

@@ -37,8 +37,8 @@ class ApiError(Exception):
             self.headers["Allow"] = ", ".join(sorted(allow))
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        other = "server_error" if self.status >= 500 else "invalid_request_error"
-        kind = _TYPES.get(self.status, other)
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status, default)
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": fields}
 

@@ -48,7 +48,7 @@ class PromptPosition(Struct, frozen=True):
 
 
 def prompt_positions(output: Output) -> Iterator[PromptPosition]:
-    """Of an ``Output`` of the beginning of an answer with its prompt."""
+    """Scores of an ``Output`` of the beginning of an answer with its prompt."""
     ids, spelled = output.prompt_ids, output.prompt_bytes
     scores = output.prompt_logprobs or PromptLogprobs((), ())
     unscored = len(ids) - len(scores.log_probs)

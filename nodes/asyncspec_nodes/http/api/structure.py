@@ -28,7 +28,7 @@ class ResponseFormat(Struct, frozen=True):
 
     type: str
     json_schema: NamedSchema | None = None
-    # Of llama.cpp, for either JSON type.
+    # llama.cpp's, for either JSON type.
     schema: Schema | bool | None = None
     regex: str | None = None
     pattern: str | None = None
@@ -36,21 +36,21 @@ class ResponseFormat(Struct, frozen=True):
 
     def parts(self) -> dict[str, object]:
         """As of ``StructuredOutputs``. Raises ``ApiError``."""
-        found: dict[str, dict[str, object]] = {
+        parts_by_type: dict[str, dict[str, object]] = {
             "text": {},
             "json_object": {"json": text.ANY_OBJECT if self.schema is None else self.schema},
             "json_schema": {"json": self._schema()},
             "regex": {"regex": self.pattern if self.regex is None else self.regex},
             "grammar": {"grammar": self.grammar},
         }
-        if self.type not in found:
-            kinds = ", ".join(found)
+        if self.type not in parts_by_type:
+            kinds = ", ".join(parts_by_type)
             raise invalid(
                 f"response_format.type is {self.type!r}; it must be one of {kinds}",
                 "response_format.type",
                 "unsupported_value",
             )
-        for name, value in found[self.type].items():
+        for name, value in parts_by_type[self.type].items():
             if value is None:
                 where = "json_schema.schema" if name == "json" else name
                 raise invalid(
@@ -58,7 +58,7 @@ class ResponseFormat(Struct, frozen=True):
                     f"response_format.{where}",
                     "missing_required_parameter",
                 )
-        return found[self.type]
+        return parts_by_type[self.type]
 
     def _schema(self) -> Schema | bool | None:
         return self.schema if self.json_schema is None else self.json_schema.schema
@@ -72,7 +72,7 @@ class StructuredOutputs(Struct, frozen=True, forbid_unknown_fields=True):
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    # Of the grammar's making; answers stay within it.
+    # How the grammar is made; answers stay within it.
     disable_any_whitespace: object = None
     disable_additional_properties: object = None
     disable_fallback: object = None
@@ -106,16 +106,16 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def grammar_of(given: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
+def grammar_of(forms: Mapping[str, Mapping[str, object]]) -> tuple[str, str]:
     """The grammar of what is given by parameter and form, and the parameter; both empty without
     one. Raises ``ApiError`` for several, or one that is malformed."""
-    found = [(name, form, value) for name, parts in given.items() for form, value in parts.items()]
-    if not found:
+    asked = [(name, form, value) for name, parts in forms.items() for form, value in parts.items()]
+    if not asked:
         return "", ""
-    if len(found) > 1:
-        both = f"{found[0][0]} and {found[1][0]}"
-        raise invalid(f"{both}: an answer has one form; leave one out", found[1][0])
-    name, form, value = found[0]
+    if len(asked) > 1:
+        both = f"{asked[0][0]} and {asked[1][0]}"
+        raise invalid(f"{both}: an answer has one form; leave one out", asked[1][0])
+    name, form, value = asked[0]
     try:
         return _FORMS[form](value), name
     except (ValueError, TypeError) as error:

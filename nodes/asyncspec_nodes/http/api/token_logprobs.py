@@ -29,12 +29,12 @@ class PositionLogprobs(Struct, frozen=True):
 
 
 def position_logprobs(output: Output) -> Iterator[PositionLogprobs]:
-    """Of every token of an ``Output`` that carries log-probabilities."""
+    """Log-probabilities of every token of an ``Output`` that carries some."""
     count = len(output.token_log_probs)
     if not count:
         return
-    most = len(output.top_tokens) // count
+    width = len(output.top_tokens) // count
     top = tuple(map(TokenLogprob, output.token_bytes[count:], output.top_token_log_probs))
     for i, logprob in enumerate(output.token_log_probs):
         chosen = TokenLogprob(output.token_bytes[i], logprob)
-        yield PositionLogprobs(chosen, top[i * most : (i + 1) * most])
+        yield PositionLogprobs(chosen, top[i * width : (i + 1) * width])

@@ -37,14 +37,14 @@ class Block(Struct, frozen=True):
     type: str
     text: str | None = None
     thinking: str | None = None
-    # Of a call, and of its result.
+    # Id and name of a call, and of its result.
     id: str = ""
     name: str = ""
     input: dict[str, Any] = {}
     tool_use_id: str = ""
     content: str | tuple[Block, ...] = ""
     is_error: bool | None = None
-    # Of a document.
+    # What a document holds, and its title.
     source: dict[str, Any] | None = None
     title: str | None = None
     cache_control: object = None
@@ -222,7 +222,7 @@ def _turn(message: Message, where: str) -> list[ChatMessage]:
     """A turn as messages: results of tools are messages of their own, before what is said."""
     if isinstance(message.content, str):
         return [ChatMessage(message.role, message.content)]
-    found, texts, thoughts, calls = [], [], [], []
+    messages, texts, thoughts, calls = [], [], [], []
     for i, block in enumerate(message.content):
         match block.type:
             case "text":
@@ -238,11 +238,11 @@ def _turn(message: Message, where: str) -> list[ChatMessage]:
                 calls.append(ToolCall(function, block.id))
             case "tool_result" if message.role == "user":
                 content = _texts(block.content, f"{where}[{i}].content")
-                found.append(ChatMessage("tool", content, tool_call_id=block.tool_use_id))
+                messages.append(ChatMessage("tool", content, tool_call_id=block.tool_use_id))
             case _:
                 raise unsupported(f"{where}[{i}]", f"content of type {block.type!r}")
-    if texts or calls or not found:
-        found.append(
+    if texts or calls or not messages:
+        messages.append(
             ChatMessage(
                 message.role,
                 "".join(texts),
@@ -250,7 +250,7 @@ def _turn(message: Message, where: str) -> list[ChatMessage]:
                 reasoning_content="".join(thoughts) or None,
             )
         )
-    return found
+    return messages
 
 
 def _texts(content: str | tuple[Block, ...], where: str) -> str:
@@ -364,9 +364,9 @@ class AnthropicMessage(ChatCompletion):
             },
         }
 
-    def _tool_use(self, called: str, given: object) -> Json:
+    def _tool_use(self, called: str, arguments: object) -> Json:
         name = self.call_object(0, Call(called, ""))["id"]
-        return {"type": "tool_use", "id": name, "name": called, "input": given}
+        return {"type": "tool_use", "id": name, "name": called, "input": arguments}
 
     def _opened(self, part: Part, text: str) -> Json:
         signature = {"signature": ""} if part.kind == "reasoning" else {}

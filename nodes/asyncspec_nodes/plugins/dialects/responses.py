@@ -40,14 +40,14 @@ class Item(Struct, frozen=True):
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: str | tuple[ContentPart, ...] | None = None
-    # Of a call and its result.
+    # Id and name of a call, and of its result.
     call_id: str = ""
     name: str = ""
     arguments: str = "{}"
     output: str | tuple[ContentPart, ...] = ""
-    # Of a call of a tool that takes text.
+    # Argument of a call of a tool that takes text.
     input: str = ""
-    # Of reasoning, beside ``content``.
+    # Summary of reasoning, beside ``content``.
     summary: tuple[ContentPart, ...] = ()
     id: object = None
     status: object = None
@@ -187,11 +187,11 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
         return Response(chat, [chat.prepared(context)], context, self)
 
 
-def _format(given: TextFormat | None) -> ResponseFormat | None:
-    if given is None:
+def _format(text_format: TextFormat | None) -> ResponseFormat | None:
+    if text_format is None:
         return None
-    schema = None if given.schema is None else NamedSchema(given.schema)
-    return ResponseFormat(given.type, schema)
+    schema = None if text_format.schema is None else NamedSchema(text_format.schema)
+    return ResponseFormat(text_format.type, schema)
 
 
 _SERVERS = frozenset(

@@ -58,12 +58,12 @@ class Authority:
         """A member's certificate for ``roles`` (``cluster.security``), PEM. Raises ``UserError``
         for a request that is none."""
         try:
-            found = x509.load_pem_x509_csr(request.encode())
-            if not found.is_signature_valid:
+            signing_request = x509.load_pem_x509_csr(request.encode())
+            if not signing_request.is_signature_valid:
                 raise ValueError
         except ValueError:
             raise UserError("the signing request is none; upgrade the older side") from None
-        builder = _builder(found.subject, self._subject, found.public_key())
+        builder = _builder(signing_request.subject, self._subject, signing_request.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(both), False)

@@ -35,14 +35,14 @@ def own_addresses(*families: int) -> list[str]:
     """This machine's addresses of socket ``families`` (none: IPv4), those of the first family
     first, loopback ones last. IPv6 ones of a single link, which need its name, are left out."""
     families = families or (socket.AF_INET,)
-    found = [
+    addresses = [
         (families.index(entry.family), entry.address)
         for name, entries in sorted(psutil.net_if_addrs().items())
         for entry in entries
         # Bridges of containers lead nowhere from another machine.
         if entry.family in families and not name.startswith(("docker", "br-", "veth"))
     ]
-    hosts = [host for _, host in sorted(found, key=lambda one: one[0]) if "%" not in host]
+    hosts = [host for _, host in sorted(addresses, key=lambda item: item[0]) if "%" not in host]
     return sorted(dict.fromkeys(hosts), key=is_loopback) or ["127.0.0.1"]
 
 
@@ -65,8 +65,8 @@ def listening_addresses(sock: socket.socket) -> list[str]:
 
 def unmapped(host: str) -> str:
     """An address as a socket of both families sees it: an IPv4 one as such."""
-    found = address(host)
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    parsed = address(host)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return host if mapped is None else str(mapped)
 
 
@@ -88,7 +88,7 @@ async def announced(cluster: str, hosts: Sequence[str], port: int) -> AsyncItera
     """Inside, the cluster is announced; without an effect where there is no network to do so."""
     from zeroconf import Error, ServiceInfo
 
-    numbers = [found.packed for host in hosts if (found := address(host)) is not None]
+    numbers = [parsed.packed for host in hosts if (parsed := address(host)) is not None]
     info = ServiceInfo(
         SERVICE, f"{cluster}.{SERVICE}", addresses=numbers, port=port, server=f"{cluster}.local."
     )
@@ -153,7 +153,7 @@ class Connector:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """Headers of every request."""
         return {"Authorization": f"Bearer {self._token.bearer}"}
 
     @property

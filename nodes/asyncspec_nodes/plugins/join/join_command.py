@@ -59,14 +59,14 @@ def add_machine_arguments(parser: Parser) -> None:
         bounds.THREADS.add_to(parser, "--threads", "N", "threads of each stage's products")
 
 
-def read_token(given: str | None) -> Token:
+def read_token(argument: str | None) -> Token:
     """The argument, which other users of this machine then see no longer, or from stdin or the
     environment. Raises ``UserError``."""
-    if given == "-":
+    if argument == "-":
         return read(sys.stdin.readline().strip())
-    if given:
-        setproctitle(getproctitle().replace(given, "TOKEN"))
-    text = given or os.environ.get(TOKEN_VARIABLE, "")
+    if argument:
+        setproctitle(getproctitle().replace(argument, "TOKEN"))
+    text = argument or os.environ.get(TOKEN_VARIABLE, "")
     if not text:
         raise UserError(
             f"give the TOKEN that asyncspec up prints, - to read it from stdin, or {TOKEN_VARIABLE}"
@@ -92,14 +92,14 @@ def read_advertise(text: str) -> tuple[str, int]:
 
 def memory(arguments: argparse.Namespace) -> int | None:
     """Bytes of ``--memory-gib``."""
-    given = arguments.memory_gib
-    return None if given is None else int(given * bounds.GIB)
+    gib = arguments.memory_gib
+    return None if gib is None else int(gib * bounds.GIB)
 
 
 def speed(arguments: argparse.Namespace) -> float | None:
     """Bytes a second of ``--gb-per-second``."""
-    given = arguments.gb_per_second
-    return None if given is None else given * bounds.GB
+    gigabytes = arguments.gb_per_second
+    return None if gigabytes is None else gigabytes * bounds.GB
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -133,7 +133,7 @@ def _certificate(folder: Path, name: str) -> x509.Certificate:
 
 
 def _lines(file: Path) -> list[str]:
-    """Of a file that may be missing. Raises ``UserError``."""
+    """The lines of a file that may be missing. Raises ``UserError``."""
     with reading(str(file)):
         return file.read_text("utf-8").splitlines() if file.exists() else []
 

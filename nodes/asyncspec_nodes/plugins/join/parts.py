@@ -49,49 +49,49 @@ def list_parts(target: str, layers: tuple[int, int]) -> list[Part]:
     return merged(backend_of(target).stage_files(target, layers))
 
 
-def merged(found: Iterable[FilePart]) -> list[Part]:
+def merged(file_parts: Iterable[FilePart]) -> list[Part]:
     """In order, those close together as one."""
     parts: list[Part] = []
-    for one in sorted(found, key=lambda part: (part.file, part.offset)):
-        size = one.file.stat().st_size
+    for part in sorted(file_parts, key=lambda part: (part.file, part.offset)):
+        size = part.file.stat().st_size
         last = parts[-1] if parts else None
-        if last is not None and last.file == one.file.name:
+        if last is not None and last.file == part.file.name:
             end = last.offset + last.length
-            if one.offset <= end + _GAP:
-                length = max(end, one.offset + one.length) - last.offset
+            if part.offset <= end + _GAP:
+                length = max(end, part.offset + part.length) - last.offset
                 parts[-1] = Part(last.file, size, last.offset, min(length, size - last.offset))
                 continue
-        parts.append(Part(one.file.name, size, one.offset, min(one.length, size - one.offset)))
+        parts.append(Part(part.file.name, size, part.offset, min(part.length, size - part.offset)))
     return parts
 
 
 def routes(target: str, allowed: Callable[[web.Request], bool]) -> list[web.RouteDef]:
-    """Of the machine that has the target. ``allowed``: whether a request shows the secret."""
+    """Routes of the target's machine. ``allowed``: whether a request shows the secret."""
     path = Path(target)
     single = "" if path.is_dir() else path.name
     folder = path.parent if single else path
     # Files that are part of the target: others of the folder are private.
-    known: set[str] = set()
+    served: set[str] = set()
 
     async def parts(request: web.Request) -> web.Response:
         if not allowed(request):
             return web.Response(status=401)
         try:
             layers = (int(request.query["first"]), int(request.query["end"]))
-            found = await asyncio.to_thread(list_parts, target, layers)
-            known.update(part.file for part in found)
+            listed = await asyncio.to_thread(list_parts, target, layers)
+            served.update(part.file for part in listed)
         except (KeyError, ValueError):
             return web.Response(status=400)
         except UserError as error:
             return web.Response(status=404, text=str(error))
-        answer = {"single": single, "parts": found}
+        answer = {"single": single, "parts": listed}
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
     async def file(request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if not allowed(request):
             return web.Response(status=401)
-        return web.FileResponse(folder / name) if name in known else web.Response(status=404)
+        return web.FileResponse(folder / name) if name in served else web.Response(status=404)
 
     return [web.get("/parts", parts), web.get("/files/{name}", file)]
 
@@ -152,19 +152,19 @@ class PartsSource:
             stream.truncate(part.size)
             stream.seek(part.offset)
             while done < part.length:
-                before = done
+                start = done
                 try:
                     async for piece in self._read(part, done):
                         stream.write(piece)
                         stream.flush()  # while it can be told from a broken connection
                         done += len(piece)
                         progress.add(len(piece))
-                    if done == before:
+                    if done == start:
                         raise ClusterError(f"{part.file} has become shorter")
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     if getattr(error, "errno", None) in FULL:
                         raise
-                    failures = 1 if done > before else failures + 1
+                    failures = 1 if done > start else failures + 1
                     if failures > _ATTEMPTS:
                         raise ClusterError(f"the target cannot be fetched: {error}") from None
                     await asyncio.sleep(_PAUSE_SECONDS)

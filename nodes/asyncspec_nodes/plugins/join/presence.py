@@ -28,7 +28,7 @@ State = Literal["here", "suspected", "gone"]
 
 
 class Presence:
-    """Of one other end; here at first."""
+    """Presence of one other end; here at first."""
 
     def __init__(self) -> None:
         self.is_connected = True

@@ -21,7 +21,7 @@ STALL_SECONDS = 30.0
 """For a side to take bytes, and for the second side to end after the first."""
 
 BUFFER_BYTES = 1 << 18
-"""Of each direction; the sender waits beyond."""
+"""Bytes held for each direction; the sender waits beyond."""
 
 
 class Relay:

@@ -54,8 +54,8 @@ OFFER_SECONDS = 20.0
 """For a member's first message: it measures itself before."""
 
 LIMITS = Limits(connections=512, request_seconds=10.0)
-"""Of connections, which strangers may open, too; members have one each, and some to fetch the
-target."""
+"""Bounds of connections, which strangers may open, too; members have one each, and some to fetch
+the target."""
 
 
 class Admission(Protocol):
@@ -166,8 +166,8 @@ class JoinServer:
 
     def _allowed(self, request: web.Request) -> bool:
         # aiohttp has halves of surrogate pairs for bytes that are no text.
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        return hmac.compare_digest(given, f"Bearer {self._keys.secret.hex()}".encode())
+        authorization = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        return hmac.compare_digest(authorization, f"Bearer {self._keys.secret.hex()}".encode())
 
     async def _join(self, request: web.Request) -> web.StreamResponse:
         """A member's connection, to its end."""

@@ -74,10 +74,10 @@ class StoredKeys(Struct):
 
     authority_key: str
     authority: str
-    # Of the machine that the cluster is started on.
+    # Key and certificate of the machine that the cluster is started on.
     key: str
     certificate: str
-    # Of the token.
+    # Secret of the token.
     secret: bytes
     # Where machines join; 0: none yet.
     port: int = 0
@@ -86,7 +86,7 @@ class StoredKeys(Struct):
 
 
 def new_cluster(name: str) -> StoredKeys:
-    """Of a cluster that has no machines. ``name``: of the one that it is started on."""
+    """Keys of a cluster that has no machines. ``name``: of the one that it is started on."""
     authority, key = Authority.new(), make_key()
     certificate = authority.issue(make_request(key, name), NODE, OPERATOR)
     return StoredKeys(
@@ -145,14 +145,14 @@ class TokenFile:
         if not data:
             return None
         try:
-            found = msgspec.json.decode(data, type=StoredKeys)
-            Authority(found.authority_key, found.authority)
+            stored = msgspec.json.decode(data, type=StoredKeys)
+            Authority(stored.authority_key, stored.authority)
         except (msgspec.MsgspecError, ValueError):
             raise UserError(
                 f"{self._file} is damaged; remove it, or give --new-token, and run the join "
                 "command that is printed then on the other machines"
             ) from None
-        return found
+        return stored
 
     def write(self, keys: StoredKeys) -> None:
         """Keep it, whole or not at all."""

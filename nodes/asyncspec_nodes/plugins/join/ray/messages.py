@@ -10,7 +10,7 @@ class RayOptions(Struct, frozen=True):
 
     # Actors, each on a node of its own.
     machines: int
-    # Of each: what Ray reserves, and the threads it may use.
+    # What Ray reserves for each, and the threads it may use.
     cpus: float = 1.0
     # As ``ray.init`` takes it.
     address: str = "auto"
