@@ -31,8 +31,9 @@ FOLDER = Path("/there")
 END = 2
 
 
-def asked(text: str, tools: tuple[str, ...] = (), results: int = 0, grammar: str = "") -> Submit:
-    messages = [{"role": "user", "content": text}, *[{"role": "tool", "content": "ok"}] * results]
+def asked(text: str, tools: tuple[str, ...] = (), taken: int = 0, grammar: str = "") -> Submit:
+    turn = [{"role": "assistant", "content": ""}, {"role": "tool", "content": "ok"}]
+    messages = [{"role": "user", "content": text}, *turn * taken]
     chat: Any = {"messages": messages, "tools": [{"function": {"name": name}} for name in tools]}
     return Submit(
         request=1,

@@ -1,8 +1,8 @@
 """The programs, how they are installed, and what shows a capability of theirs.
 
 A client's version is that of its first package. In a command {python}, {bin} and {programs} stand
-for its environment's interpreter and folder of commands and for the programs here; {url}, {task}
-and {question} for what it is asked.
+for its environment's interpreter and folder of commands and for the programs here, {node} and
+{folder} for node and the environment; {url}, {task} and {question} for what it is asked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tools.clients.dictation import ANSWER, DONE
+from tools.clients.dictation import ANSWER, DONE, FILE, FORM
 from tools.clients.service import MODEL
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -50,7 +50,7 @@ class Client(Struct, frozen=True):
     @property
     def slug(self) -> str:
         """Its name in commands and paths."""
-        return self.name.lower().replace(" ", "-")
+        return self.name.lower().replace(" ", "-").replace("(", "").replace(")", "")
 
 
 CHAT: tuple[Capability, ...] = ("chat", "stream")
@@ -91,6 +91,33 @@ _OPENCODE = {
     "small_model": f"local/{MODEL}",
 }
 
+# LiteLLM and what uses it: no prices from the network.
+_OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+_AIDER = (
+    f"{{bin}}/aider --model openai/{MODEL} --edit-format diff --no-git --yes-always"
+    " --no-check-update --no-show-model-warnings --no-analytics --message"
+).split()
+
+
+def _library(name: str, interface: str, packages: Sequence[str], program: str) -> Client:
+    """A library, by a program here; what it writes are its answers."""
+    javascript = program.endswith(".mjs")
+    first = ("{node}",) if javascript else ("{python}",)
+    last = ("{folder}",) if javascript else ()
+
+    def command(mode: str, text: str) -> tuple[str, ...]:
+        return (*first, f"{{programs}}/{program}", mode, "{url}", text, *last)
+
+    checks = (
+        Check(("chat",), command("chat", "{question}")),
+        Check(("stream",), command("stream", "{question}")),
+        Check(EDIT, command("edit", "{task}"), DONE),
+    )
+    return Client(name, interface, tuple(packages), checks, _OFFLINE, javascript)
+
+
+_FORMS = ("{python}", "{programs}/instructor_forms.py")
+
 CLIENTS: Sequence[Client] = (
     _agent("Codex CLI", "Responses", "@openai/codex", (*_CODEX, _CODEX_PROVIDER), {}),
     _agent("Claude Code", "Anthropic", "@anthropic-ai/claude-code", _CLAUDE, _CLAUDE_ENVIRON),
@@ -100,5 +127,36 @@ CLIENTS: Sequence[Client] = (
         "opencode-ai",
         ("{bin}/opencode", "run", "--model", f"local/{MODEL}"),
         {"OPENCODE_CONFIG_CONTENT": json.dumps(_OPENCODE)},
+    ),
+    Client(
+        "aider",
+        "OpenAI",
+        ("aider-chat",),
+        (
+            Check(CHAT, (*_AIDER, "{question}")),
+            Check(("edit",), (*_AIDER, "{task}", FILE), f"Applied edit to {FILE}"),
+        ),
+        {"OPENAI_API_BASE": "{url}/v1", "OPENAI_API_KEY": "unused", **_OFFLINE},
+    ),
+    _library("openai (Python)", "OpenAI, Responses", ["openai"], "openai_sdk.py"),
+    _library("openai (JavaScript)", "OpenAI, Responses", ["openai"], "openai_sdk.mjs"),
+    _library("anthropic (Python)", "Anthropic", ["anthropic"], "anthropic_sdk.py"),
+    _library("anthropic (JavaScript)", "Anthropic", ["@anthropic-ai/sdk"], "anthropic_sdk.mjs"),
+    _library("ollama (Python)", "Ollama", ["ollama"], "ollama_sdk.py"),
+    _library("ollama (JavaScript)", "Ollama", ["ollama"], "ollama_sdk.mjs"),
+    _library("LiteLLM", "OpenAI, Anthropic, Ollama", ["litellm"], "litellm_sdk.py"),
+    _library("LiteLLM proxy", "OpenAI", ["litellm[proxy]"], "litellm_proxy.py"),
+    _library("LangGraph", "OpenAI", ["langgraph", "langchain-openai"], "langgraph_agent.py"),
+    _library("pydantic-ai", "OpenAI", ["pydantic-ai-slim[openai]"], "pydantic_agent.py"),
+    _library("openai-agents", "OpenAI, Responses", ["openai-agents"], "openai_agents.py"),
+    _library("smolagents", "OpenAI", ["smolagents[openai]"], "smolagents_agent.py"),
+    Client(
+        "instructor",
+        "OpenAI",
+        ("instructor",),
+        (
+            Check(("chat", "tools"), (*_FORMS, "chat", "{url}", "{question}"), FORM["city"]),
+            Check(("stream",), (*_FORMS, "stream", "{url}", "{question}"), FORM["city"]),
+        ),
     ),
 )

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tools.clients.catalogue import PROGRAMS, Capability, Check, Client
-from tools.clients.dictation import FILE, NEW, OLD, QUESTION, TASK
-from tools.clients.environments import commands_of, folder_of, path
+from tools.clients.dictation import FILE, NEW, OLD, QUESTION, TASK, TEXT
+from tools.clients.environments import commands_of, folder_of, node_of, path
 
 SECONDS = 600
 """A command's time: on a busy machine an agent's prompt alone takes a minute."""
-
-TEXT = "{}, world.\n"
 
 
 def check_all(client: Client, root: Path, url: str, edited: Path) -> Mapping[Capability, str]:
@@ -32,13 +30,15 @@ def _problem(client: Client, check: Check, root: Path, url: str, edited: Path) -
     values = {
         "bin": str(commands),
         "python": str(commands / "python"),
+        "node": str(node_of(root) / "node"),
         "programs": str(PROGRAMS),
+        "folder": str(folder),
         "url": url,
         "task": TASK,
         "question": QUESTION,
     }
     file, home = edited / FILE, folder / "home"
-    file.write_text(TEXT.format(OLD))
+    file.write_text(f"{TEXT.format(OLD)}\n")
     home.mkdir(exist_ok=True)
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     outside = {name: value for name, value in path(root).items() if name not in hidden}
@@ -70,6 +70,6 @@ def _problem(client: Client, check: Check, root: Path, url: str, edited: Path) -
         return f"exit code {code}; {log}"
     if check.says not in log.read_text(errors="replace"):
         return f"{check.says!r} is not in its output; {log}"
-    if "edit" in check.capabilities and file.read_text() != TEXT.format(NEW):
+    if "edit" in check.capabilities and file.read_text() != f"{TEXT.format(NEW)}\n":
         return f"the file is not edited; {log}"
     return ""

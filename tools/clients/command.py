@@ -108,6 +108,7 @@ def _run(clients: Sequence[Client]) -> int:
             except (OSError, Failure):
                 print(f"{client.name}: not installed", flush=True)
                 rows[client.name] = _row(client, "", dict.fromkeys(CAPABILITIES, NOT_RUN))
+                _write([rows[client.name] for client in CLIENTS if client.name in rows])
                 good = False
                 continue
             problems = check_all(client, ROOT, url, ROOT / "edited")
@@ -116,7 +117,7 @@ def _run(clients: Sequence[Client]) -> int:
             good = good and not any(problems.values())
             cells = {name: "**no**" if text else "yes" for name, text in problems.items()}
             rows[client.name] = _row(client, release, cells)
-    _write([rows[client.name] for client in CLIENTS if client.name in rows])
+            _write([rows[client.name] for client in CLIENTS if client.name in rows])
     return 0 if good else 1
 
 

@@ -20,7 +20,21 @@ DONE = "The greeting is replaced."
 FORM = {"city": "Rome"}
 FILE = "greeting.txt"
 OLD, NEW = "Hello", "Goodbye"
-BLOCK = f"{FILE}\n```\n<<<<<<< SEARCH\n{OLD}\n=======\n{NEW}\n>>>>>>> REPLACE\n```"
+TEXT = "{}, world."
+"""The file's line before and after."""
+
+BLOCK = "\n".join(
+    (
+        FILE,
+        "```",
+        "<<<<<<< SEARCH",
+        TEXT.format(OLD),
+        "=======",
+        TEXT.format(NEW),
+        ">>>>>>> REPLACE",
+        "```",
+    )
+)
 """An edit as aider reads it."""
 
 PIECE = 6
@@ -51,8 +65,10 @@ def dictated(submit: Submit, folder: Path) -> str | None:
     messages, tools = (chat, []) if isinstance(chat, list) else (chat["messages"], chat["tools"])
     names = [tool.get("function", tool)["name"] for tool in tools or ()]
     if TASK in submit.chat:
-        steps = next((s for name, s in calls(folder).items() if name in names), ())
-        taken = sum(message["role"] == "tool" for message in messages)
+        steps: Sequence[Call] = next((s for name, s in calls(folder).items() if name in names), ())
+        if "final_answer" in names:  # smolagents' way to end
+            steps = (*steps, ("final_answer", {"answer": DONE}))
+        taken = sum(message["role"] == "assistant" for message in messages)
         if taken < len(steps):
             return _written(steps[taken])
         return BLOCK if "<<<<<<< SEARCH" in submit.chat else DONE
