@@ -205,6 +205,19 @@ def test_any_name_fits_into_a_certificate(name: str) -> None:
     assert "REQUEST" in make_request(make_key(), name)
 
 
+@pytest.mark.asyncio
+async def test_a_stage_does_not_reach_what_its_own_machine_loads_for_later(tmp_path: Path) -> None:
+    """The next stage lives, though its machine is suspected."""
+    stages = Loaded(tmp_path, Channel())
+    orders = Orders(CLUSTER, (1,), (0,), 7, standby=(2,), standby_ports=(0,))
+    await stages.follow(orders)
+    await asyncio.sleep(0)
+    written = {node.rank: node.host for node in load(tmp_path / "rank-1.toml").node}
+    assert (written[1], written[2]) == ("127.0.0.1", "10.0.0.3")
+    await stages.stop_all()
+    stages.listening.close()
+
+
 class Loaded(Stages):
     """Stages that load at once, in no process: what is started, and stopped."""
 

@@ -200,7 +200,10 @@ class Stages:
         text: Any = tomlkit.parse(self._orders.config)
         if self._targets.get(rank) is not None:
             text["target"]["path"] = self._targets[rank]
-        ports, is_standby = _ports(self._orders), rank in self._orders.standby
+        is_standby = rank in self._orders.standby
+        ports = dict(zip(self._orders.ranks, self._orders.ports, strict=True))
+        if is_standby:
+            ports = {rank: _ports(self._orders)[rank]}
         for node in text["node"]:
             if is_standby and node["rank"] != rank:
                 node["host"], node["port"] = NOWHERE[0].format(node["rank"]), NOWHERE[1]
