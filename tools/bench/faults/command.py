@@ -22,7 +22,7 @@ from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_protocol.messages import Submit
-from tools.bench.faults import load, machines
+from tools.bench.faults import gone, load, machines
 from tools.bench.faults.relay import RelayedLauncher
 from tools.bench.faults.runs import KINDS, MOMENTS, Bed, Case, Outcome, spread
 from tools.bench.selection import chosen_parts
@@ -52,6 +52,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--load", action="store_true", help=load_help)
     machines_help = "a machine (namespace) a node, of which one falls silent; needs root"
     parser.add_argument("--machines", action="store_true", help=machines_help)
+    gone_help = "a machine of asyncspec up that goes for good, with and without a spare; needs root"
+    parser.add_argument("--gone", action="store_true", help=gone_help)
     COUNT.add_to(parser, "--repeats", "N", "of each fault, or of all loads (default: 3)", default=3)
 
 
@@ -60,7 +62,12 @@ def run(options: argparse.Namespace) -> int:
     if options.load:
         _show(asyncio.run(load.measure(options.repeats)), as_json=options.json)
         return 0
-    known, of = (machines.KINDS, machine_rows) if options.machines else (KINDS, measure)
+    known: tuple[str, ...] = KINDS
+    of = measure
+    if options.machines:
+        known, of = machines.KINDS, machine_rows
+    elif options.gone:
+        known, of = gone.KINDS, gone.measure
     kinds = chosen_parts(options.only, dict.fromkeys(known))
     rows = asyncio.run(of(kinds, options.repeats))
     _show(rows, as_json=options.json)

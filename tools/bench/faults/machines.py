@@ -81,12 +81,17 @@ def space(rank: int) -> str:
     return f"{BRIDGE}n{rank}"
 
 
+def wire(rank: int) -> str:
+    """A node's end of its link, on the bridge."""
+    return f"{BRIDGE}v{rank}"
+
+
 @contextmanager
-def network(nodes: int) -> Iterator[None]:
+def network(nodes: int, commands: Sequence[str] = ("ip", "iptables")) -> Iterator[None]:
     """A bridge with a namespace for each node, and an address of its own for clients. Raises
-    ``UserError`` where that is not allowed."""
-    if os.geteuid() or shutil.which("ip") is None or shutil.which("iptables") is None:
-        raise UserError("namespaces need root, ip and iptables: leave out unplug and freeze")
+    ``UserError`` where that is not allowed, or one of ``commands`` is missing."""
+    if os.geteuid() or not all(map(shutil.which, commands)):
+        raise UserError(f"namespaces need root and {' and '.join(commands)}")
     with ExitStack() as undo:
         ip("link", "add", BRIDGE, "type", "bridge")
         undo.callback(ip, "link", "del", BRIDGE)
@@ -96,9 +101,8 @@ def network(nodes: int) -> Iterator[None]:
             name = space(rank)
             ip("netns", "add", name)
             undo.callback(ip, "netns", "del", name)
-            wire = f"{BRIDGE}v{rank}"
-            ip("link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", name)
-            ip("link", "set", wire, "master", BRIDGE, "up")
+            ip("link", "add", wire(rank), "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("link", "set", wire(rank), "master", BRIDGE, "up")
             ip("-n", name, "addr", "add", f"{NETWORK}.{rank + 1}/24", "dev", "eth0")
             for device in ("eth0", "lo"):
                 ip("-n", name, "link", "set", device, "up")
