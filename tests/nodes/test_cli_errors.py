@@ -279,8 +279,8 @@ def test_a_draft_with_another_tokenizer(capsys: pytest.CaptureFixture[str], tmp_
     draft = Path(shutil.copytree(BUNDLED_DRAFT, tmp_path / "draft"))
     tokenizer = json.loads((draft / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
-    first, second = list(vocab)[500:502]
-    vocab[first], vocab[second] = vocab[second], vocab[first]
+    names = list(vocab)[500:]
+    vocab.update(zip(names, [vocab[name] for name in reversed(names)], strict=True))
     (draft / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert "tokenizer mismatch" in complaint(capsys, "--draft", str(draft))
 

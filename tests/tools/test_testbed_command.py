@@ -47,7 +47,7 @@ def typed(*words: str) -> subprocess.CompletedProcess[str]:
         (["exec", "0", "--bed", "asb-none", "--", "true"], "there is no bed asb-none"),
         (["run", "lan-125", "--", "--stages", "2"], "the bed has 5 devices, the cluster 3 nodes"),
         (["run", "lan-125", "--", "--connect", "a:1"], "leave --connect and --config out"),
-        (["run", "lan-125", "--", "--max-new-tokens", "-1"], "--max"),
+        (["run", "lan-125", "--", "--max-new-tokens", "-2"], "--max"),
         (["run", "one-slow-paced", "--", "--stage-seconds", "0.01"], "leave --stage-seconds, "),
         (["run", "one-slow-paced", "--", "--call-seconds", "0.01"], "leave --draft-seconds and "),
         (["run", "one-slow-paced", "--", "--source-apart"], "device[0].pace: device 4 drafts"),
