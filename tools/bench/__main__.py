@@ -22,21 +22,13 @@ from asyncspec.core.errors import (  # noqa: E402
 )
 from asyncspec_nodes.console.arguments import Parser, Version  # noqa: E402
 from tools.bench import (  # noqa: E402
-    coverage,
-    drafting,
     enlarge,
     grid,
     hybrid,
-    node_time,
     padded,
     placement,
-    policies,
-    products,
-    quantised,
     record_language,
     recording,
-    stage_time,
-    tracing,
 )
 from tools.bench.bits import command as bits  # noqa: E402
 from tools.bench.dipsd import command as dipsd  # noqa: E402
@@ -50,7 +42,6 @@ from tools.bench.report import command as report  # noqa: E402
 from tools.bench.serving import command as serving  # noqa: E402
 
 KINDS = {
-    "policies": (policies, "every policy on the same prompts"),
     "grid": (grid, "policy flow next to the fixed ones, in simulated clusters of many kinds"),
     "report": (report, "the papers' tables and figures"),
     "dipsd": (dipsd, "DiP-SD's figures, its planners against brute force, unsteady machines"),
@@ -58,21 +49,14 @@ KINDS = {
     "dipsd-machines": (dipsd_machines, "DiP-SD plans for 4 to 64 users, on the virtual clock"),
     "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
-    "coverage": (coverage, "how often the target's token is among a draft's k likeliest"),
-    "drafting": (drafting, "trees of several sessions together and one after another"),
-    "node-time": (node_time, "what a node's process takes beside its engine, a pass"),
-    "stage-time": (stage_time, "a stage's pass by its rows"),
-    "products": (products, "matrix products of few rows, by every kernel there is"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, interleaved"),
     "serving": (serving, "what a pipeline owes many users at a time"),
     "faults": (faults, "seconds from a fault of a node to the next token"),
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
-    "quantised": (quantised, "int8 and int4 weights next to dense ones"),
     "padded": (padded, "policies on six emulated clusters, next to the simulator"),
     "placement": (placement, "tokens/s that asyncspec plan layers predicts, and measured ones"),
-    "tracing": (tracing, "what recording a trace costs"),
     "docs": (docs, "the generated parts of the documentation, and whether they are up to date"),
 }
 

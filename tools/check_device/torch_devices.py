@@ -19,7 +19,7 @@ from asyncspec.plugins.hf.model.stage import HFStage, load_stage
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from tools.bench.bits.compare import compare
 from tools.bench.bits.shapes import PUBLISHED
-from tools.bench.stage_time import pass_seconds
+from tools.check_device.pass_times import pass_seconds
 from tools.check_device.runs import checked_run
 
 KINDS: tuple[tuple[str, Quantize], ...] = (
