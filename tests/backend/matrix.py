@@ -93,8 +93,8 @@ class Cell(Struct, frozen=True):
 
 
 def cells() -> list[Cell]:
-    """``make check``: every policy with every source, without and with penalties, and a grammar for
-    every policy; draws and stages alternate, so that any two of a cell's parts meet in some cell.
+    """``make check``: every policy with every source, and a grammar for every policy; draws and
+    stages alternate, so that any two of a cell's parts meet in some cell.
     ``make nightly``: every combination, of penalties, further heads and grammars with one number of
     stages each."""
     return _all_cells() if NIGHTLY else _pairs()
@@ -104,10 +104,9 @@ def _pairs() -> list[Cell]:
     found = []
     for p, policy in enumerate(lossless()):
         for s, source in enumerate((*SOURCES, *HEADS)):
-            kinds = (DRAWS, PENALISED) if source in SOURCES else (DRAWS,)
-            for k, draws in enumerate(map(tuple, kinds)):
-                stages = STAGES[(p // 2 + s + 2 * k) % len(STAGES)]
-                found.append(Cell(policy, source, draws[(p + s + k) % len(draws)], stages))
+            draws = (*DRAWS, *PENALISED) if source in SOURCES else tuple(DRAWS)
+            stages = STAGES[(p // 2 + s) % len(STAGES)]
+            found.append(Cell(policy, source, draws[(p + s) % len(draws)], stages))
         forms, stages = tuple(CONSTRAINED), STAGES[(p // 2 + 1) % len(STAGES)]
         found.append(Cell(policy, (*HEADS, *SOURCES)[p % 9], forms[p % len(forms)], stages))
     return found

@@ -25,7 +25,7 @@ from asyncspec.plugins.hf.model.footprint import footprint
 from asyncspec_nodes.cluster.placement import best_placement, target_cost
 from backend.probe import cut, same_bits
 from backend.tiny import ALTERNATING, FAMILIES, LATENT, LAYERS, PLAIN, VOCAB, YARN_ROPE, generated
-from effort import NIGHTLY
+from effort import NIGHTLY, nightly
 
 pytestmark = pytest.mark.torch
 
@@ -62,8 +62,13 @@ def test_tree_has_the_bits_of_the_sequence(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-@pytest.mark.parametrize("family", [f for f in FAMILIES if "mixtral" in f or "moe" in f])
+@pytest.mark.parametrize(
+    ("family", "quantize"),
+    [
+        case if NIGHTLY or case[1] == "none" or case[0] == "mixtral" else nightly(*case)
+        for case in product([f for f in FAMILIES if "mixtral" in f or "moe" in f], ("none", "int8"))
+    ],
+)
 def test_experts_may_be_stored_in_one_tensor_a_layer(
     family: str, quantize: Quantize, tiny: Callable[..., Path]
 ) -> None:

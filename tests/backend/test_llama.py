@@ -45,6 +45,7 @@ from backend.gguf_models import (
     quantise,
     save_random,
 )
+from effort import nightly
 
 SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=11)
 DRAWS = (Sampling(), SAMPLED, Sampling(repetition_penalty=1.4, presence_penalty=0.5))
@@ -133,7 +134,7 @@ def test_a_whole_model_is_tested_like_its_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Q4_K_M", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q4_K_M", nightly("Q6_K")])
 def test_k_quants(tmp_path: Path, name: str) -> None:
     plain = convert(BUNDLED_TARGET, tmp_path / "plain.gguf")
     target = open_target(quantise(plain, tmp_path / f"{name}.gguf", name))
@@ -285,7 +286,7 @@ def test_scores_of_a_prompt_are_those_of_the_whole_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-@pytest.mark.parametrize("span", [(0, 2), (1, 3), (2, LAYERS)])
+@pytest.mark.parametrize("span", [nightly((0, 2)), nightly((1, 3)), (2, LAYERS)])
 def test_the_peak_is_predicted(
     span: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from asyncspec_nodes.reference import CheckRequest, Task, compare_all
 from asyncspec_protocol.messages import Submit
 from backend.gguf_models import convert, own_greedy
 from commands import json_output, usage_error
+from effort import nightly
 from http_process import post, process
 from nodes.background import Background, no_process_left
 from nodes.test_processes import generate
@@ -66,7 +67,7 @@ def cluster(target: Path, draft: Path) -> Iterator[Background]:
         background.close()
 
 
-@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("head", [False, nightly(True)])
 def test_run_and_check(
     target: Path, draft: Path, head: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,14 +100,14 @@ class Remembering(SuffixSource):
             self.earlier.add("", answer)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_cell(matrix: Matrix, cell: Cell) -> None:
     matrix.run(cell)
 
 
 def test_the_matrix_is_complete_and_covers_hits_misses_and_prunes(matrix: Matrix) -> None:
-    assert len(set(CELLS)) == len(CELLS) >= (900 if NIGHTLY else 200)
+    assert len(set(CELLS)) == len(CELLS) >= (900 if NIGHTLY else 120)
     plain = [cell for cell in CELLS if cell.source in SOURCES and cell.draws not in CONSTRAINED]
     parts = (lossless(), SOURCES, (*DRAWS, *PENALISED), STAGES)
     for (i, ones), (j, others) in combinations(enumerate(parts), 2):

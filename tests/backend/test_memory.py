@@ -188,7 +188,7 @@ def test_a_stage_takes_its_share(
         pytest.param("float16", 1, 1, "none", marks=pytest.mark.nightly),
         pytest.param("float32", 1, 1, "none", marks=pytest.mark.nightly),
         pytest.param("float32", 1, 1, "int8", marks=pytest.mark.nightly),
-        ("bfloat16", 1, 1, "int8"),
+        pytest.param("bfloat16", 1, 1, "int8", marks=pytest.mark.nightly),
     ],
 )
 def test_the_peak_is_predicted(
@@ -211,7 +211,8 @@ def test_the_peak_is_predicted(
     assert 0.8 < share <= 1, (share, sizes, foretold)
 
 
-@pytest.mark.parametrize("twin", [None, pytest.param("int4", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("twin", [None, "int4"])
 def test_a_drafts_peak_is_predicted(
     twin: str | None, large: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

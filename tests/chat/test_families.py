@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import jinja2
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec_nodes.chat.answers import answer_parser
@@ -17,6 +17,7 @@ from asyncspec_nodes.chat.parser import Part, WholeCalls
 from asyncspec_nodes.serving.syntax.registry import SYNTAXES
 from asyncspec_nodes.serving.templates import ChatFacts, answer_markers, facts_of
 from chat.families import FAMILIES, Family
+from effort import examples
 
 TOOLS = (
     Tool(
@@ -106,6 +107,7 @@ def test_the_template_says_which_family_it_is(name: str) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=examples(100, quick=40))
 @given(texts, texts, calls, st.lists(st.integers(0, 500), max_size=6), st.integers())
 def test_a_past_turn_is_read_back(
     name: str, reasoning: str, content: str, made: list[tuple[str, dict[str, object]]],

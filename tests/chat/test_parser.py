@@ -553,9 +553,19 @@ def test_a_schema_without_properties_types_nothing(
     assert json.loads(call.arguments) == {"a": 1}
 
 
+BEGINNINGS = ("<tool_call>", "<tool_call>add", "<tool_call><function=add>")
+
+
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("run", [" ", "\n", ", ", "[", " {", "```", "<parameter=", '<|"|>', '"\\'])
-@pytest.mark.parametrize("begin", ["<tool_call>", "<tool_call>add", "<tool_call><function=add>"])
+@pytest.mark.parametrize(
+    ("run", "begin"),
+    [
+        (run, BEGINNINGS[i % 3])
+        for i, run in enumerate(
+            (" ", "\n", ", ", "[", " {", "```", "<parameter=", '<|"|>', '"\\', "</")
+        )
+    ],
+)
 def test_a_long_beginning_of_a_call_costs_little_with_every_token(begin: str, run: str) -> None:
     """It is read again each time: with the square of its length this would take minutes."""
     parser = AnswerParser(ChatFacts("qwen3-coder"), TOOLS)

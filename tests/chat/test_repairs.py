@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec_nodes.chat.calls import Call, Tool, calls_grammar
 from asyncspec_nodes.chat.parser import AnswerParser, Part
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
 from chat.test_families import TOOLS, taken
+from effort import examples
 
 HERMES, CODER = ChatFacts("hermes"), ChatFacts("qwen3-coder")
 MISTRAL, LLAMA = ChatFacts("mistral"), ChatFacts("llama3")
@@ -75,6 +76,7 @@ CASES = [
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("facts", "text", "content", "calls"), CASES)
+@settings(max_examples=examples(100, quick=30))
 @given(cuts=st.lists(st.integers(0, 300), max_size=6))
 def test_a_sloppy_call_is_read_in_any_pieces(
     facts: ChatFacts, text: str, content: str, calls: list[Call], cuts: list[int]
@@ -99,6 +101,7 @@ REASONED = [
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("text", "reasoning", "content", "calls"), REASONED)
+@settings(max_examples=examples(100, quick=30))
 @given(cuts=st.lists(st.integers(0, 300), max_size=6))
 def test_a_call_within_open_reasoning_is_one(
     text: str, reasoning: str, content: str, calls: list[Call], cuts: list[int]

@@ -15,6 +15,7 @@ from asyncspec_nodes.roles.verify.plan_comparison import (
     PlanComparison,
     Throughput,
 )
+from effort import examples
 
 MEAN = 3.0
 """Tokens of a round."""
@@ -63,7 +64,7 @@ class Run:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25, quick=8), deadline=None)
 @given(
     st.sampled_from((2, 6, 16)),
     st.floats(0.5, 1.3),

@@ -13,6 +13,7 @@ from asyncspec.plugins.dipsd.model import Deployment, Tables, even_stages, viola
 from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
 from dipsd.test_lengths import two_terms
+from effort import NIGHTLY
 from tools.bench.dipsd.instances import KINDS, instance
 
 pytest.importorskip("highspy", reason="HiGHS is not installed: pip install 'asyncspec[milp]'")
@@ -43,7 +44,7 @@ def check(deployment: Deployment) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(3 if NIGHTLY else 2))
 @pytest.mark.parametrize("users", [3, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ours_is_the_optimum(kind: str, users: int, seed: int) -> None:

@@ -28,7 +28,7 @@ from asyncspec_nodes.roles.draft import verdicts
 from asyncspec_protocol.ids import NodeId
 from cluster import Cluster, ask
 from costs import UnitCosts
-from effort import nightly, slow
+from effort import nightly
 from laws import SMALL
 from sampling_reference import kept, penalised
 
@@ -125,20 +125,20 @@ def pearson(found: dict[Text, float], chances: dict[Text, float]) -> bool:
 
 
 # The laws hold every policy against the sequential decoder, seed by seed and with all settings:
-# every second one, each with one of them, shows here that what they agree on is the target's
-# distribution; in ``make test`` every fourth.
+# every fourth one, each with one of them, shows here that what they agree on is the target's
+# distribution.
 def case(policy: int, setting: int) -> Any:
     """By their places in the lists."""
     names = lossless()[policy], list(SETTINGS)[setting]
-    if policy % 2 or policy // 2 % len(SETTINGS) != setting:
+    if policy % 4 or policy // 2 % len(SETTINGS) != setting:
         return nightly(*names)
-    return slow(*names) if policy % 4 else names
+    return names
 
 
 CASES = list(starmap(case, product(range(len(lossless())), range(len(SETTINGS)))))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("policy", "settings"), CASES)
 def test_the_first_tokens_have_the_targets_distribution(policy: str, settings: str) -> None:
     how = SETTINGS[settings]

@@ -1,7 +1,7 @@
 """``python tools/schedules``: whether every law of the machines holds whatever fails.
 
-Runs random schedules of requests and faults on simulated clusters, as ``tests/sim`` does with a
-thousand fixed ones. Exit code 1 where one fails: it is printed, reduced to a small one that belongs
+Runs random schedules of requests and faults on simulated clusters, as ``tests/sim`` does with
+some fixed ones. Exit code 1 where one fails: it is printed, reduced to a small one that belongs
 into ``tests/sim/schedules.jsonl``.
 """
 
