@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 
 import aiohttp.web
@@ -272,20 +271,6 @@ async def test_a_silent_connection_is_closed(toy: Toy) -> None:
         writer.close()
 
 
-async def test_a_reader_that_does_not_read_loses_its_request() -> None:
-    async with Toy(stall_seconds=0.3) as toy:
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.connect(("127.0.0.1", toy.port))
-        wants = {**LONG, "stream": True, "logprobs": 20}
-        sock.sendall(post(json.dumps(wants).encode()))
-        await toy.busy()
-        # Nothing is read: buffers fill, then the connection is cut.
-        await toy.settled()
-        assert toy.service.concurrency.taken == 0
-        sock.close()
-
-
 async def test_a_thousand_connections_opened_and_dropped(toy: Toy) -> None:
     async def one(number: int) -> None:
         _, writer = await connect(toy)
@@ -300,38 +285,3 @@ async def test_a_thousand_connections_opened_and_dropped(toy: Toy) -> None:
     for batch in range(10):
         await asyncio.gather(*(one(100 * batch + i) for i in range(100)))
     await toy.settled()
-
-
-async def test_more_connections_than_are_served() -> None:
-    async with Toy(connections=3) as toy:
-        held = [await connect(toy) for _ in range(3)]
-        for reader, writer in held:
-            writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        reader, writer = await connect(toy)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        await held[0][0].read()  # to its end: the oldest has made room
-        for _, one in (*held, (reader, writer)):
-            one.close()
-
-
-@pytest.mark.parametrize(
-    "spoken",
-    [
-        b"POST / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\x01\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: secret\r\n\r\n",
-        b"GET /secret" + b"y" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"prompt": "secret"}\r\n0\r\n\r\n',
-    ],
-)
-async def test_what_is_not_http_is_refused_and_its_bytes_are_not_logged(
-    toy: Toy, spoken: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", toy.port)
-    writer.write(spoken)
-    assert b" 400 " in (await reader.readline())
-    writer.close()
-    assert "secret" not in caplog.text
-    assert "Traceback" not in caplog.text

@@ -127,22 +127,6 @@ async def test_arguments_that_are_no_json() -> None:
                     assert "INVALID_JSON" in await response.text()
 
 
-async def test_calls_in_a_history_that_are_no_json() -> None:
-    """As a model wrote them: the conversation goes on."""
-    broken = '{"city": Rome}'
-    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": broken}}
-    item = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "[1]"}
-    async with serving() as (url, engine), ai(url) as client:
-        history = [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
-        await client.chat.completions.create(model="toy", messages=history, tools=TOOLS)
-        (made,) = engine.chat["messages"][1]["tool_calls"]
-        assert made["function"]["arguments"] == {"INVALID_JSON": broken}
-        tools: Any = [{"type": "function", **TOOL}]
-        await client.responses.create(model="toy", input=[*USER, item], tools=tools)
-        (made,) = engine.chat["messages"][1]["tool_calls"]
-        assert made["function"]["arguments"] == {"INVALID_JSON": "[1]"}
-
-
 async def test_ids_of_kimis_calls() -> None:
     """Its template shows a history's calls by their ids alone: names, numbered from the first."""
     one = "<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{}<|tool_call_end|>"

@@ -47,14 +47,6 @@ async def test_a_foreign_name_is_refused_everywhere(path: str) -> None:
             assert reply.status != 421
 
 
-@pytest.mark.asyncio
-async def test_a_foreign_name_asks_for_nothing() -> None:
-    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
-        async with web.post(PATH, json=ASK, headers={"Host": FOREIGN}) as reply:
-            assert reply.status == 421
-        assert toy.service.concurrency.taken == 0
-
-
 @pytest.mark.parametrize(
     "header",
     [

@@ -79,17 +79,6 @@ async def test_too_many_at_a_time() -> None:
             assert reply.status == 200
 
 
-async def test_the_draft_nodes_queue_is_bounded_too() -> None:
-    """Eight requests are this cluster's most; a ninth is told to come back."""
-    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
-        async with web.post(PATH, json={**LONG, "n": 8}) as running:
-            async with web.post(PATH, json=ASK) as reply:
-                assert reply.status == 429
-                assert "8 requests are waiting already" in await reply.text()
-            running.close()
-        await toy.settled()
-
-
 async def test_a_full_queue_is_no_client_error() -> None:
     """The ninth of nine prompts comes at a bad time: that is not exit code 2."""
     answers: list[Answer] = []
@@ -584,18 +573,6 @@ async def test_keys_do_not_share_prompt_prefixes(
                 usage = (await reply.json())["usage"]
             reported = usage["prompt_tokens_details"]["cached_tokens"]
             assert reported == (len(prompt) - 1 if cached else 0)
-
-
-async def test_without_keys_all_requests_share_prompt_prefixes() -> None:
-    body = {**ASK, "prompt": "x" * 100}
-    async with Toy() as toy:
-        for cached in (0, 99):
-            async with (
-                aiohttp.ClientSession(toy.url) as web,
-                web.post(PATH, json=body) as reply,
-            ):
-                usage = (await reply.json())["usage"]
-            assert usage["prompt_tokens_details"]["cached_tokens"] == cached
 
 
 @pytest.mark.parametrize(("host", "written"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])

@@ -52,24 +52,6 @@ async def test_the_same_service_over_tls(pki: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_connections_that_agree_on_no_tls_make_room(pki: Path) -> None:
-    """The oldest are closed for those that come."""
-    trusted = ssl.create_default_context(cafile=str(pki / "ca.pem"))
-    trusted.check_hostname = False
-    tls = server_context(pki / "one.pem", pki / "one.key")
-    async with Toy(tls=tls, connections=2) as toy, aiohttp.ClientSession(toy.url) as web:
-        mute = [await asyncio.open_connection("127.0.0.1", toy.port) for _ in range(5)]
-        for reader, _ in mute[:3]:
-            assert await reader.read() == b""
-        async with web.get("/health", ssl=trusted) as answer:
-            assert answer.status == 200
-        assert await mute[3][0].read() == b""
-        assert not mute[4][0].at_eof()
-        for _, writer in mute:
-            writer.close()
-
-
-@pytest.mark.asyncio
 async def test_connections_with_and_before_tls_have_one_bound(pki: Path) -> None:
     trusted = ssl.create_default_context(cafile=str(pki / "ca.pem"))
     trusted.check_hostname = False
