@@ -253,32 +253,6 @@ def test_the_tree_is_that_of_the_formulas(case: Case, target: Checkpoint, tmp_pa
         known = end
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_log_probs_are_those_of_the_formulas(
-    case: Case, target: Checkpoint, tmp_path: Path
-) -> None:
-    both = twin(case, target, tmp_path / "head")
-    both.extend(0, 30)
-    # The whole vocabulary after the tip, and below its best successor.
-    vocab = both.source.head.draft_vocab_size
-    for path in ([], [both.grow(1, 1, 1)[1][0]]):
-        want = both.plain.log_probs(both.features[:30], both.tokens[:30], path)
-        grown = both.grow(1 + len(path), vocab, vocab * vocab)
-        got = {tuple(p): score for p, score in zip(paths(grown), grown[2], strict=True)}
-        base = got[tuple(path)] if path else 0.0
-        mine = [got[(*path, token)] - base for token in both.plain.ids.tolist()]
-        assert mine == pytest.approx(want.tolist(), abs=TOLERANCE)
-
-
-def test_heads_of_other_weights_differ(target: Checkpoint, tmp_path: Path) -> None:
-    """The comparison above would notice."""
-    one = twin(CASES["eagle"], target, tmp_path / "one")
-    one.extend(0, 10)
-    one.plain.state["fc.bias"] = -one.plain.state["fc.bias"]
-    assert paths(one.grow()) != paths(one.want(10))
-
-
 def test_a_random_walk(eagle: Twin) -> None:
     """The text follows the tree for a while, or leaves it; trees of many shapes."""
     random = Random(1)
@@ -353,14 +327,6 @@ def test_a_tree_that_continues_is_not_predicted_again(eagle: Twin) -> None:
     same(eagle.grow(), eagle.want(101))
 
 
-def test_chunks_equal_one_extension(eagle: Twin) -> None:
-    eagle.extend(0, 100, SessionId(1))
-    for i in range(0, 100, 10):
-        eagle.extend(i, i + 10, SessionId(2))
-        eagle.grow(2, 2, 4, SessionId(2))
-    same(eagle.grow(session=SessionId(2)), eagle.grow(session=SessionId(1)))
-
-
 def test_sessions_are_apart(eagle: Twin) -> None:
     eagle.extend(0, 40, SessionId(1))
     eagle.extend(0, 20, SessionId(2))
@@ -396,12 +362,6 @@ def test_the_tree_ends_where_the_target_ends(tiny: MakeTiny, tmp_path: Path) -> 
     assert max(map(len, paths(both.grow()))) == 2
     both.extend(13, 15)
     assert both.grow() == ((), (), ())
-
-
-def test_one_token_proposes_nothing(eagle: Twin) -> None:
-    eagle.extend(0, 0)
-    assert eagle.grow() == ((), (), ())
-    assert eagle.source.known(ONE) == 1
 
 
 def test_rows_that_do_not_fit(eagle: Twin) -> None:

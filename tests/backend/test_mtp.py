@@ -19,13 +19,10 @@ from asyncspec.plugins.hf.heads.mtp.head import load_mtp, mtp_footprint
 from asyncspec_nodes.cluster.automatic import choose
 from backend import tiny
 from backend.eagle_growth import extend, grow
-from backend.hf_cluster import Loaded
 from backend.mtp_models import EXTRA, LAYERS, WEIGHTS, PlainMTP, save_mtp
 from backend.quantized_checkpoints import PUBLISHED, publish
-from backend.test_eagle_cluster import Target, check_on_clusters
 from backend.test_eagle_source import paths
 from backend.tiny import VOCAB
-from effort import nightly
 
 pytestmark = pytest.mark.torch
 
@@ -71,15 +68,6 @@ def test_the_tree_is_that_of_the_formulas(
         assert got[2] == pytest.approx(want[2], abs=2e-3)
         source.check()
         known = end
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [nightly("deepseek"), "qwen-experts"])
-def test_a_cluster_writes_what_generate_does(case: str, tmp_path: Path) -> None:
-    layout, family, changes = CASES[case]
-    path = save_mtp(tmp_path / "target", layout, family, **changes)
-    checkpoint = open_checkpoint(path)
-    check_on_clusters(load_mtp(checkpoint), Target(Loaded(checkpoint), checkpoint, path))
 
 
 @pytest.mark.parametrize("published", ["awq", "fp8-blocks"])

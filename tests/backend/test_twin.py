@@ -16,11 +16,8 @@ from asyncspec.plugins.hf.heads.draft_model import DraftModel
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from backend import predictable_models
-from backend.hf_cluster import Loaded
-from backend.matrix import DRAWS, Cell, Matrix
 from backend.probe import cut
 from backend.quantized_checkpoints import PUBLISHED, publish
-from effort import nightly
 
 pytestmark = pytest.mark.torch
 
@@ -56,20 +53,6 @@ def test_it_proposes_what_the_target_writes(name: str, least: float, tmp_path: P
     twin = load(name, target).source
     assert isinstance(twin, DraftModel)
     assert agreement(twin, decode(cut(open_checkpoint(target), 2), PROMPT, NEW)) >= least
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["twin:int4", nightly("twin:none")])
-def test_a_cluster_writes_what_the_target_writes(name: str, tmp_path: Path) -> None:
-    """Whole clusters in the simulator, under random delays: text, and the bits it is drawn from."""
-    target = predictable_models.save_target(tmp_path / "target")
-    twin = load(name, target).source
-    matrix = Matrix(Loaded(open_checkpoint(target)), {name: LoadedSource(twin)})
-    for policy in ("flowspec", "chain"):
-        for draws in DRAWS:
-            for stages in (2, 4):
-                matrix.run(Cell(policy, name, draws, stages))
-    assert matrix.happened[name, "hits"] > 0
 
 
 @pytest.mark.sampled(4)

@@ -198,20 +198,6 @@ def test_each_of_six_gets_the_text_it_would_get_alone(shared: Shared) -> None:
         assert shared.tokens[number] == generate(BUNDLED_TARGET, prompt, TOKENS)[0]
 
 
-def test_the_first_stage_plans_for_all_of_them(shared: Shared) -> None:
-    async def main() -> None:
-        seen = asyncio.Event()
-        ends = await asyncio.gather(
-            *(shared.ask(n, PROMPTS[n], 3 * TOKENS, seen, "dip-sd") for n in range(6))
-        )
-        assert [end.reason for end in ends] == ["length"] * 6
-        assert shared.undisturbed(ends)
-
-    asyncio.run(main())
-    for number, prompt in enumerate(PROMPTS):
-        assert shared.tokens[number] == generate(BUNDLED_TARGET, prompt, 3 * TOKENS)[0]
-
-
 def test_a_running_cluster_says_what_is_planned(
     shared: Shared, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -251,15 +237,6 @@ def test_a_running_cluster_says_what_is_planned(
     again = json.loads(capsys.readouterr().out)
     assert again["throughput"] == pytest.approx(found["throughput"])
     assert again["running"] is None
-
-
-def test_the_commands_ask_any_of_them(shared: Shared, capsys: pytest.CaptureFixture[str]) -> None:
-    for number in (0, 3):
-        where = ["--connect", f"127.0.0.1:{shared.drafts[number].port}"]
-        argv = ["--cluster", shared.cluster, "--prompt", PROMPTS[0], "--json"]
-        assert cli.main(["run", *where, *argv, "--max-new-tokens", "8"]) == 0
-        answer = json.loads(capsys.readouterr().out)
-        assert answer["token_ids"] == generate(BUNDLED_TARGET, PROMPTS[0], TOKENS)[0][:8]
 
 
 def test_each_says_how_the_stages_are(shared: Shared) -> None:

@@ -6,13 +6,10 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from asyncspec.core.errors import ClusterError
-from asyncspec.plugins.llama.target import open_target
-from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
@@ -137,25 +134,6 @@ def test_the_text_is_that_of_an_undisturbed_answer(
     assert asked.took(undisturbed, 1)
     assert len(tokens) == TOKENS
     assert tokens == asked.tokens
-
-
-@pytest.mark.slow
-def test_the_text_of_a_gguf_target_goes_on(tmp_path: Path) -> None:
-    gguf_models: Any = pytest.importorskip("backend.gguf_models")
-    target = gguf_models.convert(BUNDLED_TARGET, tmp_path / "target.gguf", "Q8_0")
-    asked = KilledCluster(2, RESTARTS, tmp_path, target=str(target))
-
-    async def main() -> Finished:
-        async with asked.cluster:
-            return await asked.ask()
-
-    with no_process_left():
-        end = asyncio.run(main())
-    assert asked.said == ["stage 2 was killed by SIGKILL; it is started again"]
-    assert end.reason == "length"
-    assert asked.took(end, 2)
-    prompt = LlamaTokenizer(open_target(target)).encode(PROMPT)
-    assert asked.tokens == gguf_models.own_greedy(target, prompt, TOKENS)[0]
 
 
 def test_a_node_that_dies_too_often_ends_the_cluster(tmp_path: Path) -> None:
