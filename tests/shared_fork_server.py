@@ -30,7 +30,8 @@ from asyncspec_nodes.local.cluster import FILE, local_config
 from asyncspec_nodes.local.fork_server import INTEGER
 from asyncspec_nodes.node import cli
 from asyncspec_nodes.node.cli import huge_page_environment
-from asyncspec_nodes.reference import CheckRequest, Comparison, Task, compare_all
+from asyncspec_nodes.reference.check import CheckRequest, Comparison, Task, compare_all
+from asyncspec_nodes.roles.stage_probe import StageStates
 
 STOP_SECONDS = 120.0
 """More than the server needs to import what nodes need, and to end its nodes."""
@@ -191,7 +192,9 @@ def execute_node(arguments: Sequence[str], log: IO[bytes]) -> subprocess.Popen[b
     )
 
 
-async def check_here(config: Config, requests: Sequence[CheckRequest]) -> list[Comparison]:
-    """``asyncspec_nodes.reference.check`` in this process."""
-    given = msgspec.json.encode(Task(config, tuple(requests)))
+async def check_here(
+    config: Config, requests: Sequence[CheckRequest], probed: StageStates
+) -> list[Comparison]:
+    """``asyncspec_nodes.reference.check.check`` in this process."""
+    given = msgspec.json.encode(Task(config, tuple(requests), probed))
     return await asyncio.to_thread(compare_all, msgspec.json.decode(given, type=Task))

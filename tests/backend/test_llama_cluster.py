@@ -25,7 +25,7 @@ from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.reference import CheckRequest, Task, compare_all
+from asyncspec_nodes.reference.check import CheckRequest, Task, compare_all
 from asyncspec_protocol.messages import Submit
 from backend.gguf_models import convert, own_greedy
 from commands import json_output, usage_error

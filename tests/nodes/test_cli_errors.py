@@ -214,7 +214,10 @@ def _line(
         (["--connect", "here", "--prompt", "a"], "--connect here is not HOST:PORT"),
         (["--connect", "h:0", "--prompt", "a"], "--connect h:0 is not HOST:PORT"),
         (["--connect", "h:1", "--prompt", "a", "--stages", "2"], "--stages is the running cluster"),
-        (["--connect", "h:1", "--prompt", "a", "--check"], "--check needs the target's files"),
+        (
+            ["--connect", "h:1", "--prompt", "a", "--check"],
+            "--check needs the target's files; use --config FILE",
+        ),
         (["--connect", "h:1", "--prompt", "a", "--policy", "best"], "unknown policy 'best'"),
         (["--config", "/nowhere/c.toml", "--prompt", "a"], "cannot read the cluster file"),
         (["--max-new", "3"], "unrecognized arguments: --max-new; did you mean --max-new-tokens?"),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cli.terminal.run import Printer, as_dict, speculation, summary, times_plain
 from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
-from asyncspec_nodes.reference import Comparison
+from asyncspec_nodes.reference.check import Comparison
 from asyncspec_protocol.clients import TOO_LARGE
 from asyncspec_protocol.messages import Finished, Submit
 

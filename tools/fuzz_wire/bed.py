@@ -30,7 +30,7 @@ from asyncspec_nodes.node.host import LocalEngine
 from asyncspec_nodes.node.loading import load_node
 from asyncspec_nodes.node.process import Node, assemble
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.reference import CheckRequest, check
+from asyncspec_nodes.reference.check import CheckRequest, check
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame, FrameReader
 from asyncspec_protocol.ids import draft_rank, owner

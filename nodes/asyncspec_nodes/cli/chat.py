@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.run import SAMPLING, TOY, start_cluster
+from asyncspec_nodes.cli.run import TOY, start_cluster
+from asyncspec_nodes.cli.run_options import SAMPLING
 from asyncspec_nodes.cli.terminal.chat import (
     HELP,
     SETTABLE,

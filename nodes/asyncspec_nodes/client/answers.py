@@ -174,3 +174,12 @@ async def _ask(
     # failed.
     failed = event.code in NODE_FAILURES or (bool(event.stats) and event.code != TOO_LARGE)
     return replace(answer, error=ClusterError(event.detail) if failed else UserError(event.detail))
+
+
+async def prompt_tokens(client: Client | ReconnectingEngine, submit: Submit) -> tuple[int, ...]:
+    """The tokens of a request's prompt. Raises ``ClusterError``."""
+    tokens: tuple[int, ...] = ()
+    async for event in client.ask(replace(submit, prompt_only=True)):
+        if isinstance(event, Output):
+            tokens += event.prompt_ids
+    return tokens

@@ -28,7 +28,7 @@ from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.plugins.dipsd.running_cluster import why
-from asyncspec_nodes.reference import CheckRequest, check
+from asyncspec_nodes.reference.check import CheckRequest, check
 from asyncspec_protocol.ids import draft_rank
 from asyncspec_protocol.messages import Finished, Output, PlanStatus, Submit
 from tools.bench.dipsd.plan_log import Watch

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from asyncspec.policy.flow.policy import describe
 from asyncspec_nodes.client.answers import Answer
-from asyncspec_nodes.reference import Comparison
+from asyncspec_nodes.reference.check import Comparison
 from asyncspec_protocol.sampling import MAX_INT
 
 
@@ -73,7 +73,7 @@ class Printer:
             console.print()
             console.print(summary(fine, self._stages, self._guarantee, self._draft))
         for comparison in checks:
-            sys.stderr.write(f"{comparison.sentence}\n")
+            sys.stderr.write("".join(f"{line}\n" for line in comparison.lines))
 
     def _print_object(self, answer: Answer, check: Comparison | None = None) -> None:
         fields = as_dict(answer, self._stages, self._guarantee, self._draft)

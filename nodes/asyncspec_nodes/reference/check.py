@@ -1,5 +1,6 @@
 """``--check``: the same requests once more by the sequential decoder, in a process of its own:
-the cluster's own stages, one after another, one token at a time.
+the cluster's own stages, one after another, one token at a time. Where the cluster's have been
+asked what each of them computes, these are compared as well.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import starmap, takewhile
 from operator import eq
 from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.backend.base import StageBackend, StageSpec
 from asyncspec.backend.reference import decode
@@ -26,6 +29,7 @@ from asyncspec_nodes.cluster.checkpoints import read_template
 from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node import resources
+from asyncspec_nodes.roles.stage_probe import NOT_PROBED, StageStates
 from asyncspec_nodes.serving.requests import Refusal, ServingConfig, prepare, tokenize
 from asyncspec_nodes.serving.text import answer_text
 from asyncspec_protocol.messages import Submit
@@ -46,6 +50,7 @@ class Task(Struct, frozen=True):
 
     config: Config
     requests: tuple[CheckRequest, ...]
+    probed: StageStates = NOT_PROBED
 
 
 class Comparison(Struct, frozen=True):
@@ -56,6 +61,13 @@ class Comparison(Struct, frozen=True):
     tokens: int
     same: int
     sentence: str
+    # A sentence for each stage that computes prompt and answer wrongly.
+    wrong_stages: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """For people."""
+        return self.sentence, *self.wrong_stages
 
 
 def compare(answer: Sequence[int], reference: Sequence[int]) -> Comparison:
@@ -76,10 +88,13 @@ def compare(answer: Sequence[int], reference: Sequence[int]) -> Comparison:
     return Comparison(equal=equal, tokens=longest, same=same, sentence=sentence)
 
 
-async def check(config: Config, requests: Sequence[CheckRequest]) -> list[Comparison]:
-    """Decode in a child process. Raises ``ClusterError`` where that fails."""
+async def check(
+    config: Config, requests: Sequence[CheckRequest], probed: StageStates = NOT_PROBED
+) -> list[Comparison]:
+    """Decode in a child process. ``probed``: by request, what the cluster's stages made of prompt
+    and answer. Raises ``ClusterError`` where that fails."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "asyncspec_nodes.reference"),
+        *(sys.executable, "-P", "-m", "asyncspec_nodes.reference.check"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -87,7 +102,7 @@ async def check(config: Config, requests: Sequence[CheckRequest]) -> list[Compar
     )
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            return await _answer(process, Task(config, tuple(requests)))
+            return await _answer(process, Task(config, tuple(requests), probed))
     except TimeoutError:
         raise ClusterError(f"the check took longer than {CHECK_SECONDS:g} s") from None
     finally:
@@ -112,13 +127,22 @@ async def _answer(process: asyncio.subprocess.Process, task: Task) -> list[Compa
 
 def main() -> NoReturn:
     """In the child: read a ``Task``, write its ``Comparison``s."""
+    try:
+        _run_task()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # a thread still reads stdin; skips torch's slow teardown
+
+
+def _run_task() -> None:
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     # The nodes' number of threads: another number may round differently.
     resources.set_local_threads(task.config)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.stdout.buffer.write(msgspec.json.encode(compare_all(task)))
     sys.stdout.flush()
-    os._exit(0)  # a thread still reads stdin; skips torch's slow teardown
 
 
 def _end_with_parent() -> None:
@@ -134,10 +158,18 @@ def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
     return backend.load(StageSpec(model, span, config.stage_options_of(rank)))
 
 
+def _sentence(probed: StageStates, rank: int, deviation: object) -> str:
+    first, end = (0, *probed.depths)[rank - 1 : rank + 1]
+    host, port = probed.addresses[rank - 1]
+    layers = f"layer {first}" if end - first == 1 else f"layers {first} to {end - 1}"
+    return f"stage {rank} at {host}:{port} computes {layers} wrongly: {deviation}"
+
+
 def compare_all(task: Task) -> list[Comparison]:
     """Decode all requests of a task."""
     # The parent, which asks, imports no arrays.
     from asyncspec_nodes.node.loading import grammars
+    from asyncspec_nodes.reference.stages import wrong_stages
 
     config, target = with_layers(task.config), task.config.target
     backend = backend_of(target.path)
@@ -170,7 +202,11 @@ def compare_all(task: Task) -> list[Comparison]:
         return compare(check.token_ids, reference)
 
     with contextlib.closing(tokenizer):
-        return [one(given) for given in task.requests]
+        comparisons = [one(given) for given in task.requests]
+    for text, deviations in wrong_stages(stages, task.probed).items():
+        sentences = tuple(starmap(partial(_sentence, task.probed), deviations.items()))
+        comparisons[text] = replace(comparisons[text], wrong_stages=sentences)
+    return comparisons
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What ``--check`` compares with: the sequential decoder, and each stage by itself."""
