@@ -6,8 +6,8 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from asyncspec.trace.analysis.perfetto import export
-from asyncspec.trace.analysis.timeline import Timeline
+from asyncspec_nodes.plugins.viewer.analysis.perfetto import export
+from asyncspec_nodes.plugins.viewer.analysis.timeline import Timeline
 
 Event = dict[str, Any]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES
-from asyncspec.trace.analysis.timeline import Span
 from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.plugins.viewer.analysis.timeline import Span
 from tools.bench.docs import (
     blocks,
     cli,

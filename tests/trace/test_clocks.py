@@ -5,8 +5,14 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from asyncspec.trace.analysis.log import USUAL_DRIFT, WINDOW_SECONDS, ClockFit, estimate, fit
 from asyncspec.trace.records import NodeRecord, Probe
+from asyncspec_nodes.plugins.viewer.analysis.log import (
+    USUAL_DRIFT,
+    WINDOW_SECONDS,
+    ClockFit,
+    estimate,
+    fit,
+)
 
 delays = st.floats(1e-5, 0.05)
 

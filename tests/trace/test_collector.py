@@ -12,7 +12,6 @@ from actor.local_cluster import QUICK, LocalCluster
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.machine import Emit, Submitted
 from asyncspec.trace import collector
-from asyncspec.trace.analysis.build import build
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.masking import Mask
@@ -28,6 +27,7 @@ from asyncspec.trace.records import (
 )
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.trace_download import TraceDownload
+from asyncspec_nodes.plugins.viewer.analysis.build import build
 from asyncspec_nodes.simulation.replay import replay
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Collect, Events

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.trace.analysis.build import build
 from asyncspec.trace.records import Issued, Ran, Step
+from asyncspec_nodes.plugins.viewer.analysis.build import build
 from asyncspec_nodes.simulation.replay import replay
 from cluster import Cluster, ask
 from laws import SMALL, Shaken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.build import build
+from asyncspec_nodes.plugins.viewer.analysis.build import build
 from asyncspec_protocol.ids import SessionId, draft_rank, owner
 from cluster import Cluster, ask
 from laws import SMALL, Shaken

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.build import build
-from asyncspec.trace.analysis.summary import summarise
+from asyncspec_nodes.plugins.viewer.analysis.build import build
+from asyncspec_nodes.plugins.viewer.analysis.summary import summarise
 from asyncspec_nodes.plugins.viewer.command import print_summary
 from cluster import Cluster, ask
 from laws import SMALL, Shaken

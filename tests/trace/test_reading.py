@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Forward, Job
 from asyncspec.core.machine import Emit
 from asyncspec.core.sampling import Sampling
-from asyncspec.trace.analysis.build import build
-from asyncspec.trace.analysis.critical_path import latency_breakdowns, token_times
-from asyncspec.trace.analysis.summary import Utilisation, summarise
-from asyncspec.trace.analysis.timeline import RequestTimes, Span, Timeline
 from asyncspec.trace.records import Issued, Ran, ReceivedMessage, Record, Reported, Step, Trace
+from asyncspec_nodes.plugins.viewer.analysis.build import build
+from asyncspec_nodes.plugins.viewer.analysis.critical_path import latency_breakdowns, token_times
+from asyncspec_nodes.plugins.viewer.analysis.summary import Utilisation, summarise
+from asyncspec_nodes.plugins.viewer.analysis.timeline import RequestTimes, Span, Timeline
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Expand, Message, Open, PruneIndices
 from cluster import Cluster, ask

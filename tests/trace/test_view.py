@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.build import build
-from asyncspec.trace.analysis.perfetto import export
-from asyncspec.trace.analysis.summary import summarise
-from asyncspec.trace.analysis.timeline import Timeline
+from asyncspec_nodes.plugins.viewer.analysis.build import build
+from asyncspec_nodes.plugins.viewer.analysis.perfetto import export
+from asyncspec_nodes.plugins.viewer.analysis.summary import summarise
+from asyncspec_nodes.plugins.viewer.analysis.timeline import Timeline
 from asyncspec_nodes.plugins.viewer.page import KINDS, SCRIPTS, embed, model, page
 from asyncspec_protocol.ids import draft_rank
 from cluster import Cluster, ask

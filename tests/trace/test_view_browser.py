@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.build import build
-from asyncspec.trace.analysis.summary import summarise
-from asyncspec.trace.analysis.timeline import Timeline
+from asyncspec_nodes.plugins.viewer.analysis.build import build
+from asyncspec_nodes.plugins.viewer.analysis.summary import summarise
+from asyncspec_nodes.plugins.viewer.analysis.timeline import Timeline
 from asyncspec_nodes.plugins.viewer.page import page
 from browser import CHROMIUM, Browser
 from cluster import Cluster, ask

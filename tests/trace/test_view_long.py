@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncspec.trace.analysis.build import build
-from asyncspec.trace.analysis.timeline import (
+from asyncspec.trace.records import NodeRecord, TraceHeader
+from asyncspec_nodes.plugins.viewer.analysis.build import build
+from asyncspec_nodes.plugins.viewer.analysis.timeline import (
     Instant,
     Round,
     SegmentLifetime,
@@ -17,7 +18,6 @@ from asyncspec.trace.analysis.timeline import (
     Token,
     Visit,
 )
-from asyncspec.trace.records import NodeRecord, TraceHeader
 from asyncspec_nodes.plugins.viewer.page import page
 from asyncspec_protocol.ids import NodeId, SessionId
 from asyncspec_protocol.messages import Segment

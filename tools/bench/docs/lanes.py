@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from asyncspec.sim.costs import PRESETS
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec.trace.analysis.build import build
-from asyncspec.trace.analysis.timeline import Span
 from asyncspec.trace.records import FORMAT, Trace, TraceHeader
 from asyncspec_nodes.cli.simulate import DEFAULT_DECAY, DEFAULT_TOP
+from asyncspec_nodes.plugins.viewer.analysis.build import build
+from asyncspec_nodes.plugins.viewer.analysis.timeline import Span
 from asyncspec_nodes.simulation.cluster import Setting, simulate
 
 POLICIES = {

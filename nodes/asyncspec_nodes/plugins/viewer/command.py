@@ -20,7 +20,7 @@ from asyncspec_protocol.errors import printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from asyncspec.trace.analysis.summary import Summary
+    from asyncspec_nodes.plugins.viewer.analysis.summary import Summary
 
 SHARES = ("useful", "wrong", "dead", "unknown", "drafting", "cache", "sending", "credit", "idle")
 """Fields of ``Utilisation``, columns of the summary."""
@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.summary and path.resolve() == arguments.file.resolve():
         option = "--output" if arguments.perfetto is None else "--perfetto"
         raise UserError(f"{path} is the trace itself; give {option} another file")
-    from asyncspec.trace.analysis.build import build
-    from asyncspec.trace.analysis.perfetto import export
-    from asyncspec.trace.analysis.summary import summarise
+    from asyncspec_nodes.plugins.viewer.analysis.build import build
+    from asyncspec_nodes.plugins.viewer.analysis.perfetto import export
+    from asyncspec_nodes.plugins.viewer.analysis.summary import summarise
     from asyncspec_nodes.plugins.viewer.page import page
 
     timeline = build(trace)

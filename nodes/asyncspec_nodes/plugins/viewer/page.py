@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncspec.trace.analysis.perfetto import micro
-from asyncspec.trace.analysis.timeline import Timeline, side_by_side
 from asyncspec.trace.records import NodeRecord
+from asyncspec_nodes.plugins.viewer.analysis.perfetto import micro
+from asyncspec_nodes.plugins.viewer.analysis.timeline import Timeline, side_by_side
 
 KINDS = ("compute", "draft", "cache", "queue", "credit", "send", "transfer", "step", "silence")
 

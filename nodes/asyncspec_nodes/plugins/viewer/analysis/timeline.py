@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.trace.analysis.log import ClockFit, Log
 from asyncspec.trace.records import NodeRecord, TraceHeader
+from asyncspec_nodes.plugins.viewer.analysis.log import ClockFit, Log
 from asyncspec_protocol.ids import NodeId, Rank, draft_number, is_draft
 from asyncspec_protocol.messages import Segment
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from asyncspec.policy.flow.policy import describe
-from asyncspec.trace.analysis.critical_path import (
+from asyncspec.trace.records import Reported, Sent
+from asyncspec_nodes.plugins.viewer.analysis.critical_path import (
     LatencyBreakdown,
     latency_breakdowns,
     link_name,
     token_times,
 )
-from asyncspec.trace.analysis.log import ClockFit
-from asyncspec.trace.analysis.timeline import SegmentLifetime, Span, Timeline
-from asyncspec.trace.records import Reported, Sent
+from asyncspec_nodes.plugins.viewer.analysis.log import ClockFit
+from asyncspec_nodes.plugins.viewer.analysis.timeline import SegmentLifetime, Span, Timeline
 
 Interval = tuple[float, float]
 

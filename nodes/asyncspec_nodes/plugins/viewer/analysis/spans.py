@@ -6,10 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from asyncspec.core import machine
-from asyncspec.trace.analysis.log import Log, LogStep, NodeLog
-from asyncspec.trace.analysis.segments import Path, StageView
-from asyncspec.trace.analysis.timeline import Instant, Round, SegmentLifetime, Span, Visit, by_time
 from asyncspec.trace.records import Blocked, Issued, Ran, ReceivedMessage, Sent, Silence
+from asyncspec_nodes.plugins.viewer.analysis.log import Log, LogStep, NodeLog
+from asyncspec_nodes.plugins.viewer.analysis.segments import Path, StageView
+from asyncspec_nodes.plugins.viewer.analysis.timeline import (
+    Instant,
+    Round,
+    SegmentLifetime,
+    Span,
+    Visit,
+    by_time,
+)
 from asyncspec_protocol.ids import SessionId, owner
 from asyncspec_protocol.messages import Credit, PruneIndices
 

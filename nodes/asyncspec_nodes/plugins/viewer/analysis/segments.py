@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from asyncspec.core.liveness import Liveness
-from asyncspec.trace.analysis.log import LogStep, NodeLog
-from asyncspec.trace.analysis.timeline import SegmentLifetime, Visit
 from asyncspec.trace.records import Issued, JobResult, ReceivedMessage, Sent
+from asyncspec_nodes.plugins.viewer.analysis.log import LogStep, NodeLog
+from asyncspec_nodes.plugins.viewer.analysis.timeline import SegmentLifetime, Visit
 from asyncspec_protocol.ids import NodeId, owner
 from asyncspec_protocol.messages import Floor, Open, PruneIndices, Segment, Verdict
 

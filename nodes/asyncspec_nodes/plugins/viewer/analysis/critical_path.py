@@ -16,9 +16,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.machine import Emit
-from asyncspec.trace.analysis.log import Log, LogStep
-from asyncspec.trace.analysis.timeline import Timeline, device_name
 from asyncspec.trace.records import JobResult, Ran, ReceivedMessage, Sent, checksum
+from asyncspec_nodes.plugins.viewer.analysis.log import Log, LogStep
+from asyncspec_nodes.plugins.viewer.analysis.timeline import Timeline, device_name
 
 _LOOK_AHEAD = 1024
 """Messages of a link that may be missing between two that are there."""

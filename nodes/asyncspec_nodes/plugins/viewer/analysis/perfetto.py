@@ -12,7 +12,13 @@ from typing import Any
 
 import msgspec
 
-from asyncspec.trace.analysis.timeline import Instant, SegmentLifetime, Span, Timeline, side_by_side
+from asyncspec_nodes.plugins.viewer.analysis.timeline import (
+    Instant,
+    SegmentLifetime,
+    Span,
+    Timeline,
+    side_by_side,
+)
 from asyncspec_protocol.ids import SessionId, owner
 
 Event = dict[str, Any]

@@ -10,11 +10,17 @@ from itertools import chain
 from msgspec.structs import replace
 
 from asyncspec.core import machine
-from asyncspec.trace.analysis.log import Log, LogStep, NodeLog, read_log
-from asyncspec.trace.analysis.segments import Name, Path, StageView, read_segments
-from asyncspec.trace.analysis.spans import read_instants, read_spans
-from asyncspec.trace.analysis.timeline import RequestTimes, Round, SegmentLifetime, Timeline, Token
 from asyncspec.trace.records import Dropped, Text, Trace
+from asyncspec_nodes.plugins.viewer.analysis.log import Log, LogStep, NodeLog, read_log
+from asyncspec_nodes.plugins.viewer.analysis.segments import Name, Path, StageView, read_segments
+from asyncspec_nodes.plugins.viewer.analysis.spans import read_instants, read_spans
+from asyncspec_nodes.plugins.viewer.analysis.timeline import (
+    RequestTimes,
+    Round,
+    SegmentLifetime,
+    Timeline,
+    Token,
+)
 
 
 def build(trace: Trace) -> Timeline:
