@@ -36,10 +36,10 @@ SENTENCES = (
     "nodes/asyncspec_nodes/node",
     "nodes/asyncspec_nodes/plugins/dipsd",
     "nodes/asyncspec_nodes/plugins/page",
+    "nodes/asyncspec_nodes/plugins/simulation",
     "nodes/asyncspec_nodes/plugins/viewer",
     "nodes/asyncspec_nodes/roles",
     "nodes/asyncspec_nodes/serving",
-    "nodes/asyncspec_nodes/simulation",
 )
 """Packages whose comments and docstrings begin with a subject; further ones join the list."""
 

@@ -7,6 +7,7 @@ checksums; tensors and handles are left out. Fields are append-only, with defaul
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +29,16 @@ class TraceHeader(Struct, frozen=True, tag="trace", tag_field="event"):
     title: str = ""
 
 
+Settings = dict[str, int | float | str | bool | tuple[int, ...] | None]
+"""A machine's configuration, by the names of its fields."""
+
+
+def machine_settings(config: Struct) -> Settings:
+    """The plain values of a machine's configuration: all but its policies."""
+    fields = {name: getattr(config, name) for name in config.__struct_fields__}
+    return {name: value for name, value in fields.items() if not isinstance(value, Mapping)}
+
+
 class NodeRecord(Struct, frozen=True, tag="node", tag_field="event", omit_defaults=True):
     """The first line of each node. ``at`` (its own clock) and ``wall`` (Unix) are one moment."""
 
@@ -42,7 +53,7 @@ class NodeRecord(Struct, frozen=True, tag="node", tag_field="event", omit_defaul
     host: str = ""
     pid: int = 0
     # The machine's configuration, for replays.
-    config: dict[str, int | float | str | bool | tuple[int, ...] | None] = {}
+    config: Settings = {}
     # Recorded from the machine's first step on.
     whole: bool = False
     # Token ids are hidden (``trace.masking``).

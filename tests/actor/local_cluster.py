@@ -17,13 +17,12 @@ from asyncspec.core.machine import Emit, Finish, Machine, Request, Submitted
 from asyncspec.core.tensors import Tensors
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import NodeRecord
+from asyncspec.trace.records import NodeRecord, machine_settings
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
-from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session, is_draft
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit
@@ -211,7 +210,7 @@ class LocalCluster:
             device_seconds=self._device_seconds,
         )
         if self.traced is not None:
-            self.collectors[rank] = self._collector(rank, settings(machine.config))
+            self.collectors[rank] = self._collector(rank, machine_settings(machine.config))
         self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
 
     def set_back(self) -> None:

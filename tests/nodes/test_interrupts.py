@@ -55,7 +55,7 @@ def interrupted(wanted: str, *argv: str, descriptor: int | None = None) -> tuple
         pytest.param("memory", "torch", marks=pytest.mark.torch),
         ("run", "asyncspec_nodes.client.client"),
         ("serve", "aiohttp"),
-        ("simulate", "asyncspec_nodes.simulation.cluster"),
+        ("simulate", "asyncspec_nodes.plugins.simulation.cluster"),
         ("plan dipsd --preset paper", "numpy"),
         ("record trace", "asyncio"),
         ("trace trace", "msgspec"),

@@ -15,11 +15,11 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.placement.model import HANDLING_SECONDS
 from asyncspec.plugins.hf.kernels import device as torch_device
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli.planning.device_sources import from_statuses
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import TargetTable, layout
 from asyncspec_nodes.cluster.file import load, parse
 from asyncspec_nodes.cluster.placement import cluster_cost, target_cost, with_layers
+from asyncspec_nodes.plugins.simulation.device_sources import from_statuses
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Role, Status
 

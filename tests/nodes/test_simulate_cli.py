@@ -17,11 +17,11 @@ import pytest
 
 import commands
 from asyncspec.policy.registry import lossless
-from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec.trace.file import read_trace
 from asyncspec_nodes.cli import main as cli
+from asyncspec_nodes.plugins.simulation.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec_nodes.plugins.viewer.analysis.build import build
-from asyncspec_nodes.simulation.replay import replay
+from asyncspec_nodes.plugins.viewer.replay import replay
 from tools.bench.record_language import write_language
 
 FEW = ("--tokens", "20", "--prompt-tokens", "4")

@@ -11,7 +11,7 @@ from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.policy.chain import Chain
 from asyncspec.sim.costs import PRESETS, ClusterCost, CostModel, LinkCost, scaled
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec_nodes.simulation.cluster import Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Setting, simulate
 from asyncspec_protocol.messages import Message, PruneIndices, Segment, Verdict
 from effort import examples
 
@@ -125,7 +125,7 @@ def test_a_better_draft_is_faster(policy: str) -> None:
 @pytest.mark.slow
 def test_the_default_draft_is_flowspecs() -> None:
     """Table II: one synchronous tree of 80 nodes brings 4.86 tokens a round (Chunk-PP's ALR)."""
-    from asyncspec_nodes.cli.simulate import DEFAULT_DECAY, DEFAULT_TOP
+    from asyncspec_nodes.plugins.simulation.simulate_command import DEFAULT_DECAY, DEFAULT_TOP
 
     language = Synthetic(coverage=harmonic(DEFAULT_TOP), decay=DEFAULT_DECAY)
     stats = simulate(Setting(language, PRESETS["turns"], tokens=2000), "chunked").stats[0]

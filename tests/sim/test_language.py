@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from asyncspec.core.errors import UserError
 from asyncspec.core.reference import decode
 from asyncspec.sim.language import EMPTY, Coverage, Synthetic, follow, harmonic, sequential, tabled
-from asyncspec.sim.recorded import (
+from asyncspec.source.ngram import NGramSource
+from asyncspec_nodes.plugins.simulation.recorded import (
     FORMAT,
     LanguageHeader,
     Recorded,
@@ -21,7 +22,6 @@ from asyncspec.sim.recorded import (
     measured,
     read_language,
 )
-from asyncspec.source.ngram import NGramSource
 from tools.bench.record_language import guesses, write_language
 
 MANY = 6000

@@ -11,8 +11,8 @@ import asyncspec_nodes.roles.verify.segments as segments
 from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.sim.costs import ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_nodes.roles.verify.session import VerifyState
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.messages import Segment
 from effort import nightly
 

@@ -13,7 +13,7 @@ from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.jobs import Batch, Forward
 from asyncspec.sim.costs import ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import Rank
 from cluster import Cluster, ask
 from costs import UnitCosts

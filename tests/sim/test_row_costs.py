@@ -11,7 +11,7 @@ from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.sim.costs import ClusterCost
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 
 # Of a CPU: 64 rows take eight times as long as one.
 DEAR = StageCost(plateau=1, row_seconds=0.11)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from asyncspec.core.costs import StageCost
 from asyncspec.sim.costs import PRESETS, ClusterCost
 from asyncspec.sim.language import Synthetic, tabled
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 
 COST = replace(PRESETS["turns"], stage=StageCost(plateau=1, row_seconds=0.05))
 

@@ -16,8 +16,13 @@ import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.sim.costs import PRESETS, ClusterCost, Jitter, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec.sim.recorded import FORMAT, LanguageHeader, Recorded, RecordedText
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, WrongText, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, WrongText, simulate
+from asyncspec_nodes.plugins.simulation.recorded import (
+    FORMAT,
+    LanguageHeader,
+    Recorded,
+    RecordedText,
+)
 from asyncspec_protocol.errors import ProtocolError
 from effort import examples, nightly
 from laws import SMALL

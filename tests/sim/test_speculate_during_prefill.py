@@ -10,7 +10,7 @@ from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.policy.chain import Chain
 from asyncspec.sim.costs import PRESETS, ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 
 EAGER = ("chain", "chain-streamed", "pipedec", "specpipe", "flowspec")
 

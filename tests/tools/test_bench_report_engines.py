@@ -14,9 +14,9 @@ from asyncspec.plugins.hf.model.stage import load_stage
 from asyncspec.sim.costs import PRESETS
 from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.config import even_split
+from asyncspec_nodes.plugins.simulation.cluster import with_trial
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
-from asyncspec_nodes.simulation.cluster import with_trial
 from asyncspec_protocol.ids import Rank
 from effort import nightly
 from tools.bench.__main__ import main

@@ -9,9 +9,9 @@ import pytest
 
 from asyncspec.core.costs import StageCost
 from asyncspec.sim.costs import ClusterCost
-from asyncspec.sim.recorded import read_language
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
-from asyncspec_nodes.simulation.cluster import Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Setting, simulate
+from asyncspec_nodes.plugins.simulation.recorded import read_language
 from tools.bench.__main__ import main
 
 pytestmark = [pytest.mark.nightly, pytest.mark.torch]

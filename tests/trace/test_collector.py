@@ -28,7 +28,7 @@ from asyncspec.trace.records import (
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.plugins.viewer.analysis.build import build
-from asyncspec_nodes.simulation.replay import replay
+from asyncspec_nodes.plugins.viewer.replay import replay
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Collect, Events
 from cluster import ask

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from asyncspec.trace.records import Issued, Ran, Step
 from asyncspec_nodes.plugins.viewer.analysis.build import build
-from asyncspec_nodes.simulation.replay import replay
+from asyncspec_nodes.plugins.viewer.replay import replay
 from cluster import Cluster, ask
 from laws import SMALL, Shaken
 

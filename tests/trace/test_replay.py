@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asyncspec.core import machine
 from asyncspec.core.errors import UserError
 from asyncspec.trace.records import NodeRecord, ReceivedMessage, Record, Step, Trace
-from asyncspec_nodes.simulation.replay import replay
+from asyncspec_nodes.plugins.viewer.replay import replay
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import Rank, draft_rank
 from asyncspec_protocol.messages import Credit, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace.records import Step, TaskRun
-from asyncspec_nodes.simulation.replay import replay
+from asyncspec_nodes.plugins.viewer.replay import replay
 from dipsd.planned_cluster import Bench, Person, Trial
 
 

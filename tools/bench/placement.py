@@ -22,7 +22,7 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.cluster.placement import best_placement, target_cost
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
-from asyncspec_nodes.simulation.prediction import DraftModel, Prediction, predict
+from asyncspec_nodes.plugins.simulation.prediction import DraftModel, Prediction, predict
 from tools.bench.limits.requests import speed, turn_about
 from tools.bench.options import print_rows
 

@@ -19,7 +19,6 @@ from rich.progress import track
 from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import Release, SourceJob
 from asyncspec.core.sampling import Sampling
-from asyncspec.sim.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec.source.registry import kind_of
 from asyncspec_nodes.cluster.checkpoints import (
     BUNDLED_DRAFT,
@@ -32,6 +31,7 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.console.bounds import COUNT, SEED
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_source
+from asyncspec_nodes.plugins.simulation.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 from tools.bench.options import TEMPERATURE, check_numbers

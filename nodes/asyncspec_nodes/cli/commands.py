@@ -36,10 +36,6 @@ CHAT = Command(
     "talk with a model in the terminal, on a running service or cluster or a new one",
     "asyncspec_nodes.cli.chat",
 )
-SIMULATE = Command(
-    "run the same machines on a virtual clock, with a model of language and of costs",
-    "asyncspec_nodes.cli.simulate",
-)
 MEMORY = Command("what each stage of a model takes", "asyncspec_nodes.cli.memory")
 MODELS = Command(
     "list models with short names, and whether memory holds them", "asyncspec_nodes.cli.models"
@@ -51,10 +47,6 @@ SERVE = Command(
 PLAN = Command(
     "plan which machine holds which layers, or (DiP-SD) which users are verified together",
     "asyncspec_nodes.cli.plan",
-)
-PLAN_LAYERS = Command(
-    "which device holds which layers of a target, and how fast that will be",
-    "asyncspec_nodes.cli.planning.layers",
 )
 POLICIES = Command("list the policies", "asyncspec_nodes.cli.policies")
 PLUGINS = Command(

@@ -23,6 +23,7 @@ from asyncspec.core.errors import ClusterError
 from asyncspec.trace import records
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import MOST, Recorder
+from asyncspec.trace.records import machine_settings
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.console.signals import on_termination
@@ -38,7 +39,6 @@ from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_nodes.serving.service import DRAINS, TextService
 from asyncspec_nodes.serving.totals import Totals
-from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import Status
@@ -249,7 +249,7 @@ def _recorder(config: Config, loaded: Loaded, whole: bool) -> Recorder:
         mode=me.mode,
         host=socket.gethostname(),
         pid=os.getpid(),
-        config=settings(loaded.machine.config),
+        config=machine_settings(loaded.machine.config),
         whole=whole,
     )
     return Recorder(node, max_lines=config.trace.events or MOST)

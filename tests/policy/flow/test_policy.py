@@ -30,7 +30,7 @@ from asyncspec.sim.costs import PRESETS, ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic, tabled
 from asyncspec.source.expand import Proposal
 from asyncspec.testing.policies import add_child
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import NodeId, SegmentId
 from tools.bench.dipsd.machines.cases import Turning
 

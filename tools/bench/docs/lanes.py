@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from asyncspec.sim.costs import PRESETS
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec.trace.records import FORMAT, Trace, TraceHeader
-from asyncspec_nodes.cli.simulate import DEFAULT_DECAY, DEFAULT_TOP
+from asyncspec_nodes.plugins.simulation.cluster import Setting, simulate
+from asyncspec_nodes.plugins.simulation.simulate_command import DEFAULT_DECAY, DEFAULT_TOP
 from asyncspec_nodes.plugins.viewer.analysis.build import build
 from asyncspec_nodes.plugins.viewer.analysis.timeline import Span
-from asyncspec_nodes.simulation.cluster import Setting, simulate
 
 POLICIES = {
     "plain pipeline": "autoregressive",

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from asyncspec.sim.costs import PRESETS
 from asyncspec.sim.language import Language, Synthetic, harmonic
-from asyncspec_nodes.simulation.cluster import Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Setting, simulate
 from tools.bench.collector import no_collector
 from tools.bench.limits.progress import Tick
 from tools.bench.serving.load import Load, steady

@@ -87,7 +87,7 @@ def _json(value: object) -> str:
 
 
 def _replay(trace: Trace) -> int:
-    from asyncspec_nodes.simulation.replay import replay
+    from asyncspec_nodes.plugins.viewer.replay import replay
 
     nodes = replay(trace.lines)
     for node in nodes:

@@ -11,8 +11,7 @@ from asyncspec.core.rng import uniform
 from asyncspec.core.sampling import Sampling
 from asyncspec.planning import Decision
 from asyncspec.sim.world import World
-from asyncspec_nodes.roles.tasks import TASKS
-from asyncspec_nodes.simulation.cluster import (
+from asyncspec_nodes.plugins.simulation.cluster import (
     MAX_STEPS,
     Setting,
     check_text,
@@ -20,6 +19,7 @@ from asyncspec_nodes.simulation.cluster import (
     draft_actor,
     stage_actor,
 )
+from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_protocol.ids import Rank, draft_rank
 from tools.bench.dipsd.machines.cases import FIXED, ROW, Case
 from tools.bench.dipsd.machines.cost import CrowdCost

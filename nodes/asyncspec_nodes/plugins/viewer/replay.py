@@ -28,8 +28,6 @@ from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 
-Settings = dict[str, int | float | str | bool | tuple[int, ...] | None]
-
 
 class Difference(Struct, frozen=True):
     """A step whose effects are not those of the recording."""
@@ -50,12 +48,6 @@ class Replayed(Struct, frozen=True):
 
 
 AnyMachine = DraftMachine | VerifyMachine | SourceMachine
-
-
-def settings(config: DraftConfig | VerifyConfig | SourceConfig) -> Settings:
-    """A machine's configuration as plain values, without the policies."""
-    fields = {name: getattr(config, name) for name in config.__struct_fields__}
-    return {name: value for name, value in fields.items() if not isinstance(value, Mapping)}
 
 
 def replay(

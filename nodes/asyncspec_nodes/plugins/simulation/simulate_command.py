@@ -18,14 +18,14 @@ from asyncspec.core.errors import UserError
 from asyncspec.policy.registry import POLICIES, lossless, split
 from asyncspec.sim.costs import PRESETS, ClusterCost, Jitter, scaled
 from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
-from asyncspec.sim.recorded import read_language
 from asyncspec.trace.file import TraceWriter
 from asyncspec_nodes.cli.cluster_options import add_device_arguments
-from asyncspec_nodes.cli.terminal.simulate import as_dict, table
 from asyncspec_nodes.cluster.config import DEFAULT_STAGES
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given, option
-from asyncspec_nodes.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
+from asyncspec_nodes.plugins.simulation.output import as_dict, table
+from asyncspec_nodes.plugins.simulation.recorded import read_language
 
 STAGES = bounds.Bounds(1, 1024)
 TOP = bounds.Bounds(0.0, 1.0, above=True)

@@ -29,16 +29,16 @@ from asyncspec.placement.rate import (
 )
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli.planning import device_sources
-from asyncspec_nodes.cli.planning.device_sources import Devices
-from asyncspec_nodes.cluster import placement, placement_file
+from asyncspec_nodes.cluster import placement
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, LimitsTable, TargetTable
 from asyncspec_nodes.cluster.file import beside, check_options, load
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
-from asyncspec_nodes.simulation.prediction import DraftModel, Prediction, predict
+from asyncspec_nodes.plugins.simulation import device_sources, placement_file
+from asyncspec_nodes.plugins.simulation.device_sources import Devices
+from asyncspec_nodes.plugins.simulation.prediction import DraftModel, Prediction, predict
 
 GOALS = ("throughput", "answer", "plain")
 TOP, DECAY = 0.6, 1.0

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncspec_nodes.cli.terminal.run import number
-from asyncspec_nodes.simulation.cluster import Outcome, Setting
+from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting
 
 NOT_COMPARED = "lossy: not compared"
 """Instead of whether a text is the reference's."""

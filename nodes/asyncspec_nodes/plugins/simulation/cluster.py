@@ -22,13 +22,12 @@ from asyncspec.sim.language import Language, sequential
 from asyncspec.sim.shared import SharedWorld
 from asyncspec.sim.world import Actor, Stalled, World
 from asyncspec.trace.recorder import Recorder
-from asyncspec.trace.records import NodeRecord, Record
+from asyncspec.trace.records import NodeRecord, Record, machine_settings
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig
-from asyncspec_nodes.simulation.replay import settings
 from asyncspec_protocol.ids import DRAFT, Rank, first_session
 from asyncspec_protocol.links import role_of
 
@@ -214,7 +213,7 @@ def with_trial(config: VerifyConfig, cost: ClusterCost) -> VerifyConfig:
 def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:
     """Records a simulated node's events without bound."""
     role = role_of(rank, stages)
-    config = settings(actor.machine.config)  # type: ignore[attr-defined]
+    config = machine_settings(actor.machine.config)  # type: ignore[attr-defined]
     node = NodeRecord(rank, world.now, world.now, role, stages, config=config, whole=True)
     return Recorder(node, max_lines=MAX_STEPS, clock=lambda: world.now)
 

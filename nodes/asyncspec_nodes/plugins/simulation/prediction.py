@@ -10,7 +10,7 @@ from asyncspec.placement.model import Placement
 from asyncspec.placement.rate import PassShape
 from asyncspec.sim.costs import ClusterCost, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
-from asyncspec_nodes.simulation.cluster import Setting, simulate
+from asyncspec_nodes.plugins.simulation.cluster import Setting, simulate
 
 TOKENS = 192
 """Tokens of the simulated answer: rounds average out, and it takes seconds."""

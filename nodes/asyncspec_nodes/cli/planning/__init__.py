@@ -1,1 +1,0 @@
-"""``asyncspec plan``: its planners, what they read and what they print."""

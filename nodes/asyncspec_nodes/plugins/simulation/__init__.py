@@ -1,0 +1,1 @@
+"""Clusters on a virtual clock: how fast they would be, and which layers should go where."""

@@ -1,1 +1,0 @@
-"""The role machines on a virtual clock, and replayed from a recording."""
