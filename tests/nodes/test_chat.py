@@ -22,17 +22,17 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.core.stats import MAX_BREAKS
 from asyncspec_nodes.cli import main
-from asyncspec_nodes.cli.chat import Chat
-from asyncspec_nodes.cli.terminal.chat import (
+from asyncspec_nodes.console.output import harmless
+from asyncspec_nodes.plugins.chat.chat_command import Chat
+from asyncspec_nodes.plugins.chat.screen import (
     SETTABLE,
     Command,
     Screen,
     edited_lines,
-    harmless,
     piped_lines,
     read_setting,
 )
-from asyncspec_nodes.client.chat import (
+from asyncspec_nodes.plugins.chat.talkers import (
     ClusterTalker,
     End,
     HttpTalker,

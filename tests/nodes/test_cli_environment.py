@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import did_you_mean
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.cli import chat, commands
+from asyncspec_nodes.cli import commands
 from asyncspec_nodes.cli.main import main
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, variable
 from asyncspec_nodes.node import cli as node
+from asyncspec_nodes.plugins.chat import chat_command as chat
 from commands import usage_error
 from tools.bench.docs.cli import parsers
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.console import Console
 
-from asyncspec_nodes.cli import demo
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli.terminal.demo import COLUMN_SECONDS, Lane, Race, picture, show
 from asyncspec_nodes.cluster import named_models
 from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.plugins.demo import demo_command as demo
+from asyncspec_nodes.plugins.demo.race import COLUMN_SECONDS, Lane, Race, picture, show
 
 
 def answered(title: str, tokens: Sequence[int], speed: float, reason: str = "stop") -> Lane:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli.models import NODE_BYTES, fits, memory_of
 from asyncspec_nodes.cluster.automatic import PAIRS
 from asyncspec_nodes.cluster.named_models import NAMED_MODELS, NamedModel, named, target_of
+from asyncspec_nodes.plugins.preflight.models_command import NODE_BYTES, fits, memory_of
 from asyncspec_protocol.messages import Status
 
 SIZES = st.floats(0, 1e12)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from asyncspec_nodes.simulation.cluster import connect
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,6 @@ from asyncspec.sim.world import Actor
 from asyncspec_nodes.reference.probe import RANK, WireTensors
 from asyncspec_nodes.reference.stages import numbers, wrong_stages
 from asyncspec_nodes.roles.stage_probe import CHUNK, StageProbe, StageProbeConfig, StageStates
-from asyncspec_nodes.simulation.cluster import connect
 from asyncspec_protocol.ids import Rank, first_session
 from cluster import Cluster
 from costs import UnitCosts

@@ -28,18 +28,7 @@ COMMANDS: Registry[Command] = Registry("asyncspec.commands", "command", Command)
 FIRST = ("demo", "run", "chat", "serve", "up", "join")
 """The first commands of the help; the others follow by their names."""
 
-DEMO = Command(
-    "a plain pipeline and flow side by side, on four emulated computers", "asyncspec_nodes.cli.demo"
-)
 RUN = Command("run prompts on a cluster of processes here", "asyncspec_nodes.cli.run")
-CHAT = Command(
-    "talk with a model in the terminal, on a running service or cluster or a new one",
-    "asyncspec_nodes.cli.chat",
-)
-MEMORY = Command("what each stage of a model takes", "asyncspec_nodes.cli.memory")
-MODELS = Command(
-    "list models with short names, and whether memory holds them", "asyncspec_nodes.cli.models"
-)
 SERVE = Command(
     "serve the OpenAI interface over HTTP, on a cluster started here or a running one",
     "asyncspec_nodes.cli.serve",
@@ -53,16 +42,12 @@ PLUGINS = Command(
     "list what is installed under a name: policies, backends, commands, and their packages",
     "asyncspec_nodes.cli.plugins",
 )
-CHECK = Command(
-    "check a cluster file, and what it names on this machine", "asyncspec_nodes.cli.check"
-)
 COMPLETION = Command(
     "print a shell's completion of these commands", "asyncspec_nodes.cli.completion"
 )
 DRAIN = Command(
     "let a running cluster finish its requests and take no new ones", "asyncspec_nodes.cli.drain"
 )
-RECORD = Command("record a running cluster", "asyncspec_nodes.cli.record")
 
 
 def run(argv: Sequence[str] | None) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import stat
 import sys
@@ -20,6 +21,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 MAX_WAITING = 1 << 18
 """Bytes of a log that wait for its reader, or for room on its disk; further lines are lost."""
+
+
+# Control characters could command the terminal; line breaks and tabs may stay.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def harmless(text: str) -> str:
+    """A model's text without what a terminal would obey."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Unwritten(Exception):

@@ -23,7 +23,6 @@ from asyncspec.registry import pip_install
 from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec.trace.records import DECODER, Ran
 from asyncspec_nodes.cli.run import start_cluster
-from asyncspec_nodes.cli.terminal.demo import Lane, Race, show
 from asyncspec_nodes.client.answers import DEMO, Conversation
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
@@ -34,6 +33,7 @@ from asyncspec_nodes.console.arguments import Parser, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import unless_failed, until_signal
 from asyncspec_nodes.local.cluster import LoadingSteps, local_config
+from asyncspec_nodes.plugins.demo.race import Lane, Race, show
 from asyncspec_protocol.messages import Events, Finished, Output, Submit
 
 STAGES, STAGE_SECONDS, LEVEL_SECONDS = 4, 0.040, 0.005

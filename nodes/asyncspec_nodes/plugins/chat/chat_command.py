@@ -18,25 +18,25 @@ from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cli.run import TOY, start_cluster
 from asyncspec_nodes.cli.run_options import SAMPLING
-from asyncspec_nodes.cli.terminal.chat import (
-    HELP,
-    SETTABLE,
-    Command,
-    Screen,
-    edited_lines,
-    harmless,
-    interactive,
-    piped_lines,
-    read_setting,
-)
-from asyncspec_nodes.client.chat import ClusterTalker, End, HttpTalker, Talker
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, given, option
+from asyncspec_nodes.console.output import harmless
 from asyncspec_nodes.console.signals import unless_failed, until_signal
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
+from asyncspec_nodes.plugins.chat.screen import (
+    HELP,
+    SETTABLE,
+    Command,
+    Screen,
+    edited_lines,
+    interactive,
+    piped_lines,
+    read_setting,
+)
+from asyncspec_nodes.plugins.chat.talkers import ClusterTalker, End, HttpTalker, Talker
 from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from asyncspec_nodes.cli.terminal.chat import harmless
+from asyncspec_nodes.console.output import harmless
 
 COLUMN_SECONDS = 0.040
 """Seconds of a column of the lanes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import codecs
 import os
-import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,8 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncspec.core.errors import UserError
-from asyncspec_nodes.client.chat import End, Piece
 from asyncspec_nodes.console.arguments import state_file
+from asyncspec_nodes.console.output import harmless
+from asyncspec_nodes.plugins.chat.talkers import End, Piece
 from asyncspec_protocol.sampling import RANGES
 
 if TYPE_CHECKING:
@@ -40,14 +40,6 @@ Enter sends, Alt+Enter is a new line, Up finds earlier lines, Ctrl-C stops an an
 
 TINTS = ("bright_white on dark_blue", "bright_white on dark_green")
 """Styles of passes that brought several tokens, by turns."""
-
-# Control characters could command the terminal; line breaks and tabs may stay.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-
-
-def harmless(text: str) -> str:
-    """A model's text without what a terminal would obey."""
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Command(Struct, frozen=True):

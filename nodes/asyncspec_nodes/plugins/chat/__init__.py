@@ -1,0 +1,1 @@
+"""``asyncspec chat``: a conversation in the terminal."""

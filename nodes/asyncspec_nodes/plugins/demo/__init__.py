@@ -1,0 +1,1 @@
+"""``asyncspec demo``: two policies side by side."""
