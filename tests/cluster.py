@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.model import ToyModel, ToyStage
-from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.toy.model import ToyModel, ToyStage
+from asyncspec.plugins.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import Costs

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Finish, Request
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.ids import Rank, draft_rank, is_draft
 from asyncspec_protocol.sampling import UNCONSTRAINED, Constraint

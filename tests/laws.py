@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.jobs import Job
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Emit, Input, Received, Request, Send
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.autoregressive import Autoregressive
 from asyncspec.policy.base import Policy
 from asyncspec.policy.chain import Chain

@@ -16,9 +16,9 @@ import structlog
 from actor.local_cluster import QUICK, LocalCluster, hello
 from asyncspec.actor.routing import Host
 from asyncspec.backend.sampling import draw
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.core.sampling import Sampling, seen
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.http.access import AllowedOrigins, ServiceOptions

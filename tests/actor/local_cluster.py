@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 from asyncspec.actor.link import Link, LinkOptions
 from asyncspec.actor.routing import Host, Senders
 from asyncspec.actor.runtime import Runtime
-from asyncspec.backend.toy.model import ToyModel, ToyStage
-from asyncspec.backend.toy.source import ToyEagle, ToySource
 from asyncspec.core.machine import Emit, Finish, Machine, Request, Submitted
 from asyncspec.core.tensors import Tensors
+from asyncspec.plugins.toy.model import ToyModel, ToyStage
+from asyncspec.plugins.toy.source import ToyEagle, ToySource
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import NodeRecord, machine_settings

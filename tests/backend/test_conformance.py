@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend.base import StageBackend
-from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.toy.model import ToyModel, ToyStage
 from asyncspec.testing import engines
 from asyncspec.testing.engines import MakeStages
 from asyncspec.testing.pipeline import SESSION

@@ -16,12 +16,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncspec.backend.base import Mode, StageBackend
-from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.jobs import Admit, Forward, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.model.stage import HFStage
 from asyncspec.plugins.hf.model.wire import from_wire, to_wire
+from asyncspec.plugins.toy.model import ToyModel, ToyStage
 from asyncspec.testing.pipeline import SESSION, Pipeline, Walk, one_by_one, sequential
 from asyncspec_protocol.ids import NodeId, SegmentId
 from asyncspec_protocol.messages import FINAL

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Effect, Emit, Input, Request, TaskDone
 from asyncspec.planning import Decision
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.ids import Rank, draft_rank
 from cluster import Cluster, ask

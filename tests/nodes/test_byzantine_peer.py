@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import LinkDown, LinkUp
 from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.toy.model import ToyModel, ToyStage
 from asyncspec_protocol.ids import (
     DRAFT,
     NodeId,

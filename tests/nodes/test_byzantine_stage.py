@@ -9,8 +9,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.backend.toy.model import ToyModel
-from asyncspec.backend.toy.source import ToySource
 from asyncspec.core.machine import (
     Abandon,
     Compute,
@@ -22,6 +20,8 @@ from asyncspec.core.machine import (
     Send,
     Submitted,
 )
+from asyncspec.plugins.toy.model import ToyModel
+from asyncspec.plugins.toy.source import ToySource
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import Rank

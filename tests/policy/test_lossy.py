@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.accept import TargetOutput
 from asyncspec.core.tree import TokenTree, new_tree
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.base import Policy
 from asyncspec.policy.level_tree import LevelTree, relaxed, within_top_p
 from asyncspec.policy.registry import POLICIES, lossless

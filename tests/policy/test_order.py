@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 
-from asyncspec.backend.toy.model import ToyModel
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.registry import lossless
 from cluster import Cluster, ask
 from costs import UnitCosts

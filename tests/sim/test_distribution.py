@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from asyncspec.backend import sampling
 from asyncspec.backend.sampling import Floats, Tokens, gumbels
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, Walk
 from asyncspec.core.sampling import Sampling, seen
 from asyncspec.core.tree import TokenTree
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.registry import lossless
 from asyncspec_nodes.roles.draft import verdicts
 from asyncspec_protocol.ids import NodeId

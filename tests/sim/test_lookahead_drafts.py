@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.jobs import Batch, Forward, Job, draft_jobs
 from asyncspec.core.machine import Effect, Input, Received, Send
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.sim.world import Actor, World
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, is_draft

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Effect, Finish, Input, Request
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.registry import lossless
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask

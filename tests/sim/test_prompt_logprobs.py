@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.model import ToyModel
 from asyncspec.core.machine import Emit, Request
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import PromptLogprobs
 from cluster import Cluster

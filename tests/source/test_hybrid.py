@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncspec.backend.toy.model import ToyModel
-from asyncspec.backend.toy.source import ToySource
 from asyncspec.core.jobs import Release
+from asyncspec.plugins.toy.model import ToyModel
+from asyncspec.plugins.toy.source import ToySource
 from asyncspec.source.expand import NO_PROPOSAL
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.mixture import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncspec.backend.base import Backend
-from asyncspec.backend.toy.backend import ToyBackend, ToyTarget
+from asyncspec.plugins.toy.backend import ToyBackend, ToyTarget
 
 
 class ExampleBackend(ToyBackend):

@@ -26,10 +26,10 @@ from asyncspec.backend.base import (
     twin_quantize,
 )
 from asyncspec.backend.tokenizer import conversation
-from asyncspec.backend.toy.model import DTYPE, ToyModel, ToyStage
-from asyncspec.backend.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec.core.tensors import Tensors
+from asyncspec.plugins.toy.model import DTYPE, ToyModel, ToyStage
+from asyncspec.plugins.toy.source import ToyEagle, ToyFeatures, ToySource
 from asyncspec.source.registry import EAGLE_PREFIX, TWIN_NAME
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL

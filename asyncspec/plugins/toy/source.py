@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 
 from asyncspec.backend import sampling
-from asyncspec.backend.toy.model import ToyModel, ToyState, feature, pack, unpack
 from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.rng import uniform
 from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.toy.model import ToyModel, ToyState, feature, pack, unpack
 from asyncspec.source.base import StateSource
 from asyncspec.source.expand import Coroutine, Grower, Proposal, StateGrower
 from asyncspec_protocol.ids import SessionId
