@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from asyncspec_nodes.simulation.cluster import connect
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncspec.backend.toy.model import ToyModel, ToyStage
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Job
 from asyncspec.core.rng import MASK
 from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.toy.model import ToyModel, ToyStage
 from asyncspec.sim.world import Actor
+from asyncspec_nodes.plugins.simulation.cluster import connect
 from asyncspec_nodes.reference.probe import RANK, WireTensors
 from asyncspec_nodes.reference.stages import numbers, wrong_stages
 from asyncspec_nodes.roles.stage_probe import CHUNK, StageProbe, StageProbeConfig, StageStates
