@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.cli import cluster_options
-from asyncspec_nodes.cli import run as run_command
-from asyncspec_nodes.cli.run import Run, RunOptions
+from asyncspec_nodes.cli import cluster_options, run_options
+from asyncspec_nodes.cli.run import Run
+from asyncspec_nodes.cli.run_options import RunOptions
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.console.signals import until_signal
@@ -26,13 +26,13 @@ def options_for(description: Description, argv: Sequence[str]) -> RunOptions:
     """The options of ``asyncspec run``, with as many stages as the bed has devices for. Raises
     ``UserError``."""
     parser = Parser(prog="testbed run: asyncspec run")
-    run_command.add_arguments(parser)
+    run_options.add_arguments(parser)
     arguments = parser.parse_args(argv)
     if cluster_options.connects(arguments):
         raise UserError("a bed starts its own cluster; leave --connect and --config out")
     if arguments.stages is None:
         arguments.stages = len(description.device) - 1 - arguments.source_apart
-    options = run_command.read_arguments(arguments)
+    options = run_options.read_arguments(arguments)
     check_fit(description, _config(options))
     return options
 
