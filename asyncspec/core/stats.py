@@ -107,6 +107,14 @@ class Counters(Struct, frozen=True):
     earlier: tuple[SessionId, ...] = ()
     # Breaks of the pipeline in a row without a token between them (``SUSPECT_BREAKS``).
     breaks: int = 0
+    # Whether its session was the only one at the last break, until a node says that it has crashed
+    # then; and crashes of nodes while it was.
+    was_alone: bool | None = None
+    lone_crashes: int = 0
+    # Tokens of the answer down to the deepest node of its tree at the last break; and how many it
+    # must have, before it has outlived a crash.
+    reached: int = 0
+    tokens_to_prove: int = 0
     # Tokens that the first session took over from others: of the prompt, and of what was given.
     shared: int = 0
     started: float = 0.0
@@ -129,6 +137,23 @@ class Counters(Struct, frozen=True):
     def is_suspect(self) -> bool:
         """Whether the request may be the cause of breaks."""
         return self.breaks >= SUSPECT_BREAKS
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether the request has crashed nodes for certain."""
+        return self.lone_crashes >= MAX_BREAKS
+
+    def crashed(self) -> Counters:
+        """Counters of a request that was in hand at a node's crash."""
+        crashes = self.lone_crashes + bool(self.was_alone)
+        breaks = max(self.breaks, SUSPECT_BREAKS)
+        return replace(
+            self,
+            breaks=breaks,
+            lone_crashes=crashes,
+            was_alone=None,
+            tokens_to_prove=max(self.tokens_to_prove, self.reached),
+        )
 
     def plus(self, **amounts: Any) -> Counters:
         """Counters with these amounts, or places, added."""

@@ -59,6 +59,8 @@ class Facts(WireMessage, array_like=True, frozen=True):
     # A draft node wraps prompts as a user's message by the target's chat template unless a user
     # wants otherwise. A client has no tokenizer to look into.
     chat_template: bool = False
+    # As in ``Ready``; of a draft node, for its clients.
+    crash: Count = 0
 
 
 class Hello(Facts, array_like=True, frozen=True, tag="hello"):
@@ -94,6 +96,9 @@ class Ready(WireMessage, array_like=True, frozen=True, tag="ready"):
     # Stage: when the kernel ended its last process for want of memory while it had requests, whose
     # longest is too long. Names that event; milliseconds since 1970. 0: it did not.
     memory_kill: Count = 0
+    # When the last process crashed, by itself, while it had requests: all of them are suspects.
+    # Names that event as ``memory_kill`` does.
+    crash: Count = 0
 
     def check(self) -> None:
         check_depths(self.features)

@@ -46,6 +46,9 @@ class Starving:
     """A cluster whose last stage the kernel ends where it is to compute a row at ``LIMIT`` or
     behind; its next process says so."""
 
+    # What its next process says: a field of ``Ready``.
+    field = "memory_kill"
+
     def __init__(self, limit: int = LIMIT) -> None:
         self.kills = 0
         self._limit = limit
@@ -79,7 +82,7 @@ class Starving:
         self.kills += 1
         world, actor = self.cluster.world, self.cluster.stage(Rank(2))
         assert isinstance(actor.machine, VerifyMachine)
-        actor.machine = VerifyMachine(replace(actor.machine.config, memory_kill=self.kills))
+        actor.machine = VerifyMachine(replace(actor.machine.config, **{self.field: self.kills}))
         actor.state = actor.machine.initial()
         world.restart(Rank(2), actor)
         world.at(world.now + 3, self.cluster.connect_all)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from asyncspec_protocol import messages as m
 from asyncspec_protocol.base import TensorSpec
@@ -57,6 +58,9 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             7, 4, 30, (600,), 1, 8, 64, 64, True, (8,), (-1, 0), (8, 9), (-0.25, -1.5), (1, 0)
         ),
     ),
+    "ready-crash": (m.Ready(2, True, 4096, 7, 5, crash=1_700_000_000_000),),
+    "hello-crash": (replace(m.Hello(*TEMPLATE), crash=1_700_000_000_000),),
+    "welcome-crash": (replace(m.Welcome(*TEMPLATE), crash=1_700_000_000_000),),
     "ready-memory": (m.Ready(2, True, 4096, 7, 5, memory_kill=1_700_000_000_000),),
     "open-constraint": (
         m.Open(

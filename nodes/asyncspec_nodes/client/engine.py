@@ -20,6 +20,7 @@ from asyncspec.core.stats import MAX_BREAKS, SUSPECT_BREAKS
 from asyncspec_nodes.client.client import Client, LinkLostError
 from asyncspec_nodes.cluster.security import CHECK_SECONDS, renewals
 from asyncspec_protocol.clients import BREAKS
+from asyncspec_protocol.links import Facts
 from asyncspec_protocol.messages import Finished, Output, Status, Submit
 
 RECONNECT_SECONDS = (0.05, 2.0)
@@ -41,7 +42,11 @@ class Progress:
         self._prompt = 0
         # Draft nodes lost in a row without a token between (``SUSPECT_BREAKS``).
         self.losses = 0
-        # Whether the draft node that works on it now has brought no token.
+        # Crashes of draft nodes that worked on nothing else; whether the last one did so.
+        self._lone_crashes, self._was_alone = 0, False
+        # The crash that the draft node names which works on it now, and whether it has brought no
+        # token.
+        self._crash = 0
         self._silent = True
 
     def add(self, event: Event) -> bool:
@@ -58,10 +63,21 @@ class Progress:
                 self.losses, self._silent = 0, False
         return True
 
+    def begun(self, welcome: Facts) -> None:
+        """A draft node works on it."""
+        self._crash = welcome.crash
+
     def lost(self, *, alone: bool) -> None:
         """The draft node that worked on it, and ``alone`` on it, is lost."""
         self.losses += alone or self._silent
-        self._silent = True
+        self._silent, self._was_alone = True, alone
+
+    def back(self, welcome: Facts) -> None:
+        """There is a draft node again. Where the one before has crashed, whatever it worked on is a
+        suspect; what it worked on alone, twice, is not tried again."""
+        if welcome.crash != self._crash:
+            self._lone_crashes += self._was_alone
+            self.losses = max(self.losses, SUSPECT_BREAKS, self._lone_crashes)
 
     def rest(self) -> Submit:
         """The request for what is missing."""
@@ -146,6 +162,7 @@ class ReconnectingEngine:
                 except LinkLostError:
                     progress.lost(alone=self._running == 1)
                 client = await self._back()
+                progress.back(client.welcome)
             yield progress.poison()
         finally:
             self._running -= 1
@@ -167,6 +184,7 @@ class ReconnectingEngine:
                 client = await self._back()
             if _model(client) != progress.model:
                 raise ClusterError("the draft node is back with another target: ask again")
+            progress.begun(client.welcome)
             async with aclosing(client.ask(progress.rest())) as events:
                 async for event in events:
                     new = progress.add(event)

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 
@@ -31,7 +31,8 @@ from asyncspec_nodes.node.reports import (
     ReportSink,
     read_report,
 )
-from asyncspec_nodes.node.supervisor import HUNG_SECONDS
+from asyncspec_nodes.node.supervisor import HUNG_SECONDS, how_ended
+from asyncspec_nodes.node.supervisor import Again as Again
 from asyncspec_protocol.ids import Rank, draft_number
 from asyncspec_protocol.messages import Role
 
@@ -43,11 +44,6 @@ STOP_SECONDS = 5.0
 
 MAX_REPORT_BYTES = 1 << 26
 """Bytes of one line; an error report may hold much of a peer's text."""
-
-
-Again = Literal["", "ended", "oom_killed"]
-"""How the process that was a node before has ended: in some way, or by the kernel for want of
-memory while it had requests. Empty: there was none."""
 
 
 async def end(process: asyncio.subprocess.Process | ForkedProcess) -> None:
@@ -82,8 +78,8 @@ class ChildNode:
         self.ready: ReadyReport | None = None
         # It has a request.
         self.in_hand = False
-        # The kernel has ended it for want of memory while it had requests.
-        self.oom_killed = False
+        # How it has ended.
+        self.end: Again = ""
         self._kills = MemoryKills()
         self._failure: FailureReport | None = None
         self._hung = False
@@ -107,8 +103,8 @@ class ChildNode:
         append to its log, and tell it how the one before has ended. Raises ``ClusterError``."""
         number = draft_number(Rank(rank)) if role == "draft" else rank
         arguments = ["--role", role, "--rank", str(number), "--config", str(config), "--supervised"]
-        if again == "oom_killed":
-            arguments.append("--oom-killed")
+        if again:
+            arguments += ["--again", again]
         listening = () if sock is None else (sock.fileno(),)
         process: asyncio.subprocess.Process | ForkedProcess
         try:
@@ -145,8 +141,8 @@ class ChildNode:
                     self.in_hand = report.some
                 progress(report)
         code = await self.process.wait()
-        killed = code == -signal.SIGKILL and not self._hung
-        self.oom_killed = killed and self.in_hand and self._kills.risen
+        in_hand = self.in_hand and not self._hung
+        self.end = how_ended(code, in_hand=in_hand, out_of_memory=self._kills.risen)
         return self._error_of(code)
 
     async def _lines(self) -> AsyncIterator[bytes]:
@@ -180,7 +176,7 @@ class ChildNode:
             if self._failure.kind == "user":
                 return UserError(self._failure.text)
             return ClusterError(f"{name} failed: {self._failure.text}")
-        if self.oom_killed:
+        if self.end == "oom_killed":
             return ClusterError(f"{name} was ended by the kernel for want of memory")
         if code < 0:
             return ClusterError(f"{name} was killed by {signal.Signals(-code).name}")

@@ -204,7 +204,7 @@ class SupervisedNode:
                 await asyncio.wait_for(self._stops.wait(), pause)
             if self._stops.is_set():
                 return error
-            self.child = child = await self._start("oom_killed" if child.oom_killed else "ended")
+            self.child = child = await self._start(child.end)
             if self._stops.is_set():
                 await child.stop()
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from msgspec.structs import replace
 
@@ -29,7 +30,7 @@ from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node import listen, resources
 from asyncspec_nodes.node.preloading import preload_model
 from asyncspec_nodes.node.reports import Reporter
-from asyncspec_nodes.node.supervisor import RESTARTS, SUPERVISES, Supervisor
+from asyncspec_nodes.node.supervisor import RESTARTS, SUPERVISES, Again, Supervisor
 from asyncspec_protocol.ids import DRAFT, MAX_DRAFTS, Rank, draft_rank
 from asyncspec_protocol.links import role_of
 
@@ -126,9 +127,10 @@ def build_parser() -> Parser:
         help="stop at the end of stdin; report progress as JSON lines on stdout",
     )
     add(
-        "--oom-killed",
-        action="store_true",
-        help="said by the parent: the kernel ended the process before this one for want of memory",
+        "--again",
+        choices=get_args(Again),
+        default="",
+        help="said by the parent: how the process before this one has ended",
     )
     add(
         "--http",
@@ -195,8 +197,8 @@ def _start(arguments: argparse.Namespace, reporter: Reporter) -> int:
         from asyncspec_nodes.node import process
 
         how = {"supervised": arguments.supervised, "http": http, "file": arguments.config}
-        oom_killed = arguments.oom_killed or (supervisor is not None and supervisor.oom_killed)
-        loop.run(process.serve(config, node, sock, reporter, oom_killed=oom_killed, **how))
+        again = arguments.again if supervisor is None else supervisor.again
+        loop.run(process.serve(config, node, sock, reporter, again=again, **how))
         return 0
 
     if not SUPERVISES or arguments.supervised or not arguments.restarts:

@@ -57,6 +57,7 @@ from asyncspec_nodes.node.resources import (
     shared_processors,
     stage_share,
 )
+from asyncspec_nodes.node.supervisor import Again
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import MIN_COMMON_PREFIX, NO_PREFIX, DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
@@ -177,12 +178,15 @@ def load_node(config: Config, rank: int, reporter: Reporter) -> Loaded:
     return replace(loaded, run_job=device.run, abandon_job=device.abandon)
 
 
-def with_memory_kill(loaded: Loaded, at: float) -> Loaded:
-    """A stage that tells the draft nodes of its predecessor's end, ``at`` seconds since 1970."""
-    if not isinstance(machine := loaded.machine, VerifyMachine):
-        return loaded
-    config = replace(machine.config, memory_kill=round(1000 * at))
-    return replace(loaded, machine=VerifyMachine(config))
+def after_end(loaded: Loaded, again: Again, at: float) -> Loaded:
+    """A node that tells its peers how its predecessor has ended, ``at`` seconds since 1970: a stage
+    the draft nodes, a draft node its clients."""
+    name, crashed = round(1000 * at), again == "crashed"
+    if isinstance(machine := loaded.machine, VerifyMachine):
+        killed = name if again == "oom_killed" else 0
+        config = replace(machine.config, memory_kill=killed, crash=name if crashed else 0)
+        return replace(loaded, machine=VerifyMachine(config))
+    return replace(loaded, me=replace(loaded.me, crash=name)) if crashed else loaded
 
 
 def _packing_seconds(config: Config, me: Hello) -> float:

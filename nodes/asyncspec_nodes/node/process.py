@@ -31,10 +31,11 @@ from asyncspec_nodes.http.options import HttpSocket
 from asyncspec_nodes.node.host import LocalEngine, NodeHost, WorkerThread
 from asyncspec_nodes.node.in_hand import InHand, WatchedMachine
 from asyncspec_nodes.node.inspector import Inspector
-from asyncspec_nodes.node.loading import Loaded, load_node, with_memory_kill
+from asyncspec_nodes.node.loading import Loaded, after_end, load_node
 from asyncspec_nodes.node.renewal import PeerAddresses, renew
 from asyncspec_nodes.node.reports import ALIVE_SECONDS, ReadyReport, Reporter
 from asyncspec_nodes.node.resources import freeze_objects
+from asyncspec_nodes.node.supervisor import Again
 from asyncspec_nodes.roles.tasks import TASKS
 from asyncspec_nodes.serving.requests import describe_defaults
 from asyncspec_nodes.serving.service import DRAINS, TextService
@@ -57,13 +58,12 @@ async def serve(
     supervised: bool,
     http: HttpSocket | None = None,
     file: Path | None = None,
-    oom_killed: bool = False,
+    again: Again = "",
 ) -> None:
     """Load, then serve until a signal or, where ``supervised``, the parent's end; with ``http``
     also HTTP: a draft node its clients, whose running answers are completed first, any other node
     its probes. ``file``: the cluster file, which says where peers are at any time.
-    ``oom_killed``: the kernel ended the process before for want of memory. Raises why the node
-    failed."""
+    ``again``: how the process before has ended. Raises why the node failed."""
     security = contexts(config.security)
     stop = asyncio.Event()
     on_termination(stop.set)
@@ -75,8 +75,7 @@ async def serve(
             # From the start, so that health checks find it alive while it loads.
             server = await stack.enter_async_context(_http(http, rank, config, reporter))
         loaded = await _load(config, rank, reporter, stop)
-        if oom_killed:
-            loaded = with_memory_kill(loaded, at=time.time())
+        loaded = after_end(loaded, again, at=time.time())
         for close in loaded.closing:
             stack.callback(close)
         node = assemble(config, loaded, sock, security, reporter, file)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -45,7 +45,29 @@ HUNG_SECONDS = 15.0
 """A node that is stopped (SIGSTOP) for so long, or serves and says nothing, as its event loop
 hangs, is killed: nobody else would start it again. Busy cores delay it by less."""
 
+Again = Literal["", "ended", "oom_killed", "crashed"]
+"""How the process that was a node before has ended: in some way; while it had requests, by the
+kernel for want of memory, or by its own fault. Empty: there was none."""
+
+FAULTS = frozenset(
+    -signum
+    for signum in (
+        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS),
+        *(signal.SIGILL, signal.SIGFPE, signal.SIGSYS),
+    )
+)
+"""Exit codes of processes that the system ends for what they did."""
+
 _PR_SET_PDEATHSIG = 1
+
+
+def how_ended(code: int, *, in_hand: bool, out_of_memory: bool) -> Again:
+    """From its exit code, and whether it had a request ``in_hand``."""
+    if not in_hand:
+        return "ended"
+    if code == -signal.SIGKILL and out_of_memory:
+        return "oom_killed"
+    return "crashed" if code == 1 or code in FAULTS else "ended"
 
 
 class RestartBudget(Struct):
@@ -95,8 +117,8 @@ class Supervisor:
         # Shared with the node's process: 1 while it has a request.
         self._in_hand = mmap.mmap(-1, 1)
         self._kills = MemoryKills()
-        # The kernel has ended the process before for want of memory while it had requests.
-        self.oom_killed = False
+        # How the process before has ended.
+        self.again: Again = ""
         self._woken, self._wakes = os.pipe2(os.O_NONBLOCK)
 
     def run(self, node: Callable[[], int]) -> int:
@@ -122,8 +144,8 @@ class Supervisor:
             why = _reason(code)
             in_hand = self._in_hand[0] == 1
             self._in_hand[0] = 0
-            self.oom_killed = in_hand and code == -signal.SIGKILL and self._kills.risen
-            if self.oom_killed:
+            self.again = how_ended(code, in_hand=in_hand, out_of_memory=self._kills.risen)
+            if self.again == "oom_killed":
                 why = "the kernel ended it for want of memory"
             pause = self._budget.take(time.monotonic(), in_hand=in_hand)
             if pause is None:

@@ -278,6 +278,7 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
         computes = (message.layers, message.processor)
         state = replace(state, processors={**state.processors, rank: computes})
     state = replace(state, memory_bound=state.memory_bound.reported(rank, message.memory_kill))
+    state, poisoned = _crash_reported(state, rank, message.crash, now)
     if floor >= 0 and rank <= state.config.stages:
         state = replace(state, floor_aware=state.floor_aware | {rank})
         state = _released(state, rank, lambda release: release.session < floor)
@@ -294,11 +295,40 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
             raise RemoteProtocolError(error, peer=rank)
         state = replace(state, next_session=first)
     if message.up == (rank in state.ready):
-        return state, ()  # only its slots have changed: another draft node came or went
+        return state, poisoned  # only its slots have changed: another draft node came or went
     if message.up:
-        return _send_floor(replace(state, ready=state.ready | {rank}))
+        state, effects = _send_floor(replace(state, ready=state.ready | {rank}))
+        return state, (*poisoned, *effects)
     down, last_seen = replace(state, ready=state.ready - {rank}), now - message.silent
-    return _broken(down, now, was_up=state.up, last_seen=-math.inf if echo else last_seen)
+    last_seen = -math.inf if echo else last_seen
+    state, effects = _broken(down, now, was_up=state.up, last_seen=last_seen)
+    return state, (*poisoned, *effects)
+
+
+def _crash_reported(
+    state: DraftState, rank: Rank, crash: int, now: float
+) -> tuple[DraftState, Effects]:
+    """What a stage says of its last process (``Ready.crash``). All that were in hand are suspects,
+    also those that have brought tokens since they were tried; one that was alone twice is not
+    tried again."""
+    if not crash or state.crashes.get(rank) == crash:
+        return state, ()
+    state = replace(state, crashes={**state.crashes, rank: crash})
+    waiting: list[QueuedRequest] = []
+    effects: list[Effect] = []
+    for queued in state.backlog:
+        counters = queued.counters
+        if counters.was_alone is not None:
+            queued = replace(queued, counters=counters.crashed())
+        if queued.counters.is_poison:
+            detail = (
+                f"nodes crashed {queued.counters.lone_crashes} times while they worked on this "
+                "request alone; their logs say why; it is not tried again"
+            )
+            effects.append(unserved(state, queued, "error", detail, now, BREAKS))
+        else:
+            waiting.append(queued)
+    return replace(state, backlog=tuple(waiting)), tuple(effects)
 
 
 def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
@@ -349,7 +379,7 @@ def _broken(
     new_breaks = int(last_seen > state.last_break)
     state = replace(state, last_break=now)
     effects: list[Effect] = []
-    silent = [session for session in state.sessions.values() if not session.committed]
+    silent = [session for session in state.sessions.values() if session.is_unproven]
     waiting: list[QueuedRequest] = []
     memory_bound = state.memory_bound.broken(
         [(session.request.prompt, session.given) for session in state.sessions.values()]
@@ -375,11 +405,17 @@ def _broken(
 
 def _requeued(session: DraftSession, new_breaks: int, *, alone: bool) -> QueuedRequest:
     counters = _with_slots(session)
-    breaks = 0 if session.committed else counters.breaks
-    if alone or not session.committed:
+    breaks = counters.breaks if session.is_unproven else 0
+    if alone or session.is_unproven:
         breaks += new_breaks
     earlier = (*counters.earlier, session.session)
-    counters = replace(counters, breaks=breaks, earlier=earlier)
+    counters = replace(
+        counters,
+        breaks=breaks,
+        earlier=earlier,
+        was_alone=alone,
+        reached=session.tree.bottom + 1 - len(session.request.prompt),
+    )
     return QueuedRequest(session.request, counters, session.given)
 
 
@@ -391,9 +427,10 @@ def _poison_detail(breaks: int) -> str:
 
 
 def may_open(state: DraftState, queued: QueuedRequest) -> bool:
-    """Whether a session would begin as trials must: a suspect has brought a token before any other
-    session is opened, and is opened itself when all others have."""
-    silent = [session for session in state.sessions.values() if not session.committed]
+    """Whether a session would begin as trials must: a suspect has brought a token, and has passed
+    where a node crashed, before any other session is opened, and is opened itself when all others
+    have."""
+    silent = [session for session in state.sessions.values() if session.is_unproven]
     counters = (queued.counters, *(session.counters for session in silent))
     return not silent or not any(sums.is_suspect for sums in counters)
 

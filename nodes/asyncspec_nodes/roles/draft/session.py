@@ -194,6 +194,12 @@ class DraftSession(Struct, frozen=True):
         return self.resumed + self.committed
 
     @property
+    def is_unproven(self) -> bool:
+        """Whether it may still do what its predecessor may have done: break the pipeline."""
+        given = len(self.resumed) + len(self.committed)
+        return not self.committed or given < self.counters.tokens_to_prove
+
+    @property
     def new_tokens(self) -> int:
         """Number of tokens given."""
         return len(self.resumed) + len(self.committed)
@@ -309,6 +315,8 @@ class DraftState(Struct, frozen=True):
     memory_bound: MemoryBound = MemoryBound()
     # When the pipeline broke last: a peer that has been silent since before it is part of it.
     last_break: float = -math.inf
+    # The last crash that each stage has reported.
+    crashes: Mapping[Rank, int] = {}
     # Reported cache slots of the stages and of a token source's node; 0: no bound.
     slots: Mapping[Rank, int] = {}
     # By stage: the layers [first, end) there, and the kind of processor that computes them.

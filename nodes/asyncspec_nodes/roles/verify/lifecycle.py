@@ -256,6 +256,7 @@ def ready(state: VerifyState, draft: Rank, silent: float = 0.0) -> Send:
         floor=marks.floor,
         silent=silent,
         memory_kill=config.memory_kill,
+        crash=config.crash,
     )
     if config.processor:
         layers = (config.first_layer, config.end_layer)

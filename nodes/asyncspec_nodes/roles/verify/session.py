@@ -76,6 +76,7 @@ class VerifyConfig(Struct, frozen=True):
     sessions: int = 0
     # As in ``Ready``.
     memory_kill: int = 0
+    crash: int = 0
     # The planner that is asked for sessions whose policy is plannable.
     planner: str = DEFAULT_PLANNER
     planners: Mapping[str, Planner[Any]] = field(default_factory=lambda: PLANNERS)
