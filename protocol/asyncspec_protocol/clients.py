@@ -260,6 +260,8 @@ class Status(WireMessage, array_like=True, frozen=True, tag="status"):
     device: str = ""
     device_free_bytes: Count = 0
     device_held_bytes: Count = 0
+    # Stage: its link to the next one is down, and has not been refused.
+    is_cut: bool = False
 
     def check(self) -> None:
         links = {len(self.peers), len(self.round_trips), len(self.sent)}

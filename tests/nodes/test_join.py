@@ -569,7 +569,8 @@ def test_behind_nat_own_stages_are_reached_where_they_listen(tmp_path: Path) -> 
     assert near == wanted
     (orders,) = said
     assert isinstance(orders, messages.Orders)
-    one._stages._orders, one._connector.host = orders, "203.0.113.9"
+    one._stages._read(orders)
+    one._connector.host = "203.0.113.9"
     written = {node.rank: (node.host, node.port) for node in load(one._stages._write(1)).node}
     # The draft node is no neighbour on this machine.
     assert written == wanted | {0: ("203.0.113.9", 1)}

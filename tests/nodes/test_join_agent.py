@@ -83,13 +83,7 @@ async def test_only_what_a_user_can_change_is_a_users_mistake(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(
-    ("config", "text"), [("", "No such file"), ("[", "Unexpected end of file")]
-)
-async def test_a_stage_whose_files_cannot_be_written_has_failed(
-    tmp_path: Path, config: str, text: str
-) -> None:
-    """Or whose orders cannot be read."""
+async def test_a_stage_whose_files_cannot_be_written_has_failed(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     channel = Channel()
@@ -97,19 +91,26 @@ async def test_a_stage_whose_files_cannot_be_written_has_failed(
     (folder / "node.key").unlink()
     folder.rmdir()
     cluster = '[target]\npath = "/srv/target"\n[[node]]\nrank = 0\n'
-    one._stages._orders = Orders(config or cluster, (), (), 1)
+    one._stages._read(Orders(cluster, (), (), 1))
     one._stages._versions[1] = 7
     await one._stages._keep(1, 0, (0, 1))
     (failed,) = channel.sent
     assert isinstance(failed, Failed)
     assert (failed.version, failed.rank, failed.user) == (7, 1, False)
-    assert text in failed.text
+    assert "No such file" in failed.text
+
+
+@pytest.mark.asyncio
+async def test_orders_that_cannot_be_read_are_of_another_version(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="orders of another version came"):
+        await agent(tmp_path)._receive(Orders("[", (), (), 1))
 
 
 @pytest.mark.asyncio
 async def test_a_failure_without_a_connection_is_reported_with_the_next(tmp_path: Path) -> None:
     machine = agent(tmp_path)
-    machine._stages._orders = Orders("[", (), (), 1)
+    machine._stages._read(Orders(CLUSTER, (), (), 1))
+    (tmp_path / "rank-1.toml").mkdir()
     machine._stages._versions[1] = 7
     await machine._stages._keep(1, 0, (0, 1))
     channel = Channel(Admitted("", ""))

@@ -42,8 +42,8 @@ def statuses(stages: int, cut: Collection[int] = (), away: Collection[int] = ())
     linked = tuple(Rank(rank) for rank in range(1, stages + 1) if rank not in away)
     found = [Status(0, Rank(0), "draft", (0, 6), 1.0, 1.0, 1, 0, 0, 0, peers=linked)]
     for rank in linked:
-        missing = f"stage {rank} has no link to stage {rank + 1}" if rank in cut else ""
-        found.append(Status(0, rank, "verify", (0, 1), 1.0, 1.0, 1, 0, 0, 0, missing=missing))
+        status = Status(0, rank, "verify", (0, 1), 1.0, 1.0, 1, 0, 0, 0, is_cut=rank in cut)
+        found.append(status)
     return found
 
 

@@ -188,14 +188,14 @@ class Inspector(LinkService):
             query.deadline.cancel()
             query.requester.send(replace(answer, query=query.number))
 
-    def _missing_stage(self) -> list[str]:
-        """What a stage says of itself while no answer can pass it on to the next one. Why it has
-        been refused, if it has, says more."""
-        runtime, rank = self._runtime, self._me.rank
-        following = Rank(rank + 1)
-        if rank == self._me.stages or {*runtime.links, *runtime.refusals} & {following}:
-            return []
-        return [no_link(rank)]
+    @property
+    def _is_cut(self) -> bool:
+        """Whether no answer can pass from this stage on to the next one. Why it has been refused,
+        if it has, says more."""
+        runtime, me = self._runtime, self._me
+        if me.role != "verify" or me.rank == me.stages:
+            return False
+        return me.rank + 1 not in {*runtime.links, *runtime.refusals}
 
     def status(self, number: int) -> Status:
         """The status of this node alone."""
@@ -212,7 +212,7 @@ class Inspector(LinkService):
             sessions, waiting, room = len(state.sessions), len(state.queue), state.config.slots
             slots = sum(session.slots.used for session in state.sessions.values())
             passes = state.cost.averages()
-            reasons = self._missing_stage()
+            reasons = [no_link(me.rank)] if self._is_cut else []
         memory, (resident, available) = self._device_memory(), self._own_memory()
         totals = {"passes": runtime.passes, "rows": runtime.rows} if me.role == "verify" else {}
         totals |= {"links_lost": self._links_lost}
@@ -235,6 +235,7 @@ class Inspector(LinkService):
             model=self._model,
             context_length=0 if serving is None else serving.context_length,
             missing="; ".join(reasons),
+            is_cut=self._is_cut,
             room=room,
             defaults={} if serving is None else serving.defaults.given,
             tool_syntax="" if serving is None else serving.chat.syntax,

@@ -43,11 +43,7 @@ def cut_links(nodes: Sequence[Status]) -> set[int]:
     Pure."""
     drafts = [node for node in nodes if node.role == "draft"]
     linked = {rank for node in drafts for rank in node.peers}
-    return {
-        node.rank
-        for node in nodes
-        if node.missing == no_link(node.rank) and {node.rank, node.rank + 1} <= linked
-    }
+    return {node.rank for node in nodes if node.is_cut and {node.rank, node.rank + 1} <= linked}
 
 
 class Links:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -19,7 +20,7 @@ import tomlkit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncspec.core.errors import AsyncSpecError, UserError
+from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.local.children import FORKS, Again, ChildNode, ForkServerClient
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
@@ -66,6 +67,10 @@ class Stages:
         self._tell = tell
         self._say = say
         self._orders: Orders | None = None
+        # The cluster file in them, and by rank the numbers of its ports: of stages that it runs, or
+        # loads for later.
+        self._cluster: Any = {}
+        self._ports: dict[int, int] = {}
         # By rank: reports of stages that serve or have failed, also without a connection then.
         self.outcomes: dict[int, Serving | Failed] = {}
         # By rank: what runs or loads, and where its target is; None: as the cluster names it.
@@ -82,11 +87,12 @@ class Stages:
         return len(self._stages)
 
     async def follow(self, orders: Orders) -> None:
-        """Start and stop stages; what stays only learns the others' addresses."""
-        self._orders = orders
-        nodes: Any = tomlkit.parse(orders.config)["node"]
+        """Start and stop stages; what stays only learns the others' addresses. Raises
+        ``ClusterError`` for orders of another version."""
+        self._read(orders)
+        nodes = self._cluster["node"]
         layers = {node["rank"]: tuple(node["layers"]) for node in nodes if node["rank"]}
-        wanted = {rank: (port, layers[rank], len(layers)) for rank, port in _ports(orders).items()}
+        wanted = {rank: (port, layers[rank], len(layers)) for rank, port in self._ports.items()}
         for rank in [rank for rank, stage in self._stages.items() if wanted.get(rank) != stage.how]:
             await self._stop(rank)
         if not orders.ranks and not self._is_spare:
@@ -105,6 +111,15 @@ class Stages:
             if rank not in self._stages:
                 self._stages[rank] = _Stage(asyncio.create_task(self._keep(rank, *how[:2])), how)
         self._cache.follow(orders.cached)
+
+    def _read(self, orders: Orders) -> None:
+        try:
+            self._cluster = tomlkit.parse(orders.config).unwrap()
+        except ValueError as error:
+            raise ClusterError(f"orders of another version came ({error}); upgrade it") from None
+        self._orders = orders
+        self._ports = dict(zip(orders.ranks, orders.ports, strict=True))
+        self._ports |= zip(orders.standby, orders.standby_ports, strict=True)
 
     async def stop_all(self) -> None:
         """The machine takes no part now."""
@@ -176,11 +191,9 @@ class Stages:
     async def _find_target(self, layers: tuple[int, int], say: Callable[[str], None]) -> str | None:
         """The target on this machine: its own, the Hub's (None: as the cluster names it), or parts
         of the one where the cluster was started. Raises ``AsyncSpecError``."""
-        assert self._orders is not None
         if self._same_machine or self._target is not None:
             return self._target
-        parsed: Any = tomlkit.parse(self._orders.config)
-        if not Path(str(parsed["target"]["path"])).is_absolute():
+        if not Path(self._cluster["target"]["path"]).is_absolute():
             return None
         async with aiohttp.ClientSession(headers=self._connector.headers) as session:
             source = PartsSource(session, self._connector.base, self._connector.fingerprint)
@@ -197,24 +210,23 @@ class Stages:
         where they listen, which NAT need not lead back to. One that is loaded for later reaches
         nobody: the stage whose place it may take may live."""
         assert self._orders is not None
-        text: Any = tomlkit.parse(self._orders.config)
+        cluster = copy.deepcopy(self._cluster)
         if self._targets.get(rank) is not None:
-            text["target"]["path"] = self._targets[rank]
+            cluster["target"]["path"] = self._targets[rank]
         is_standby = rank in self._orders.standby
-        ports = dict(zip(self._orders.ranks, self._orders.ports, strict=True))
-        if is_standby:
-            ports = {rank: _ports(self._orders)[rank]}
-        for node in text["node"]:
+        here = (rank,) if is_standby else self._orders.ranks
+        for node in cluster["node"]:
             if is_standby and node["rank"] != rank:
                 node["host"], node["port"] = NOWHERE[0].format(node["rank"]), NOWHERE[1]
-            elif node["rank"] in ports:
-                host, node["port"] = self._sockets[ports[node["rank"]]].getsockname()[:2]
+            elif node["rank"] in here:
+                number = self._ports[node["rank"]]
+                host, node["port"] = self._sockets[number].getsockname()[:2]
                 node["host"] = near(host)
             elif not node["rank"] and not self._same_machine:
                 node["host"] = self._connector.host
         file = self._folder / f"rank-{rank}.toml"
         part = file.with_suffix(".part")
-        part.write_text(tomlkit.dumps(text), encoding="utf-8")
+        part.write_text(tomlkit.dumps(cluster), encoding="utf-8")
         part.replace(file)
         return file
 
@@ -235,12 +247,6 @@ class Stages:
         self.outcomes.pop(rank, None)
         stage.task.cancel()
         await complete(stage.task)
-
-
-def _ports(orders: Orders) -> dict[int, int]:
-    """The numbers of its ports, by rank: of stages that the member runs, or loads for later."""
-    now = zip(orders.ranks, orders.ports, strict=True)
-    return dict(now) | dict(zip(orders.standby, orders.standby_ports, strict=True))
 
 
 async def complete(task: asyncio.Task[None]) -> None:
