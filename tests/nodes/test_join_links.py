@@ -253,10 +253,28 @@ async def test_what_this_machine_cannot_help_is_not_carried() -> None:
         await apart.last(1)
         del apart.members.by_id["b"]
         await apart.last(1)
-        apart.admit("b", "127.0.0.1")  # this machine itself
-        await apart.last(1)
         assert not apart.said
         assert not apart.members.carried
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("here", ["a", "b"])
+async def test_a_link_of_a_stage_on_this_machine_is_carried_as_well(here: str) -> None:
+    async with Apart(2) as apart:
+        with socket.create_server(("127.0.0.1", 0)) as node:
+            apart.admit(here, "127.0.0.1")
+            assert apart.members.by_id[here].is_here
+            b = apart.members.by_id["b"]
+            apart.members.by_id["a"].seen = b.host = "127.0.0.1"
+            b.offer = replace(b.offer, ports=(node.getsockname()[1],))
+            await apart.last(1)
+            assert apart.said == ["stage 1 (a) cannot reach stage 2 (b); carried over this machine"]
+            reader, writer = await asyncio.open_connection(*apart.dialled("a", 2))
+            end, _ = await asyncio.to_thread(node.accept)
+            end.sendall(b"a")
+            assert await reader.read(1) == b"a"
+            writer.close()
+            end.close()
 
 
 @pytest.mark.asyncio

@@ -113,7 +113,8 @@ class Links:
         return self._members.carried.keys() > carried
 
     async def _carry(self, rank: int) -> None:
-        """Over this machine, where both stages are on others."""
+        """Over this machine, also where one of the stages is here: what is in the way of its port
+        need not be in that of another, and the draft node, which is here, reaches both."""
         members = self._members
         if rank in self._relays:
             await self._release(rank)
@@ -121,7 +122,7 @@ class Links:
         free = set(range(CARRIED)) - {number for number, _ in self._relays.values()}
         if ends[0] is ends[1] or not free:
             return
-        if any(end is None or end.is_here or end.presence.state != "here" for end in ends):
+        if any(end is None or end.presence.state != "here" for end in ends):
             return
         number = 1 + PORTS + min(free)
         host, port = self._address
