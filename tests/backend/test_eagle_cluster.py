@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from backend.test_features import plain, plain_model
 from backend.tiny import VOCAB
 from cluster import ask
 from costs import UnitCosts
-from effort import NIGHTLY
+from effort import NIGHTLY, nightly
 from laws import SMALL, Shaken, watch_invariants
 
 pytestmark = pytest.mark.torch
@@ -134,18 +135,18 @@ def check_on_clusters(source: EagleSource | DFlashSource, target: Target) -> Non
         check(cluster, asked, target)
 
 
+TRIED = (("eagle", 4, False), ("eagle3", 2, True), ("eagle3-ends", 4, False))
+"""Kinds of heads and cuts take turns in ``make check``."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stages", "apart"),
+    ("kind", "stages", "apart"),
     [
-        pytest.param(1, False, marks=pytest.mark.nightly),
-        pytest.param(2, False, marks=pytest.mark.nightly),
-        (4, False),
-        pytest.param(1, True, marks=pytest.mark.nightly),
-        (2, True),
+        case if case in TRIED else nightly(*case)
+        for case in product(HEADS, (1, 2, 4), (False, True))
     ],
 )
-@pytest.mark.parametrize("kind", HEADS)
 def test_any_delays(target: Target, tmp_path: Path, kind: str, stages: int, apart: bool) -> None:
     eagle = head(kind, target, tmp_path / "head")
     # Kinds and cuts take turns; the matrix has every policy with heads of both kinds.

@@ -78,10 +78,9 @@ def test_specpipes_table_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert all(row["tree_bytes"] <= 4 * 2**20 for row in rows)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gemma2", "mixtral", "qwen3-moe-mixed"])
-@pytest.mark.parametrize("mode", ["exact", "fast"])
-@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("mode", "stored"), [("exact", torch.float16), ("fast", torch.float32)])
 def test_a_loaded_stage_has_the_predicted_size(
     family: str, mode: str, stored: torch.dtype, tiny: Callable[..., Path]
 ) -> None:

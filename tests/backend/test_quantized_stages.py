@@ -219,10 +219,9 @@ def test_it_is_the_model_with_rounded_weights(family: str, kind: Quantize, tiny:
         assert off < (0.15 if multiplies_levels() else 0.04), position
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kind", "dtype"), [*zip(KINDS, DTYPES, strict=True)])
 def test_memory_is_as_predicted(family: str, kind: Quantize, dtype: str, tiny: MakeTiny) -> None:
     path = tiny(family)
     checkpoint = open_checkpoint(path)

@@ -19,6 +19,7 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_node
 from asyncspec_nodes.node.reports import Reporter
+from effort import nightly
 
 TARGET = "toy:layers=6,vocab=64"
 
@@ -111,7 +112,7 @@ def test_every_node_of_a_toy_cluster_loads(source: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("source", ["toy:", "eagle:toy", "twin+ngram"])
+@pytest.mark.parametrize("source", ["toy:", nightly("eagle:toy"), "twin+ngram"])
 def test_a_cluster_of_processes(source: str) -> None:
     command = [
         *(sys.executable, "-m", "asyncspec_nodes.cli.main", "run", "--check", "--json"),

@@ -297,7 +297,7 @@ async def test_a_limit_beyond_the_context_is_the_room_that_is_left() -> None:
             (chat, "max_tokens", room),
             (chat, "max_completion_tokens", room),
         ):
-            for asked in (most, most + 1, 32_000):
+            for asked in (most, 32_000):
                 cut = await ask(**{name: asked}, **everything)
                 assert cut.usage.completion_tokens == most
                 assert cut.choices[0].finish_reason == "length"

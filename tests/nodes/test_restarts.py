@@ -22,6 +22,7 @@ from asyncspec_nodes.local.cluster import (
 )
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_protocol.messages import Finished, Output, Submit
+from effort import nightly
 from nodes.background import no_process_left, took
 from nodes.test_processes import generate
 
@@ -95,7 +96,7 @@ class KilledCluster:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "name", "sessions"), [(2, "stage 2", 2), (0, "the draft node", 1)]
+    ("victim", "name", "sessions"), [nightly(2, "stage 2", 2), (0, "the draft node", 1)]
 )
 def test_the_text_goes_on(victim: int, name: str, sessions: int, tmp_path: Path) -> None:
     asked = KilledCluster(victim, RESTARTS, tmp_path)

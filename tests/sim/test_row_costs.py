@@ -12,6 +12,7 @@ from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.sim.costs import ClusterCost
 from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
+from effort import nightly
 
 # Of a CPU: 64 rows take eight times as long as one.
 DEAR = StageCost(plateau=1, row_seconds=0.11)
@@ -55,7 +56,7 @@ def test_a_lone_session_sends_as_many_rows_as_cost_little(
 
 @pytest.mark.parametrize(
     ("policy", "stage"),
-    [("flowspec", FREE), ("specpipe", FREE), ("chunked", DEAR), ("pruned", DEAR)],
+    [("flowspec", FREE), nightly("specpipe", FREE), ("chunked", DEAR), nightly("pruned", DEAR)],
 )
 def test_free_rows_and_trees_of_a_round_are_left_alone(
     policy: str, stage: StageCost, careless: Callable[[], None]
