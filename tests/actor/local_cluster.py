@@ -213,10 +213,6 @@ class LocalCluster:
             self.collectors[rank] = self._collector(rank, machine_settings(machine.config))
         self.tasks[rank] = asyncio.get_running_loop().create_task(self.nodes[rank].run())
 
-    def set_back(self) -> None:
-        """The clocks of draft nodes that are started from now on show what they did at first."""
-        self._begun = 0
-
     def shell(self, rank: int) -> Host:
         """The process around a node."""
         self.shells[rank] = RecordingHost()

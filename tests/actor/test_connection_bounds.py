@@ -136,13 +136,3 @@ def test_strangers_that_agree_on_no_tls_count(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(asyncio.wait_for(main(), 60))
-
-
-def test_a_handshake_that_takes_too_long_ends(keys: Security) -> None:
-    async def main() -> None:
-        async with draft_node(replace(QUICK, hello_seconds=0.2), keys) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await reader.read() == b""
-            writer.close()
-
-    run(main())

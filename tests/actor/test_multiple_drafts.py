@@ -7,17 +7,15 @@ from types import TracebackType
 
 from msgspec.structs import replace
 
-from actor.local_cluster import QUICK, LocalCluster, hello
+from actor.local_cluster import LocalCluster, hello
 from asyncspec.core.machine import Request
 from asyncspec_protocol.framing import FrameReader, write_frame
-from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session
+from asyncspec_protocol.ids import Rank, draft_rank, first_session
 from asyncspec_protocol.messages import (
-    Close,
     Credit,
     Fault,
     Heartbeat,
     Message,
-    Open,
     Segment,
     Welcome,
 )
@@ -141,22 +139,6 @@ def test_a_draft_node_that_ends_leaves_the_others_alone_and_may_come_back() -> N
     run(main())
 
 
-def test_a_draft_node_whose_clock_was_set_back_is_served() -> None:
-    """The ids of its sessions begin anew below those that the stages have seen."""
-
-    async def main() -> None:
-        async with LocalCluster(2, drafts=2) as cluster:
-            await served(cluster, 0)
-            for rank in cluster.drafts:
-                await cluster.stop(rank)
-            cluster.set_back()
-            for rank in cluster.drafts:
-                cluster.start(rank)
-            await served(cluster, 10)
-
-    run(main())
-
-
 def test_a_peer_that_trickles_delays_no_other() -> None:
     """It announces two segments, sends one, and of the other a byte now and then."""
 
@@ -182,33 +164,6 @@ def test_a_peer_that_trickles_delays_no_other() -> None:
     run(main())
 
 
-def test_a_hello_must_not_trickle_longer_than_its_time_out() -> None:
-    async def main() -> None:
-        async with LocalCluster(1) as cluster, Stranger(cluster, 1) as stranger:
-            await stranger.trickle(frame(hello(STRANGER, 1))[:5])
-            await served(cluster, 0)
-            async with asyncio.timeout(QUICK.hello_seconds + 5):
-                await stranger.closed()
-
-    run(main())
-
-
-def test_closing_anothers_session_ends_the_senders_link_only() -> None:
-    async def main() -> None:
-        async with LocalCluster(2, drafts=2) as cluster, Stranger(cluster, 2) as stranger:
-            assert isinstance(await stranger.greet(), Welcome)
-            working = asyncio.ensure_future(served(cluster, 0))
-            await stranger.say(Close(SessionId(0)))
-            while not isinstance(answer := await stranger.receive(), Fault):
-                pass
-            assert answer == Fault("protocol", "session 0 is another draft node's")
-            await stranger.closed()
-            await working
-            await served(cluster, 10)
-
-    run(main())
-
-
 def test_a_number_is_given_once() -> None:
     async def main() -> None:
         async with LocalCluster(1, drafts=2) as cluster:
@@ -221,25 +176,5 @@ def test_a_number_is_given_once() -> None:
                 "(--rank)"
             )
             await served(cluster, 10)
-
-    run(main())
-
-
-def test_a_session_of_a_draft_node_that_only_one_stage_knows_ends_there() -> None:
-    """Its link to the second stage is not there: nothing of it stays anywhere."""
-
-    async def main() -> None:
-        async with LocalCluster(2) as cluster:
-            async with Stranger(cluster, 1) as stranger:
-                assert isinstance(await stranger.greet(), Welcome)
-                one: Open = opening(1, THEIRS)
-                await stranger.say(one, theirs(0))
-                await served(cluster, 0)
-                assert not cluster.nodes[2].state.sessions
-            await served(cluster, 10)
-            changes = cluster.shells[1].changes
-            while (await changes.get())[:2] != (STRANGER, False):
-                pass
-            assert not cluster.nodes[1].state.sessions
 
     run(main())

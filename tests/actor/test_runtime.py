@@ -15,7 +15,7 @@ from actor.local_cluster import LocalCluster
 from asyncspec.actor.link import Link
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Job
-from asyncspec.core.machine import Cancelled, Received
+from asyncspec.core.machine import Cancelled
 from asyncspec.core.reference import decode
 from asyncspec.core.sampling import Sampling
 from asyncspec.core.tensors import WireTensor
@@ -152,29 +152,6 @@ def test_features_of_another_width_cost_the_stage_its_link(run: Runner) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("victim", [1, 2, 3])
-def test_a_stage_may_die_and_come_back_without_losing_the_answer(run: Runner, victim: int) -> None:
-    async def main() -> None:
-        async with LocalCluster(3) as cluster:
-            request = ask(0, max_new_tokens=3000, policy="autoregressive", prompt=(1, 2))
-            end = asyncio.ensure_future(cluster.ask(request))
-            shell = cluster.shells[0]
-            await shell.has(0, 50)
-            await cluster.stop(victim)
-            cluster.start(victim)
-            await shell.has(0, 120)
-            cluster.nodes[0].feed(CANCEL)
-            finish = await end
-            assert finish.stats["sessions"] >= 2
-            expected = decode(
-                lambda tokens: cluster.model.next_token(tokens, request.sampling), (1, 2), 130
-            )
-            written = tuple(shell.tokens[0])
-            assert written[:130] == expected[: len(written)]
-
-    run(main())
-
-
 class Deaf(asyncio.SelectorEventLoop):
     """A loop on whose network the first connections are never answered, as by a machine that is off
     or a firewall that drops what it does not like."""
@@ -196,21 +173,6 @@ def test_a_silent_peer_is_dialled_again() -> None:
 
     with asyncio.Runner(loop_factory=Deaf) as loop:
         loop.run(asyncio.wait_for(main(), 60))
-
-
-def test_a_peers_mistake_costs_it_its_link_and_nothing_else(run: Runner) -> None:
-    async def main() -> None:
-        async with LocalCluster(2) as cluster:
-            await cluster.ask(ask(0, max_new_tokens=3))
-            never_opened = Verdict(SessionId(99), SegmentId(0), Version(0), (), ())
-            cluster.nodes[0].feed(Received(Rank(2), never_opened))
-            shell = cluster.shells[0]
-            while (await shell.changes.get()) != (2, False, "session 99 was never opened"):
-                pass
-            finish = await cluster.ask(ask(1, max_new_tokens=9))
-            assert finish.reason == "length"
-
-    run(main())
 
 
 class FlippingTransport:

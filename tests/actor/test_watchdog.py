@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from actor.local_cluster import LocalCluster
 from asyncspec.actor.watchdog import COLD_FACTOR, FACTOR, MIN_SAMPLES, SHORT_SECONDS, DeviceWatchdog
-from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Admit, Compact, DraftBatch, Job, Release
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand
 from asyncspec_protocol.sampling import Constraint
-from cluster import ask
 
 FLOOR = 60.0
 SESSION = SessionId(0)
@@ -130,44 +124,3 @@ def test_a_job_that_is_overdue_is_reported_in_seconds() -> None:
     # The next one has its own time.
     assert not watchdog.check((job, 162.0), 163.0)
     assert not watchdog.check(None, 500.0)
-
-
-@pytest.mark.asyncio
-@pytest.mark.parametrize("rank", [0, 2])
-async def test_a_node_whose_device_hangs_ends_and_the_answer_goes_on(rank: int) -> None:
-    """Its event loop lives: links to it are up, and nobody else would notice."""
-    release, hung = threading.Event(), threading.Event()
-
-    def hanging(run: Any) -> Any:
-        left = 40
-
-        def one(job: Job) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                hung.set()
-                release.wait()
-            return run(job)
-
-        return one
-
-    try:
-        async with LocalCluster(2, device_seconds=0.2, devices={rank: hanging}) as cluster:
-            request = ask(max_new_tokens=200)
-            pending = asyncio.create_task(cluster.ask(request))
-            task = cluster.tasks[rank]
-            done, _ = await asyncio.wait((task, pending), return_when=asyncio.FIRST_COMPLETED)
-            assert done == {task}
-            assert hung.is_set()
-            with pytest.raises(ClusterError, match="the device has been busy with one"):
-                await task
-            del cluster.nodes[rank], cluster.tasks[rank]
-            if rank == 0:
-                pending.cancel()
-                return
-            cluster.start(rank)
-            finish = await pending
-            assert finish.reason == "length"
-            assert finish.stats["sessions"] == 2
-    finally:
-        release.set()
