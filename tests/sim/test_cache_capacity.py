@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from asyncspec.core.jobs import Job
 from asyncspec.core.kv_slots import BLOCK
-from asyncspec.core.machine import Cancelled, Effect, Input, Request, Submitted
+from asyncspec.core.machine import Cancelled, Effect, Input, Request
 from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import Message
@@ -72,55 +72,6 @@ def check_books(cluster: Cluster) -> None:
     assert not state.pending_releases
     kept = sum(-(-len(one.prefix) // BLOCK) * BLOCK for one in state.cached_prompts)
     assert slots_used(state) == kept
-
-
-@pytest.mark.parametrize("policy", ["autoregressive", "chain"])
-def test_a_stage_that_has_not_heard_of_an_end_gets_no_session_in_its_place(policy: str) -> None:
-    """The first request ends without the account of the last stage, which is nine seconds away."""
-    cluster = Cluster(Far((1.0, 1.0, 9.0)), stages=3, slots=BLOCK, stats_seconds=2.0)
-    sums = watch_room(cluster)
-    asked = [ask(i, prompt=(1, 2, i), max_new_tokens=4, policy=policy) for i in range(3)]
-    for request in asked:
-        cluster.submit(request)
-    cluster.world.run(until=BOUND)
-    check_after(cluster, asked)
-    check_books(cluster)
-    assert max(sums) == BLOCK
-
-
-def test_a_prompt_that_is_given_up_keeps_its_room_until_every_stage_has_freed_it() -> None:
-    cluster = Cluster(Far((1.0, 9.0)), stages=2, slots=2 * BLOCK, min_common_prefix=3)
-    sums = watch_room(cluster)
-    long = BLOCK + 20
-    asked = [
-        ask(i, prompt=(i,) * length, max_new_tokens=4, policy="autoregressive")
-        for i, length in enumerate((long - 30, long, long))
-    ]
-    for when, request in enumerate(asked):
-        cluster.world.at(100 * when, cluster.world.feed, DRAFT, Submitted(request))
-    cluster.world.run(until=BOUND)
-    check_after(cluster, asked)
-    check_books(cluster)
-    assert max(sums) == 2 * BLOCK
-
-
-def test_a_session_that_was_under_way_to_a_stage_that_is_started_again_has_room_there() -> None:
-    """Its ``Open`` comes down the pipeline when that stands again, and its end does not come."""
-    cluster = Cluster(Far((1.0, 30.0)), stages=2, slots=BLOCK)
-    sums = watch_room(cluster)
-    request = ask(prompt=(1, 2), max_new_tokens=4, policy="autoregressive")
-    cluster.submit(request)
-
-    def strike() -> None:
-        cluster.world.restart(Rank(2), cluster.node(Rank(2)))
-        cluster.connect_all()
-
-    # Both are linked, and have told that they are there, when the request begins.
-    cluster.world.at(30.5, strike)
-    cluster.world.run(until=BOUND)
-    check_after(cluster, [request])
-    check_books(cluster)
-    assert max(sums) == BLOCK
 
 
 @pytest.mark.parametrize("policy", ["chain", "flowspec", "flow"])

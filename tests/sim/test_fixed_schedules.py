@@ -10,11 +10,11 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.core.machine import Cancelled, Submitted
+from asyncspec.core.machine import Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
-from laws import FEATURES, SMALL, Shaken, check_after, check_empty, lose_links, watch_invariants
+from laws import FEATURES, SMALL, Shaken, check_after, lose_links, watch_invariants
 
 DELAYS = ([1], [3, 1, 0, 2], [0, 5, 1, 1, 7, 2], [2, 9, 0, 0, 1, 4, 3])
 PENALISED = Sampling(0.5, presence_penalty=-1.0, frequency_penalty=0.9)
@@ -48,19 +48,6 @@ def test_texts_are_exact_and_nothing_is_left(
     lose_links(cluster, losses)
     cluster.world.run(until=50_000.0, most_steps=20_000)
     check_after(cluster, asked)
-
-
-@pytest.mark.parametrize("moment", [3, 12, 40])
-def test_a_cancelled_request_leaves_nothing(moment: int) -> None:
-    cluster = Cluster(Shaken([2, 0, 1]), stages=2, policies=SMALL, slots=250, min_common_prefix=3)
-    watch_invariants(cluster)
-    asked = [ask(number, prompt=PROMPT[number:]) for number in range(2)]
-    for request in asked:
-        cluster.submit(request)
-    cluster.world.at(moment, cluster.world.feed, DRAFT, Cancelled(0))
-    cluster.world.run(until=50_000.0, most_steps=20_000)
-    check_empty(cluster)
-    check_after(cluster, asked[1:])
 
 
 def test_an_answer_ends_while_a_stage_is_away() -> None:

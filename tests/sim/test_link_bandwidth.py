@@ -61,12 +61,6 @@ def test_fast_lines_change_nothing(policy: str, inert: Callable[[], None]) -> No
     assert decoded(found) == decoded(run(policy, 1000))
 
 
-def test_fast_lines_change_nothing_for_many(inert: Callable[[], None]) -> None:
-    found = run("flowspec", 1000, requests=3)
-    inert()
-    assert decoded(found) == decoded(run("flowspec", 1000, requests=3))
-
-
 def test_latency_does_not_shrink_segments(inert: Callable[[], None]) -> None:
     """Where the way is long, what rows add to it is little of it."""
     found = run("flowspec", 150, latency=0.1)

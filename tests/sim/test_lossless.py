@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 
 from asyncspec.core.machine import Effect, Finish, Input, Request
-from asyncspec.core.sampling import Sampling
-from asyncspec.plugins.toy.model import ToyModel
-from asyncspec.policy.registry import lossless
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster, ask
 from costs import UnitCosts
@@ -27,18 +23,6 @@ def test_output_is_the_reference_decoders(cluster: Cluster, asked: list[Request]
         cluster.submit(request)
     cluster.world.run(until=BOUND)
     check_after(cluster, asked)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("policy", lossless())
-def test_text_does_not_depend_on_the_number_of_stages_or_the_policy(policy: str) -> None:
-    sampling = Sampling(temperature=0.7, seed=7)
-    request = ask(policy=policy, max_new_tokens=40, sampling=sampling)
-    for stages in (1, 2, 4):
-        cluster = Cluster(UnitCosts(), stages=stages, model=ToyModel(layers=4))
-        cluster.submit(request)
-        cluster.world.run(until=BOUND)
-        check_after(cluster, [request])
 
 
 def test_a_pipeline_that_never_comes_back_fails_the_request_in_bounded_time() -> None:

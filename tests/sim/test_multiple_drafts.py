@@ -97,14 +97,6 @@ def crowds(draw: st.DrawFn, least: int = 1, **fixed: Any) -> Users:
     return Users(cluster, wishes)
 
 
-@settings(max_examples=examples(150, quick=40))
-@given(crowds())
-def test_every_draft_node_gets_the_reference_decoders_text(users: Users) -> None:
-    users.cluster.world.run(until=BOUND)
-    users.check()
-    users.check_undisturbed(users.cluster.drafts)
-
-
 class Passes:
     """A pass takes a turn whatever is in it, a draft and a hop a fraction of one."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -11,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-import asyncspec_nodes.roles.verify.segments as segments
-import asyncspec_nodes.roles.verify.session as stage_session
 from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.sim.costs import PRESETS, ClusterCost, Jitter, LinkCost
 from asyncspec.sim.language import Synthetic, harmonic
@@ -23,16 +20,9 @@ from asyncspec_nodes.plugins.simulation.recorded import (
     Recorded,
     RecordedText,
 )
-from asyncspec_protocol.errors import ProtocolError
 from effort import examples, nightly
 from laws import SMALL
-from sim.test_mutants import (
-    bonus_taken_for_a_hit,
-    compaction_forgotten,
-    one_row_unmasked,
-    path_assumed_contiguous,
-    slot_reused_too_early,
-)
+from sim.test_mutants import bonus_taken_for_a_hit
 
 small = st.floats(0, 3)
 costs = st.builds(
@@ -107,26 +97,6 @@ def test_recorded_texts_are_written_as_they_were(stages: int, policy: str, token
 _S = ((-0.1, -2.0), (-0.1,), (-0.7, -0.8), (), (-0.2,), (-0.9, -1.0))
 
 CASE = Setting(Synthetic(vocab=40), PRESETS["jetson-7b"], stages=3, tokens=60, prompt_tokens=5)
-MUTANTS: list[tuple[Any, str, Callable[..., Any]]] = [
-    (stage_session, "allocate", slot_reused_too_early),
-    (stage_session, "allocate", one_row_unmasked),
-    (stage_session, "reclaim", path_assumed_contiguous),
-    (segments, "prune", compaction_forgotten),
-]
-
-
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m[2].__name__)
-def test_a_wrong_slot_or_mask_shows_as_a_wrong_token(
-    monkeypatch: pytest.MonkeyPatch, mutant: tuple[Any, str, Callable[..., Any]]
-) -> None:
-    monkeypatch.setattr(*mutant)
-
-    def everything() -> None:
-        for policy in SMALL:
-            simulate(CASE, policy, policies=SMALL)
-
-    with pytest.raises((WrongText, ProtocolError, ValueError, IndexError)):
-        everything()
 
 
 def test_a_wrong_text_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +115,8 @@ def undisturbed(policy: str) -> Outcome:
     return simulate(SETTING, policy)
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("policy", ["autoregressive", "pruned", "flowspec"])
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("policy", ["autoregressive", nightly("pruned"), "flowspec"])
 @pytest.mark.parametrize(
     "change",
     [
