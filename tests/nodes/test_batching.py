@@ -76,24 +76,6 @@ def test_a_segment_skipped_too_often_goes_first(
         assert waiting.passed_over == was.passed_over + head
 
 
-@given(st.integers(1, 12), st.lists(st.integers(1, 4), min_size=1, max_size=5))
-def test_no_segment_waits_for_ever(most: int, sizes: list[int]) -> None:
-    """However fast others come, a prompt gets its turn."""
-    prompt = QueuedSegment(
-        SessionId(0), SegmentId(0), Version(0), (NodeId(3),) * 12, (NodeId(2),) * 12
-    )
-    queue: tuple[QueuedSegment, ...] = (prompt,)
-    for number in range(1, 20):
-        for session, size in enumerate(sizes[:4], 1):
-            ids = tuple(NodeId(100 + i) for i in range(size))
-            queue += (QueuedSegment(SessionId(session), SegmentId(number), Version(0), ids, ids),)
-        taken, queue = select_batch(queue, SESSIONS, most)
-        if any(w.session == 0 for w in taken):
-            assert number <= PARAMETERS.max_skips + 1
-            return
-    raise AssertionError("the prompt was never served")
-
-
 COALESCING = {
     name: replace(session, opening=replace(session.opening, coalesce=True))
     for name, session in SESSIONS.items()

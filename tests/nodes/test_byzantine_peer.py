@@ -178,18 +178,6 @@ def test_a_prune_that_leaves_a_node_without_its_parent_is_refused(
     assert len(node.driven.state.sessions[0].slots.speculative) == 3
 
 
-def test_a_node_beside_a_committed_one_cannot_be_kept() -> None:
-    """Its parent is not the tip any more, and it would be one position too deep."""
-    node = toy(1, 1)
-    node.receive(0, opening(1))
-    for number, some in enumerate(({0: -1}, {1: 0, 2: 0})):
-        node.receive(0, segment(number, some))
-        node.work()
-    node.receive(0, pruned(1, 3, (1,), (2,)))
-    (error,) = node.refused
-    assert "node 2 of session 0 without its parent 0" in str(error)
-
-
 def test_sessions_for_which_there_is_no_memory_are_refused() -> None:
     """A draft node admits none; what one takes all the same ends no stage. A tree of no stated size
     is as large as any."""

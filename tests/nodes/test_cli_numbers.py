@@ -33,7 +33,7 @@ PLAN = [
 ]
 RUN = [
     *("max-new-tokens", "top-p", "top-k", "min-p", "seed", "concurrency", "stages", "plateau"),
-    *("presence-penalty", "frequency-penalty", *SECONDS),
+    *("repetition-penalty", "presence-penalty", "frequency-penalty", *SECONDS),
 ]
 FINE = {"presence-penalty", "frequency-penalty", "max-new-tokens"}
 """Of which -1 is one."""

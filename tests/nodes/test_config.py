@@ -195,11 +195,6 @@ def test_the_examples_load(path: Path) -> None:
     assert load(path).stages >= 2
 
 
-def test_two_nodes_with_one_address() -> None:
-    with pytest.raises(UserError, match=r"rank 0 and rank 1 both have the address 127.0.0.1:7701"):
-        parse(GOOD.replace("7700", "7701"))
-
-
 @pytest.mark.parametrize("listen", ["", 'listen = "127.0.0.1:7700"'])
 def test_machines_behind_tunnels_may_have_the_same_ports(listen: str) -> None:
     text = GOOD.replace("port = 7700", "port = 7700\nhttp = 8000")
@@ -346,11 +341,6 @@ def test_a_folder_of_the_working_directory_does_not_hinder_an_id(
     (tmp_path / "c.toml").write_text(GOOD + '[draft]\nsource = "model+ngram"\n')
     config = load(tmp_path / "c.toml")
     assert (config.target.path, config.draft.source) == ("model", "model+ngram")
-
-
-def test_a_hub_id_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(GOOD.replace('"model"', '"org/model"'))
-    assert load(tmp_path / "c.toml").target.path == "org/model"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])

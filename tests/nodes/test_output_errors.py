@@ -190,13 +190,6 @@ def test_processes(command: str, into: str, code: int, says: str) -> None:
     assert shell(f"{COMMAND} {command} {into}") == (code, "", says)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("into", ["2>/dev/full", "2>&-"])
-def test_errors_without_an_output(into: str) -> None:
-    for command in ("run --stages none", "run --stages 9"):
-        assert shell(f"{COMMAND} {command} {into}") == (2, "", "")
-
-
 def test_a_reader_that_closes_the_pipe() -> None:
     """The end of the pipe is closed before anything is written."""
     reads, writes = os.pipe()
