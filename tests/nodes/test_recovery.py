@@ -343,6 +343,7 @@ def test_no_token_is_given_twice_or_left_out_when_links_are_lost(policy: str) ->
         PruneIndices(SessionId(0), Version(1), 0, (), ()),  # type: ignore[arg-type]
         Close(SessionId(0)),
         Floor(SessionId(1)),
+        Floor(SessionId(THEIRS + (1 << 42))),
         Rates(SessionId(0), 0, *[0.5] * 7),
     ],
     ids=lambda message: type(message).__name__,
@@ -366,8 +367,9 @@ def test_a_source_hears_of_a_session_from_its_own_draft_node_only(message: Messa
     source = Driven(SourceMachine(SourceConfig(V2)))
     source.feed(Received(DRAFT, expand(0)))
     before = source.state
-    with pytest.raises(RemoteProtocolError, match="is another draft node's"):
+    with pytest.raises(RemoteProtocolError, match="is another draft node's") as caught:
         source.feed(Received(OTHER, message))
+    assert caught.value.peer == OTHER
     assert source.state is before
 
 

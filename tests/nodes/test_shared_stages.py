@@ -28,7 +28,6 @@ from asyncspec_protocol.messages import (
     Close,
     Credit,
     Fault,
-    Floor,
     Message,
     PassTimes,
     PruneIndices,
@@ -68,27 +67,6 @@ def sessions(effects: list[Effect]) -> list[SessionId]:
     jobs = [e.job for e in effects if isinstance(e, Compute)]
     together = [one.session for job in jobs if isinstance(job, Batch) for one in job.passes]
     return together + [one.session for one in passes(effects)]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        opening(1, 1),
-        replace(opening(3, THEIRS + 1), parent_session=SessionId(0), common_prefix=1),
-        segment(0, {0: -1}),
-        pruning(SessionId(0), 5),
-        Close(SessionId(0)),
-        Floor(SessionId(5)),
-        Floor(SessionId(THEIRS + (1 << 42))),
-    ],
-)
-def test_a_draft_node_speaks_of_its_own_sessions(message: Message) -> None:
-    only = shared()
-    before = only.state
-    with pytest.raises(RemoteProtocolError, match="is another draft node's") as caught:
-        only.feed(Received(OTHER, message))
-    assert caught.value.peer == OTHER
-    assert only.state is before
 
 
 def test_sessions_of_several_draft_nodes_share_a_pass_and_each_hears_of_its_own() -> None:

@@ -154,20 +154,6 @@ def test_the_end_of_one_draft_node_is_not_anothers(end: Any) -> None:
     asked(driven, expand(1, (4,)))
 
 
-@pytest.mark.parametrize(
-    "message",
-    [expand(0, (1,)), Withdraw(0), Close(0), Floor(3)],
-    ids=lambda m: type(m).__name__,
-)
-def test_no_draft_node_names_anothers_session(message: Any) -> None:
-    driven = source()
-    driven.feed(LinkUp(OTHER))
-    asked(driven, expand(0, (1,)))
-    with pytest.raises(RemoteProtocolError, match="another draft node's") as caught:
-        driven.feed(Received(OTHER, message))
-    assert caught.value.peer == OTHER
-
-
 def test_a_draft_node_has_no_more_sessions_here_than_it_may_have_at_a_time() -> None:
     driven = Driven(SourceMachine(SourceConfig(RANK, vocab=10, sessions=2)))
     driven.feed(LinkUp(DRAFT), LinkUp(OTHER))

@@ -172,16 +172,6 @@ def test_a_node_that_never_served_is_not_started_again() -> None:
 
 
 @linux
-def test_a_signal_is_passed_on() -> None:
-    with supervised(0, "wait", "/dev/null") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("serves")
-        process.terminate()
-        out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out) == (0, "told\n")
-
-
-@linux
 def test_a_node_ends_with_its_parent() -> None:
     with supervised(0, "wait", "/dev/null") as process:
         assert process.stdout is not None
