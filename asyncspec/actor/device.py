@@ -1,5 +1,4 @@
-"""A node's device: jobs one after another on a worker thread, short ones on the event loop, where
-all are reported."""
+"""A node's device: jobs one after another on a worker thread, reported on the event loop."""
 
 from __future__ import annotations
 
@@ -78,9 +77,6 @@ class ControlJobs:
 class DeviceThread:
     """Runs jobs in the order of ``submit``, one at a time.
 
-    A job that is expected to be short, while no other is pending, runs on the event loop, in
-    ``deliver``: handing it over and back takes longer.
-
     ``deliver`` reports finished jobs on the event loop, to which ``wake`` calls: ``ran`` for every
     job with its start and end (seconds of ``time.monotonic``), then ``done`` if it has a result,
     with its seconds and those that it waited, or ``failed`` with the exception it raised.
@@ -99,27 +95,24 @@ class DeviceThread:
         done: Done,
         failed: Failed,
         wake: Callable[[], None],
-        is_short: Callable[[Job], bool],
         *,
         on_processor: bool = False,
     ) -> None:
         """``on_processor``: the running thread computes, so when it does not it waits for a
-        processor. Only such jobs run on the event loop, where the watchdog does not see a hang."""
+        processor."""
         self._on_processor = on_processor
         self._run = run
         self._wake = wake
         self._ran = ran
         self._done = done
         self._failed = failed
-        self._is_short = is_short
         self._loop = asyncio.get_running_loop()
         self.start_lock = threading.Lock()
         """While it is held, no job begins that was not submitted."""
         # The running job, its start (``time.monotonic``) and seconds of those before: the thread's.
         self.running: tuple[Job, float] | None = None
         self._worked = 0.0
-        # Short jobs and reports of finished ones, for ``deliver``.
-        self._here: deque[Job] = deque()
+        # Reports of finished jobs, for ``deliver``.
         self._reports: deque[Callable[[], None]] = deque()
         # ``_next`` begins when ``_after`` ends; ``_begun`` has begun so and is not submitted yet.
         self._after: Job | None = None
@@ -142,7 +135,6 @@ class DeviceThread:
 
     def submit(self, job: Job) -> None:
         """Queue a job. One that ``run_next`` began comes first, else ``LocalProtocolError``."""
-        alone = not self.pending
         self.pending += 1
         if self._begun is not None:
             if self._begun is not job:
@@ -151,11 +143,6 @@ class DeviceThread:
             return
         if self._next is job:  # announced when the one before it was over already
             self._after = self._next = None
-        if alone and self._on_processor and self._is_short(job):
-            self._here.append(job)
-            return
-        while self._here:
-            self._jobs.put(self._here.popleft())
         self._jobs.put(job)
 
     def run_next(self, after: Job, job: Job | None) -> None:
@@ -163,9 +150,7 @@ class DeviceThread:
         self._after, self._next = after, job
 
     def deliver(self) -> bool:
-        """Report a finished job, or run and report a short one, if there is one."""
-        if self._here:
-            self._reports.append(self._perform(self._here.popleft(), timed=False))
+        """Report a finished job, if there is one."""
         if not self._reports:
             return False
         self.pending -= 1
@@ -186,7 +171,7 @@ class DeviceThread:
         while (job := self._jobs.get()) is not None:
             if self._closed:
                 continue
-            report = self._perform(job, timed=self._on_processor)
+            report = self._perform(job)
             with self.start_lock:
                 self._reports.append(report)
                 chained = self._after is job and self._next is not None
@@ -200,16 +185,16 @@ class DeviceThread:
             if chained:
                 time.sleep(HAND_OVER_SECONDS)
 
-    def _perform(self, job: Job, *, timed: bool) -> Callable[[], None]:
-        """Run a job; returns its report. ``timed``: with the seconds that it waits."""
-        at, used = time.monotonic(), time.thread_time() if timed else 0.0
+    def _perform(self, job: Job) -> Callable[[], None]:
+        """Run a job; returns its report."""
+        at, used = time.monotonic(), time.thread_time()
         self.running = job, at
         try:
             result = self._run(job)
         except BaseException as error:
             return partial(self._failed, job, error)
         until = time.monotonic()
-        waited = until - at - (time.thread_time() - used) if timed else 0.0
+        waited = until - at - (time.thread_time() - used) if self._on_processor else 0.0
         self._worked, self.running = self._worked + until - at, None
         return partial(self._report, job, result, at, until, max(0.0, waited))
 
@@ -223,7 +208,6 @@ class DeviceThread:
     async def close(self) -> None:
         """Drop queued jobs and wait for the running one; where it never ends, cancel this."""
         self._closed = True
-        self._here.clear()
         self._jobs.put(None)
         # Not on another thread, for which the event loop's own end would wait.
         await self._over.wait()

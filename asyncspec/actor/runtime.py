@@ -176,7 +176,6 @@ class Runtime:
             self._computed,
             self._device_failed,
             self._work,
-            self._watchdog.expects_short,
             on_processor=self._on_processor,
         )
         await self._mesh.start(self._sock)

@@ -28,13 +28,6 @@ COLD_FACTOR = 10.0
 FADING = 0.9
 """Factor of a kind's slowest time with each faster job of it."""
 
-SHORT_SECONDS = 60e-6
-"""To wake a sleeping thread, and the event loop again, takes longer."""
-
-SHORT_SHARE, SHORT_WEIGHT = 0.75, 0.1
-"""Jobs of a kind are expected to be short where that share of them has been, exponentially
-weighted. On busy cores the scheduler interrupts one in fifty."""
-
 CHECK_SECONDS = 1.0
 """Between two checks of a device; a quarter of the floor where that is less."""
 
@@ -51,8 +44,6 @@ class DeviceWatchdog:
         # By kind: how many jobs there were, and by magnitude of their size (bits) the slowest time.
         self._count: dict[Kind, int] = {}
         self._slowest: dict[Kind, dict[int, float]] = {}
-        # The share of short ones.
-        self._short: dict[tuple[Kind, int], float] = {}
         # The running job with its start, and the seconds for which it was seen running.
         self._running: tuple[Job, float] | None = None
         self._waited = 0.0
@@ -69,15 +60,6 @@ class DeviceWatchdog:
         slowest = self._slowest.setdefault(kind, {})
         slowest[size] = max(seconds, FADING * slowest.get(size, 0.0))
         self._count[kind] = self._count.get(kind, 0) + 1
-        share = self._short.get((kind, size), 0.0)
-        share += SHORT_WEIGHT * ((seconds <= SHORT_SECONDS) - share)
-        self._short[kind, size] = share
-
-    def expects_short(self, job: Job) -> bool:
-        """Whether jobs of its kind have lately been short; no grammar is like another one."""
-        kind, size = job_kind(job)
-        _, reads_grammar = kind
-        return not reads_grammar and self._short.get((kind, size), 0.0) >= SHORT_SHARE
 
     def limit(self, job: Job) -> float:
         """Seconds that a job may take."""

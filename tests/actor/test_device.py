@@ -1,4 +1,4 @@
-"""A device's jobs: in order and one at a time, on the thread and on the event loop."""
+"""A device's jobs: in order and one at a time, on its thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Log:
         self._busy = threading.Lock()
         self.device = DeviceThread(
             *(self._run, self._ran, self._done, self._failed, self._wake),
-            lambda some: lengths[some.session] == 0,
             on_processor=on_processor,
         )
 
@@ -107,24 +106,7 @@ def test_jobs_are_reported_in_the_order_of_submit(
     ran = [number for what, number in log.reported if what == "ran"]
     assert ran == list(range(len(jobs)))
     assert [n for what, n in log.reported if what == "done"] == [n for n in ran if n % 3]
-    long_ones = {thread for thread, (length, _) in zip(log.threads, jobs, strict=True) if length}
-    assert long_ones <= {"device"}
-    assert on_processor or set(log.threads) == {"device"}
-
-
-def test_a_short_job_waits_for_those_before_it() -> None:
-    """On the event loop it runs only while no other is pending."""
-
-    async def act(log: Log) -> None:
-        log.device.submit(job(0))
-        log._wake()
-        assert log.reported == [("ran", 0)]
-        for number in (1, 2, 3):  # the second one takes the first one along
-            log.device.submit(job(number))
-            assert log.device.pending == number
-
-    log = on_a_device([0.0, 0.0, LONG, 0.0], act, on_processor=True)
-    assert log.threads == ["MainThread", "device", "device", "device"]
+    assert set(log.threads) == {"device"}
 
 
 @pytest.mark.parametrize("before", [0, 50])
@@ -148,7 +130,6 @@ class Gated:
         self.waits: list[float] = []
         self.device = DeviceThread(
             *(self._run, self._ran, self._done, self._failed, lambda: None),
-            lambda some: False,
             on_processor=True,
         )
 
