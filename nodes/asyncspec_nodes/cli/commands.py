@@ -37,14 +37,6 @@ PLAN = Command(
     "plan which machine holds which layers, or (DiP-SD) which users are verified together",
     "asyncspec_nodes.cli.plan",
 )
-POLICIES = Command("list the policies", "asyncspec_nodes.cli.policies")
-PLUGINS = Command(
-    "list what is installed under a name: policies, backends, commands, and their packages",
-    "asyncspec_nodes.cli.plugins",
-)
-COMPLETION = Command(
-    "print a shell's completion of these commands", "asyncspec_nodes.cli.completion"
-)
 DRAIN = Command(
     "let a running cluster finish its requests and take no new ones", "asyncspec_nodes.cli.drain"
 )
