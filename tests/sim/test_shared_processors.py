@@ -1,4 +1,4 @@
-"""Nodes that share the processors of one machine (``asyncspec.sim.shared``)."""
+"""Nodes that share the processors of one machine (``plugins.simulation.shared``)."""
 
 from __future__ import annotations
 

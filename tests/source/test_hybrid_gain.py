@@ -16,11 +16,11 @@ from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import PRESETS, CostModel
-from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.world import Actor, World
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.plugins.simulation.cluster import connect
+from asyncspec_nodes.plugins.simulation.devices import LanguageSource, PathStage
 from asyncspec_nodes.plugins.simulation.recorded import Recorded, read_language
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig

@@ -17,12 +17,12 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
 from asyncspec.sim.costs import ClusterCost, CostModel
-from asyncspec.sim.devices import LanguageSource, PathStage
 from asyncspec.sim.language import Language, sequential
-from asyncspec.sim.shared import SharedWorld
 from asyncspec.sim.world import Actor, Stalled, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import NodeRecord, Record, machine_settings
+from asyncspec_nodes.plugins.simulation.devices import LanguageSource, PathStage
+from asyncspec_nodes.plugins.simulation.shared import SharedWorld
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
