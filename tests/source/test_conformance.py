@@ -1,17 +1,24 @@
-"""The conformance suite over every token source that reads no features of a target."""
+"""The conformance suite over every token source."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from asyncspec.backend.base import SourceSpec
 from asyncspec.backend.registry import BACKENDS
 from asyncspec.core.errors import UserError
+from asyncspec.core.jobs import TensorRows
+from asyncspec.plugins.toy.model import ToyModel
+from asyncspec.plugins.toy.source import ToyEagle
 from asyncspec.source.base import TokenSource
 from asyncspec.source.registry import SOURCES, make_source
 from asyncspec.testing.sources import check_source
+from asyncspec_protocol.messages import FINAL
 
 TOY = "toy:layers=2,vocab=8"
+MODEL = ToyModel(layers=2, vocab=8)
 
 
 def new_source(name: str) -> TokenSource:
@@ -28,6 +35,19 @@ def new_source(name: str) -> TokenSource:
 )
 def test_every_source_conforms(name: str) -> None:
     check_source(lambda: new_source(name))
+
+
+def toy_features(text: Sequence[int]) -> TensorRows:
+    """What a toy target's last stage hands over for all but the last token."""
+    model, state, rows = MODEL, MODEL.start(), []
+    for token in text[:-1]:
+        state = model.extend(state, token)
+        rows.append(model.feature(state, (FINAL,)))
+    return TensorRows(rows, tuple(range(len(rows))))
+
+
+def test_a_source_that_reads_features_conforms() -> None:
+    check_source(lambda: ToyEagle(MODEL, (FINAL,)), features=toy_features)
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if SOURCES[name].make])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.tree import Shape
 from asyncspec.planning import PLANNERS, Decision, PlanRequest, StageCosts
 from asyncspec.policy.base import Growth, Policy, View
@@ -86,6 +87,25 @@ class Gossip(StateSource[int]):
 def test_sources(log_probs: tuple[float, ...]) -> None:
     with pytest.raises(AssertionError):
         check_source(lambda: Gossip(*log_probs))
+
+
+class Careless(StateSource[int]):
+    """Takes any features, and reads none."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda job: 0, lambda count, token: count + 1)
+
+    def feed(self, job: Feed) -> None:
+        pass
+
+    def grower(self, job: Expand) -> Grower:
+        return path_grower(lambda path, width: ((1,), (-0.5,)))
+
+
+def test_sources_with_features() -> None:
+    check_source(Careless)
+    with pytest.raises(AssertionError, match="without features"):
+        check_source(Careless, features=lambda text: TensorRows(text, (*range(len(text) - 1),)))
 
 
 class Forgetful:
