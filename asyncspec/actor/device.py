@@ -134,7 +134,8 @@ class DeviceThread:
         return worked if running is None else worked + time.monotonic() - running[1]
 
     def submit(self, job: Job) -> None:
-        """Queue a job. One that ``run_next`` began comes first, else ``LocalProtocolError``."""
+        """Queue a job. Raises ``LocalProtocolError`` where one that ``run_next`` began does not
+        come first."""
         self.pending += 1
         if self._begun is not None:
             if self._begun is not job:

@@ -307,7 +307,8 @@ class Backend(Protocol):
         return {}
 
     def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
-        """What ``open`` without tokenizer and ``load`` of these layers read of a local model."""
+        """What ``open`` without tokenizer and ``load`` of these layers read of a local model.
+        Raises ``UserError`` for one that is not made of files."""
         raise UserError(f"{name} has no files to send")
 
     def weight_count(self, name: str) -> int:

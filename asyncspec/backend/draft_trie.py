@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.tree import TIP
-from asyncspec.source.expand import NO_PROPOSAL, Proposal
+from asyncspec.source.expand import NO_PROPOSAL, Grower, Proposal
 from asyncspec_protocol.ids import NO_PARENT, NodeId
 
 Wanted = Sequence[tuple[NodeId, int]]
@@ -143,7 +143,7 @@ class Trie:
 P = TypeVar("P")
 
 
-class TrieGrower(Generic[P]):
+class TrieGrower(Grower, Generic[P]):
     """A ``Grower`` over a trie: nothing is computed twice."""
 
     def __init__(

@@ -36,7 +36,8 @@ def renderer(
     argument: bytes, render: Callable[[Templates], Render], reserved: frozenset[str]
 ) -> Callable[[bytes], bytes]:
     """What a ``Worker`` makes of ``Templates`` in msgpack: it writes a ``conversation``, none of
-    whose arguments is ``reserved``."""
+    whose arguments is ``reserved``. It raises ``ValueError`` where the template refuses one, and
+    ``BoundError`` where it writes too much."""
     templates = msgspec.msgpack.decode(argument, type=Templates)
     write = render(templates)
 

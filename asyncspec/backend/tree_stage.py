@@ -90,6 +90,7 @@ class SlotTokens:
         self._committed = committed
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
+        """Keep of the slots from ``start`` on those in ``keep``, ascending, which move together."""
         self._tokens[start:] = [self._tokens[slot] for slot in keep]
 
     def own(self, row: Row) -> dict[int, int]:
@@ -218,10 +219,12 @@ class TreeStage(ABC, Generic[C]):
     device = CPU
 
     def device_memory(self) -> DeviceMemory | None:
+        """See ``StageBackend``: caches are in the host's memory."""
         return None
 
     @property
     def session_bytes(self) -> int:
+        """See ``StageBackend``: all of a session is in its slots."""
         return 0
 
     def run(self, job: StageJob) -> object | None:
@@ -251,12 +254,15 @@ class TreeStage(ABC, Generic[C]):
         return None
 
     def constrain(self, grammars: Grammars) -> None:
+        """See ``StageBackend``."""
         self._grammars = grammars
 
     def abandon(self, job: StageJob) -> None:
+        """See ``StageBackend``. A pass notices it between its layers."""
         self._abandoned = job
 
     def check(self) -> None:
+        """See ``StageBackend``. Raises ``AssertionError``."""
         for session in self._sessions.values():
             session.cache.check(session.committed)
 

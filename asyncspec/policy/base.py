@@ -194,7 +194,8 @@ class Policy(Struct, frozen=True):
         return output.token
 
     def max_tree_nodes(self, stages: int) -> int:
-        """Nodes of a session's tree at most, without its root. A full tree grows no more."""
+        """Nodes of a session's tree at most, without its root. A full tree grows no more. Raises
+        ``NotImplementedError`` where a policy has none of its own."""
         raise NotImplementedError
 
     def learn(self, memory: object, event: Drafted | Committed) -> object:
@@ -212,12 +213,14 @@ class Policy(Struct, frozen=True):
         return {}
 
     def grow(self, view: View) -> Growth | None:
-        """The next draft request. Called whenever the token source is free."""
+        """The next draft request; None: none. Called whenever the token source is free. Raises
+        ``NotImplementedError`` where a policy has none of its own."""
         raise NotImplementedError
 
     def next_segment(self, view: View) -> tuple[NodeId, ...]:
         """The nodes of the next segment, from ``view.unsent``, parents first; empty: none yet.
-        Called whenever the first stage can take one."""
+        Called whenever the first stage can take one. Raises ``NotImplementedError`` where a policy
+        has none of its own."""
         raise NotImplementedError
 
 

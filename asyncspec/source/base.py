@@ -63,11 +63,13 @@ class TokenSource(ABC):
         """Forget a session. Unknown sessions are no error."""
 
     def compute(self, passes: Sequence[Any]) -> None:
-        """One draft pass for several sessions."""
+        """One draft pass for several sessions. Raises ``AssertionError`` where a source whose
+        coroutines yield passes has none of its own."""
         raise AssertionError("a token source without passes")
 
     def feed(self, job: Feed) -> None:
-        """Store features of committed positions."""
+        """Store features of committed positions. Raises ``AssertionError`` in a source that reads
+        none, and ``ValueError`` where they do not follow those that it has."""
         raise AssertionError("a token source that reads no features")
 
     def abandon(self, job: FeatureJob) -> None:  # noqa: B027

@@ -60,7 +60,7 @@ class Grower(Protocol):
         """The ``width`` likeliest successors of each node."""
 
 
-class WrappedGrower:
+class WrappedGrower(Grower):
     """A ``Grower`` around another, but for ``propose``, which is a subclass's: it knows the tokens
     below the tip by which a node is reached."""
 
@@ -76,7 +76,7 @@ class WrappedGrower:
         return self._grower.prepare(nodes)
 
 
-class StateGrower(Generic[S]):
+class StateGrower(Grower, Generic[S]):
     """A ``Grower`` without passes: the state after a candidate is computed from that after its
     parent, and only where the tree grows below it, as it does below few."""
 

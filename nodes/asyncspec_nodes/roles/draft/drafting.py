@@ -168,7 +168,8 @@ def drafted(state: DraftState, batch: DraftResults, seconds: float, now: float) 
 
 
 def expanded_received(state: DraftState, answer: Expanded, peer: Rank) -> DraftState:
-    """Check and merge a draft from a source on a node of its own."""
+    """Check and merge a draft from a source on a node of its own. Raises ``RemoteProtocolError``
+    for one that was not asked for, or with tokens beyond the vocabulary."""
     if (session := state.sessions.get(answer.session)) is not None:
         request = session.draft_request
         if request is None or answer.base != request.length:
@@ -211,7 +212,8 @@ def merge_draft(
     session: DraftSession, answer: Expanded, seconds: float, slot_seconds: float
 ) -> DraftSession:
     """Merge a drafted tree, which took so many ``seconds``, where a pipeline slot takes
-    ``slot_seconds`` (0: not known). The tip may have moved on since the request."""
+    ``slot_seconds`` (0: not known). The tip may have moved on since the request. Raises
+    ``LocalProtocolError`` where the session awaits none."""
     request = session.draft_request
     if request is None or answer.base != request.length:
         raise LocalProtocolError(f"session {session.session} awaits no draft")

@@ -190,7 +190,8 @@ def with_batch_remaining(segments: Sequence[Segment]) -> Sequence[Segment]:
 def next_segment(
     state: DraftState, session: DraftSession, prefill_rows: int
 ) -> tuple[DraftSession, Segment] | None:
-    """The next chunk of the prompt, or what the policy wants to send, if anything."""
+    """The next chunk of the prompt, or what the policy wants to send, if anything. Raises
+    ``LocalProtocolError`` where the policy names nodes that cannot be sent."""
     if session.prefilled < len(session.prefix):
         return _prefill(session, min(session.chunk_rows, prefill_rows))
     if not state.may_speculate(session):

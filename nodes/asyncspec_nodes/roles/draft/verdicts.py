@@ -21,7 +21,8 @@ from asyncspec_protocol.messages import PruneIndices, Verdict
 def verdict_received(
     state: DraftState, event: Received, message: Verdict, now: float
 ) -> DraftState:
-    """Note a verdict's outputs, and what it says of costs."""
+    """Note a verdict's outputs, and what it says of costs. Raises ``RemoteProtocolError`` for a
+    session that was never opened, and for tokens beyond the vocabulary."""
     costs, session = state.costs, state.sessions.get(message.session)
     if message.feature_ids:
         costs = costs.with_feature_rows(event.seconds / len(message.feature_ids))

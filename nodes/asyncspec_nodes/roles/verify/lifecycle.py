@@ -154,7 +154,8 @@ def _admission_error(state: VerifyState, message: Open, cached: int, now: float)
 
 
 def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
-    """Close a session; one that has not come yet never opens."""
+    """Close a session; one that has not come yet never opens. Raises ``RemoteProtocolError`` where
+    too many are closed unopened."""
     name, draft = message.session, owner(message.session)
     check_id(name, draft)
     # Nothing is here, not even a prompt; of one in ``closing`` the report, still to come, says so.
