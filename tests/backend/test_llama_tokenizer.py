@@ -19,7 +19,7 @@ from asyncspec.plugins.llama.target import end_tokens
 from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
 from asyncspec_nodes.chat.calls import Tool
 from asyncspec_nodes.chat.harmony import call_grammar, in_final
-from asyncspec_nodes.node.loading import grammars
+from asyncspec_nodes.node.sources import grammars
 from asyncspec_nodes.serving.syntax.families.harmony import HARMONY_MARKERS
 from asyncspec_nodes.serving.text import AnswerText, Detokenizer
 from backend.gguf_vocabularies import (

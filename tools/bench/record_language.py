@@ -30,7 +30,7 @@ from asyncspec_nodes.cluster.checkpoints import (
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.console.bounds import COUNT, SEED
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.node.loading import load_source
+from asyncspec_nodes.node.sources import load_source
 from asyncspec_nodes.plugins.simulation.recorded import FORMAT, LanguageHeader, RecordedText
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded

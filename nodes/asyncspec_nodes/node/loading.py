@@ -6,7 +6,7 @@ Backends import torch when they are used, after the thread settings are made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,35 +17,22 @@ from asyncspec.backend.base import (
     CPU,
     Backend,
     DeviceMemory,
-    LoadedSource,
     OpenModel,
-    SourceSpec,
     StageBackend,
     StageSpec,
     host_memory,
 )
 from asyncspec.backend.paced import Pace, Paced
-from asyncspec.backend.registry import backend_of, backend_of_source
+from asyncspec.backend.registry import backend_of
 from asyncspec.backend.row_compression import packing_seconds
 from asyncspec.backend.tokenizer import Tokenizer
-from asyncspec.constraint.grammar import Grammars, Vocabulary
-from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.constraint.worker import BoundError
 from asyncspec.core.cost_model.bandwidth import ALWAYS_PACK, NEVER_PACK
 from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.errors import UserError
 from asyncspec.core.tensors import Tensors
-from asyncspec.policy.registry import POLICIES
-from asyncspec.source.hybrid import HybridSource
-from asyncspec.source.ngram import NGramSource
-from asyncspec.source.registry import SourceKind, kind_of, make_source, needs_backend
-from asyncspec_nodes.cluster.automatic import described, resolved, source_name
-from asyncspec_nodes.cluster.checkpoints import (
-    NONE,
-    PLAIN,
-    parts,
-    read_template,
-)
+from asyncspec_nodes.cluster.automatic import described, resolved
+from asyncspec_nodes.cluster.checkpoints import NONE, PLAIN, parts, read_template
 from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node.processor import processor_of
@@ -57,74 +44,26 @@ from asyncspec_nodes.node.resources import (
     shared_processors,
     stage_share,
 )
+from asyncspec_nodes.node.sources import (
+    constrained,
+    features_passed_on,
+    grammars,
+    report_and_load,
+    source_kinds,
+    source_slots,
+)
 from asyncspec_nodes.node.supervisor import Again
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import MIN_COMMON_PREFIX, NO_PREFIX, DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.roles.verify.session import VerifyConfig, max_sessions
-from asyncspec_nodes.serving.requests import (
-    ChatText,
-    ServingConfig,
-    encode_chat,
-    read_defaults,
-)
+from asyncspec_nodes.serving.requests import ChatText, ServingConfig, encode_chat, read_defaults
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
-from asyncspec_protocol.ids import DRAFT, Rank, SessionId, first_session
+from asyncspec_protocol.ids import Rank, SessionId, first_session
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.links import MIXED, role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
-
-_IDLE = LoadedSource(NGramSource())
-"""Placeholder for nodes whose machine sends no draft requests to its device."""
-
-
-def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedSource:
-    """The source that ``[draft]`` names, on a node. Raises ``UserError``."""
-    names = parts(config.draft.source)
-    if names == (NONE,):
-        if POLICIES[config.draft.policy].uses_draft:
-            raise UserError(
-                f"policy {config.draft.policy} needs a token source, but [draft] source is none; "
-                "use policy autoregressive, or another source"
-            )
-        return _IDLE
-    models = [
-        backend_of_source(name, config.target.path).load_source(
-            SourceSpec(name, target, config.target.dtype, config.engine_of(rank))
-        )
-        for name in names
-        if needs_backend(name)
-    ]
-    bases = [loaded.source for loaded in models]
-    lookups = [make_source(name) for name in names if not needs_backend(name)]
-    reader = next((loaded for loaded in models if loaded.features), None)
-    if not bases:
-        bases, lookups = lookups[:1], lookups[1:]
-    source = bases[0]
-    if len(names) > 1:
-        source = HybridSource(bases, lookups, reader.source if reader else None)
-    return LoadedSource(
-        source,
-        sum(loaded.token_bytes for loaded in models)
-        + sum(kind_of(name).token_bytes for name in names),
-        reader.features if reader else (),
-        reader.tensors if reader else None,
-        sum(loaded.session_bytes for loaded in models),
-        # They have one device, or compute in the host's memory.
-        *_device_of(models),
-    )
-
-
-def _kinds(config: Config) -> list[SourceKind]:
-    return [kind_of(part) for part in parts(config.draft.source)]
-
-
-def _device_of(
-    models: Sequence[LoadedSource],
-) -> tuple[str, Callable[[], DeviceMemory | None]]:
-    placed = next((placed for placed in models if placed.device != CPU), _IDLE)
-    return placed.device, placed.device_memory
 
 
 class Loaded(Struct, frozen=True, kw_only=True):
@@ -196,30 +135,6 @@ def _packing_seconds(config: Config, me: Hello) -> float:
     if config.cluster.wire == "packed":
         return ALWAYS_PACK
     return packing_seconds() if me.dtype == "bfloat16" else NEVER_PACK
-
-
-def grammars(
-    backend: Backend,
-    model: OpenModel,
-    tokenizer: Tokenizer | None = None,
-    *,
-    bounded: bool = False,
-) -> Grammars:
-    """Those over a target's vocabulary, which is read when the first of them comes. ``bounded``:
-    they come from users, and have not been compiled before."""
-
-    def read() -> Vocabulary:
-        spelling = tokenizer or backend.load_tokenizer(model)
-        tokens, eos = range(model.info.vocab_size), model.info.eos_token_ids
-        special = {*filter(spelling.is_special, tokens), *eos}
-        return Vocabulary([*map(spelling.spell, tokens)], special, eos)
-
-    return Grammars(read, bounded=bounded)
-
-
-def _constrained(source: LoadedSource, compiled: Grammars) -> LoadedSource:
-    """A source that proposes what a session's grammar allows."""
-    return replace(source, source=ConstrainedSource(source.source, lambda: compiled))
 
 
 def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
@@ -296,9 +211,9 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     with ThreadPoolExecutor(1, "templates") as beside:
         facts = beside.submit(_chat_facts, tokenizer, config.target.path)
         if config.source is None:
-            source = _constrained(_report_and_load(config, rank, target, reporter), target_grammars)
+            source = constrained(report_and_load(config, rank, target, reporter), target_grammars)
         else:
-            source = _passing_on(config, target, backend)
+            source = features_passed_on(config, target, backend)
     devices = devices_beside(config, rank, source.device, backend.device_name)
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
@@ -319,9 +234,9 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                     devices, backend.threads(), len(config.nodes) - len(devices)
                 ),
                 awaits_features=bool(source.tensors and not source.features),
-                source_remembers=any(kind.remembers for kind in _kinds(config)),
+                source_remembers=any(kind.remembers for kind in source_kinds(config)),
                 min_common_prefix=MIN_COMMON_PREFIX if target.info.shares_prefixes else NO_PREFIX,
-                slots=_source_slots(config, rank, source),
+                slots=source_slots(config, rank, source),
                 first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
             )
         ),
@@ -363,17 +278,10 @@ def _chat_facts(tokenizer: Tokenizer, target: str) -> ChatFacts:
     return facts_of(tokenizer.template, render)
 
 
-def _passing_on(config: Config, target: OpenModel, backend: Backend) -> LoadedSource:
-    """What a draft node has in place of a token source on a node of its own."""
-    if not any(kind.reads_features for kind in _kinds(config)):
-        return _IDLE
-    return LoadedSource(_IDLE.source, tensors=backend.feature_tensors(target, config.target.dtype))
-
-
 def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
     target = backend.open(config.target.path)
-    source = _report_and_load(config, rank, target, reporter)
-    source = _constrained(source, grammars(backend, target))
+    source = report_and_load(config, rank, target, reporter)
+    source = constrained(source, grammars(backend, target))
     return Loaded(
         me=_hello(config, rank, target),
         machine=SourceMachine(
@@ -381,7 +289,7 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
                 rank,
                 target.info.vocab_size,
                 sessions=config.limits.sessions,
-                slots=_source_slots(config, rank, source),
+                slots=source_slots(config, rank, source),
                 features=source.features,
             )
         ),
@@ -391,21 +299,6 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
         device=source.device,
         device_memory=source.device_memory,
     )
-
-
-def _report_and_load(
-    config: Config, rank: int, target: OpenModel, reporter: Reporter
-) -> LoadedSource:
-    # Without the folders.
-    reporter.loading(f"draft {source_name(config.draft)}")
-    return load_source(config, target, rank)
-
-
-def _source_slots(config: Config, rank: int, source: LoadedSource) -> int:
-    """Slots there is memory for; 0: no bound, where the source holds next to nothing."""
-    budget = cache_budget(config, rank, source.device_memory())
-    budget -= config.limits.sessions * source.session_bytes
-    return max(1, budget // source.token_bytes) if source.token_bytes else 0
 
 
 def _size(target: OpenModel) -> str:

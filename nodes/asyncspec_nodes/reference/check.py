@@ -168,7 +168,7 @@ def _sentence(probed: StageStates, rank: int, deviation: object) -> str:
 def compare_all(task: Task) -> list[Comparison]:
     """Decode all requests of a task."""
     # The parent, which asks, imports no arrays.
-    from asyncspec_nodes.node.loading import grammars
+    from asyncspec_nodes.node.sources import grammars
     from asyncspec_nodes.reference.stages import wrong_stages
 
     config, target = with_layers(task.config), task.config.target

@@ -35,7 +35,7 @@ def source_rows(table: Table, models: Models) -> Iterator[dict[str, str | float]
 def _level_seconds(label: str, models: Models) -> float:
     """Median processor time of a level of a tree."""
     from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
-    from asyncspec_nodes.node.loading import load_source
+    from asyncspec_nodes.node.sources import load_source
 
     target = open_checkpoint(models.target)
     config = local_config(

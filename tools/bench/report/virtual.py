@@ -19,7 +19,7 @@ from asyncspec.source.suffix import SuffixSource
 from asyncspec_nodes.cluster.checkpoints import SUFFIX
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable, even_split
 from asyncspec_nodes.local.cluster import local_config
-from asyncspec_nodes.node.loading import load_source
+from asyncspec_nodes.node.sources import load_source
 from asyncspec_nodes.plugins.simulation.cluster import MAX_STEPS, connect, with_trial
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.session import DraftConfig
