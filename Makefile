@@ -34,7 +34,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Empty: the packages' bytecode is kept, as tests start hundreds of processes that import them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install setup demo test test-all core pythons test-processors compat check format lint types imports cover fuzz fuzz-wire mutants schedules soak repeat clients nightly clean setup-llama
+.PHONY: help install setup demo test test-all core pythons test-processors test-portable compat check format lint types imports cover fuzz fuzz-wire mutants schedules soak repeat clients nightly clean setup-llama
 
 help:
 	@echo "make demo    a plain pipeline and flow side by side, on four emulated computers"
@@ -42,6 +42,7 @@ help:
 	@echo "make test    the tests but those marked slow, some 8 minutes; make test-all: all of them"
 	@echo "make core PYTHON=python3.13 VENV=.venv/3.13  tests of the core by another Python; make pythons: by each that is here"
 	@echo "make test-processors  tests of matrix products as on a processor with AVX2 alone, and as on another maker's"
+	@echo "make test-portable  tests of processes as on macOS: no /proc, /sys, epoll, uvloop and fork; needs root"
 	@echo "make check   what CI runs: format, lint, types, imports, tests"
 	@echo "make setup-llama  llama.cpp for GGUF files, built from source; without it their tests are skipped"
 	@echo "make compat  the wheel with the oldest and the newest versions it allows of what it needs"
@@ -101,6 +102,9 @@ test-processors: $(STAMP)
 	$(AVX2) $(BIN)/python -m pytest -m "not slow" --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS) $(MODEL_TESTS)
 	ASYNCSPEC_TEST_OTHER_MAKER=1 $(BIN)/python -m pytest --processes $(TEST_PROCESSES) $(PROCESSOR_TESTS)
 
+test-portable: $(STAMP)
+	$(BIN)/python tools/portable
+
 compat: $(STAMP)
 	$(BIN)/python tools/compat $(COMPAT)
 
@@ -128,7 +132,7 @@ cover: $(STAMP)
 
 nightly: export ASYNCSPEC_NIGHTLY := 1
 nightly: export HYPOTHESIS_PROFILE ?= random
-nightly: test-all pythons test-processors fuzz schedules mutants clients soak
+nightly: test-all pythons test-processors test-portable fuzz schedules mutants clients soak
 
 fuzz: $(STAMP)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -m "not processes and not torch" --timeout 3600

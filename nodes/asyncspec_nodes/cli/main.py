@@ -19,6 +19,8 @@ MAX_LINE = 20_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 2 a user's mistake, 1 anything else."""
+    if sys.platform == "win32":  # has no Unix signals, file locks and inherited sockets
+        return _print_error("asyncspec runs on Linux and macOS; on Windows, use it in WSL 2", 2)
     with lenient_stderr():
         try:
             with strict_stdout():
