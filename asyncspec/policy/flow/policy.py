@@ -126,9 +126,13 @@ class Flow(Policy, frozen=True):
             # There is time to look for what competes below the new tip: fewer of its candidates
             # were kept when it was one node of many.
             return self._growth(view, shape.levels, shape.rows)
-        if not _may_deepen(view, current):
+        chances = _worthwhile(view, current)
+        # A lookup's copy fills the levels at once: where nothing is left to send, the stages and
+        # this node, if it drafts for no other session, would stand idle until its verdicts.
+        idle = current.sessions == 1 and chances.keys().isdisjoint(view.drafted)
+        if not (idle or _may_deepen(view, current)):
             return None
-        children = _to_grow(view, current)
+        children = _to_grow(view, current, chances)
         if not children:
             return None
         frontier = tuple(children)[: shape.rows]
@@ -206,11 +210,11 @@ def _likeliest_leaf(view: View, worthwhile: Mapping[NodeId, float]) -> NodeId | 
     return next((node for node in worthwhile if node not in parents), None)
 
 
-def _to_grow(view: View, memory: FlowMemory) -> dict[NodeId, int]:
+def _to_grow(view: View, memory: FlowMemory, chances: Mapping[NodeId, float]) -> dict[NodeId, int]:
     """Nodes to grow below and how many children they have, those first where the path most likely
     goes on with what was not drafted: leaves, and nodes of a lookup's copy that the model was not
-    asked about."""
-    chances = _worthwhile(view, memory)
+    asked about. None at which the answer ends."""
+    last = view.tree.nodes[view.tree.root].position + view.levels_left
     left, children = dict(chances), dict.fromkeys(chances, 0)
     for node, data in view.tree.nodes.items():
         if data.parent in left:
@@ -219,7 +223,8 @@ def _to_grow(view: View, memory: FlowMemory) -> dict[NodeId, int]:
     nodes = [
         node
         for node, count in children.items()
-        if not count or (node in view.unasked and left[node] > memory.least_chance)
+        if view.tree.nodes[node].position < last
+        and (not count or (node in view.unasked and left[node] > memory.least_chance))
     ]
     nodes.sort(key=lambda node: (-left[node], node))
     return {node: children[node] for node in nodes}

@@ -382,17 +382,16 @@ def test_only_links_are_overhead_however_many_sessions_wait_for_passes(
     assert out.stats[-1]["overhead"] == pytest.approx((stages + 1) * latency, abs=1e-6)
 
 
-def test_where_a_copy_leaves_the_tree_the_model_is_asked() -> None:
-    """A copy's nodes have one child each, and only its last one is a leaf."""
+def _copied(levels: int, depth: int) -> View:
+    """A copy of so many levels, all sent, where trees may have ``depth``."""
     tree = new_tree(NodeId(0), 0, 0)
-    for node in (1, 2, 3):
+    for node in range(1, 1 + levels):
         tree = add_child(tree, NodeId(node), NodeId(node - 1), node, node * math.log(0.6))
-    known = FlowMemory(shape=RoundShape(1, 1, 8), rate=RoundRate(1.0, 0.01, 8))
-    view = View(
+    return View(
         tree=tree,
         unsent=(),
-        pending=4,
-        sent={NodeId(node): SegmentId(0) for node in range(4)},
+        pending=1 + levels,
+        sent={NodeId(node): SegmentId(0) for node in range(1 + levels)},
         stages=4,
         segments=1,
         trees_received=1,
@@ -400,8 +399,39 @@ def test_where_a_copy_leaves_the_tree_the_model_is_asked() -> None:
         last_depth=1,
         first_stage_idle=False,
         levels_left=20,
-        memory=known,
+        memory=FlowMemory(shape=RoundShape(1, 1, 8), rate=RoundRate(1.0, 0.01, depth)),
     )
+
+
+@given(
+    st.integers(3, 6),
+    st.integers(1, 3),
+    st.booleans(),
+    st.integers(0, 2),
+    st.sampled_from((1, 1, 4)),
+)
+def test_a_copy_as_deep_as_trees_may_be_leaves_neither_stages_nor_drafts_idle(
+    levels: int, depth: int, unsent: bool, more: int, sessions: int
+) -> None:
+    """A lone session drafts below the other nodes where nothing is left to send, and never below
+    the answer's end."""
+    view = _copied(levels, depth)
+    assert isinstance(view.memory, FlowMemory)
+    view = replace(view, memory=replace(view.memory, sessions=sessions))
+    if unsent:
+        tree = add_child(view.tree, NodeId(9), NodeId(0), 9, math.log(0.2))
+        view = replace(view, tree=tree, unsent=(NodeId(9),))
+    unasked = frozenset(map(NodeId, range(1, 1 + levels)))
+    growth = Flow().grow(replace(view, unasked=unasked, levels_left=levels + more))
+    assert (growth is None) is (unsent or sessions > 1)
+    if growth is not None:
+        leaf = {levels} if more else set()
+        assert set(growth.frontier) == {*range(1, levels)} | leaf
+
+
+def test_where_a_copy_leaves_the_tree_the_model_is_asked() -> None:
+    """A copy's nodes have one child each, and only its last one is a leaf."""
+    view = _copied(3, depth=8)
     asked = Flow().grow(view)
     assert asked is not None
     assert asked.frontier == (3,)
