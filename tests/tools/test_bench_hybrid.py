@@ -14,9 +14,11 @@ pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.torch
-def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("costs", hybrid.COSTS)
+def test_a_small_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str], costs: str) -> None:
     (tmp_path / "one.jsonl").write_text('{"turns": ["def add(a, b):"]}\n')
     words = ["hybrid", "--prompts", str(tmp_path), "--max-new-tokens", "6", "--json"]
+    words += ["--costs", costs]
     assert main([*words, "--policies", "chain", "--out", str(tmp_path / "out")]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 2 * 2 * 2, "mixes, temperatures, the set and all of them"

@@ -3,7 +3,8 @@
 Tokens a turn on the virtual clock, every pass a turn, under several policies and at two
 temperatures, set by set: sums over all prompts of a set, then the ratio. The better part is the one
 that makes more tokens a turn on the set. In brackets 95 % of a paired bootstrap over the prompts:
-where that spans 0, the difference is noise.
+where that spans 0, the difference is noise. What policies make with the mix stands below. With
+``--costs slow-draft`` the draft node's cores are slow, and a turn is a pass's time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tools.bench.options import SEVERAL, check_numbers, check_policies
 from tools.bench.paired import Gain, Pair, compare
 from tools.bench.prompts import Prompt, Sets, read_sets
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
-from tools.bench.report.costs import TURNS, asked
+from tools.bench.report.costs import SLOW_DRAFT, TURNS, asked
 from tools.bench.report.exhibit import ALL
 from tools.bench.report.measuring import measured
 from tools.bench.report.metrics import ratio
@@ -35,6 +36,7 @@ MIXES = {"hybrid": ("draft", "ngram"), "eagle+ngram": ("eagle", "ngram")}
 
 POLICIES = "flowspec,specpipe,pipedec,chunked,chain,static-tree"
 TEMPERATURES = (0.0, 1.0)
+COSTS = {"turns": TURNS, "slow-draft": SLOW_DRAFT}
 
 
 class Row(Struct, frozen=True):
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, required=True, help="folder of *.jsonl, a set each")
     parser.add_argument("--out", type=Path, help="folder of results: a killed run goes on there")
     parser.add_argument("--policies", default=POLICIES, help="names, joined by commas")
+    parser.add_argument("--costs", choices=tuple(COSTS), default="turns", help="(turns)")
     parser.add_argument("--per-file", type=int, default=4, help="prompts from each file (4)")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="of each answer (128)")
     parser.add_argument("--stages", type=int, default=4)
@@ -105,7 +108,7 @@ def cells(
     prompts: Sequence[Prompt],
 ) -> list[Cell]:
     """One source on some prompts."""
-    setting = Setting(policy, source, options.stages, asked(TURNS, source))
+    setting = Setting(policy, source, options.stages, asked(COSTS[options.costs], source))
     sampling = Sampling(temperature=temperature)
     return [Cell(Ask(p, sampling, options.max_new_tokens), setting) for p in prompts]
 
@@ -125,35 +128,47 @@ def compared(
             source: [result(cell) for cell in cells(options, policy, temperature, source, prompts)]
             for source in (mix, *MIXES[mix])
         }
-        alt = {source: _alt(found) for source, found in stats.items()}
+        made = {source: [_made(one, options.costs) for one in stats[source]] for source in stats}
+        alt = {
+            source: ratio(sum(tokens for tokens, _ in some), sum(turns for _, turns in some))
+            for source, some in made.items()
+        }
         better = max(MIXES[mix], key=alt.__getitem__)
-        pairs = [
-            Pair(ours["new_tokens"] - 1, ours["turns"], theirs["new_tokens"] - 1, theirs["turns"])
-            for ours, theirs in zip(stats[mix], stats[better], strict=True)
-        ]
+        pairs = [Pair(*ours, *theirs) for ours, theirs in zip(made[mix], made[better], strict=True)]
         yield Row(policy, temperature, mix, name, alt, better, compare(pairs))
 
 
-def _alt(stats: Sequence[Stats]) -> float:
-    return ratio(sum(one["new_tokens"] - 1 for one in stats), sum(one["turns"] for one in stats))
+def _made(stats: Stats, costs: str) -> tuple[float, float]:
+    """Tokens, and the turns they took."""
+    cost = COSTS[costs]
+    seconds = stats["decode_seconds"] / cost.stage.pass_seconds
+    return stats["new_tokens"] - 1, stats["turns"] if cost is TURNS else seconds
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown: policies down, sets across; percent more than the better part."""
+    """Markdown: policies down, sets across; percent more than the better part, and the mix's tokens
+    a turn."""
     sets = list(dict.fromkeys(row.set for row in rows))
     by_place = {(row.temperature, row.mix, row.policy, row.set): row for row in rows}
     lines: list[str] = []
     for temperature, mix in dict.fromkeys((row.temperature, row.mix) for row in rows):
-        lines += ["", f"**{mix}, T = {temperature:g}: % more than the better part**", ""]
-        lines.append(f"| policy | {' | '.join(sets)} |")
-        lines.append("| --- |" + " ---: |" * len(sets))
-        for policy in dict.fromkeys(row.policy for row in rows):
-            found = [by_place[temperature, mix, policy, name] for name in sets]
-            lines.append(f"| `{policy}` | {' | '.join(_shown(row.gain) for row in found)} |")
+        shown = {"% more than the better part": _gain, "tokens a turn": _tokens}
+        for title, show in shown.items():
+            lines += ["", f"**{mix}, T = {temperature:g}: {title}**", ""]
+            lines.append(f"| policy | {' | '.join(sets)} |")
+            lines.append("| --- |" + " ---: |" * len(sets))
+            for policy in dict.fromkeys(row.policy for row in rows):
+                places = [by_place[temperature, mix, policy, name] for name in sets]
+                lines.append(f"| `{policy}` | {' | '.join(map(show, places))} |")
     return lines[1:]
 
 
-def _shown(gain: Gain) -> str:
+def _tokens(row: Row) -> str:
+    return f"{row.alt[row.mix]:.2f}"
+
+
+def _gain(row: Row) -> str:
+    gain = row.gain
     if gain.between is None:
         return f"{100 * gain.gain:+.1f}"
     low, high = gain.between

@@ -54,6 +54,15 @@ def server(stages: int, *, slow_link: bool = False) -> ClusterCost:
     )
 
 
+SLOW_DRAFT = ClusterCost(
+    stage=StageCost(0.04, PLATEAU),
+    draft=DraftCost(0.010, 0.007, plateau=8, row_seconds=0.0003),
+    verdict_seconds=0.003,
+    wire=LinkCost(0.0005),
+)
+"""Stages of 40 ms, and a small EAGLE head on slow cores with other work (docs/notebook.md): levels,
+what a call takes besides, rows, and a verdict."""
+
 LOOKUPS = {NGRAM, SUFFIX, SUFFIX_EARLIER}
 
 
