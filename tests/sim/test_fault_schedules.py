@@ -16,7 +16,7 @@ from hypothesis import Phase, settings
 from msgspec.structs import replace
 
 import fault_schedules
-from asyncspec_nodes.roles.draft import lifecycle
+from asyncspec_nodes.roles.draft import recovery
 from asyncspec_nodes.roles.draft.session import QueuedRequest
 from cluster import ask
 from effort import NIGHTLY
@@ -70,13 +70,13 @@ def test_a_schedule_is_the_same_wherever_it_is_drawn_or_read() -> None:
 @pytest.mark.slow
 def test_a_failing_schedule_becomes_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a mistake: a token is given again after a restart."""
-    requeued = lifecycle._requeued
+    requeued = recovery._requeued
 
     def one_forgotten(*args: Any, **named: Any) -> QueuedRequest:
         queued = requeued(*args, **named)
         return replace(queued, given=queued.given[:-1])
 
-    monkeypatch.setattr(lifecycle, "_requeued", one_forgotten)
+    monkeypatch.setattr(recovery, "_requeued", one_forgotten)
     found = next(schedule for schedule in map(drawn, range(100)) if failure(schedule))
     small = shrunk(found)
     assert len(small.asks) == len(small.faults) == 1

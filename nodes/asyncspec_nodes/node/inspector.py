@@ -23,7 +23,7 @@ from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import DeviceMemory, host_memory
 from asyncspec_nodes.node.resources import available_bytes, resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
-from asyncspec_nodes.roles.draft.lifecycle import missing_peers, no_link
+from asyncspec_nodes.roles.draft.recovery import missing_peers, no_link
 from asyncspec_nodes.roles.draft.session import FIRST, DraftState
 from asyncspec_nodes.roles.verify.planning import plan_status
 from asyncspec_nodes.roles.verify.session import VerifyState

@@ -15,7 +15,7 @@ from asyncspec_nodes.node import listen
 from asyncspec_nodes.plugins.join.members import Carried, Members
 from asyncspec_nodes.plugins.join.messages import PORTS, Reaches
 from asyncspec_nodes.plugins.join.relay import Relay
-from asyncspec_nodes.roles.draft.lifecycle import no_link
+from asyncspec_nodes.roles.draft.recovery import no_link
 from asyncspec_protocol.clients import Status
 from asyncspec_protocol.ids import Rank
 

@@ -15,7 +15,7 @@ from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Effects, Request, Send
 from asyncspec.policy.base import max_tree_nodes
-from asyncspec_nodes.roles.draft import lifecycle, prefix_cache
+from asyncspec_nodes.roles.draft import lifecycle, prefix_cache, recovery
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
     CachedPrompt,
@@ -36,7 +36,7 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     max_sessions = state.config.max_sessions
     while state.up and len(state.sessions) < max_sessions:
         state, queued = _next(state)
-        if queued is None or not lifecycle.may_open(state, queued):
+        if queued is None or not recovery.may_open(state, queued):
             break
         left = tuple(other for other in state.backlog if other is not queued)
         queued = replace(queued, request=_fitted(state, queued))

@@ -11,7 +11,7 @@ Messages stand for ``Received`` of them as events, and for ``Send`` of them as e
 | Verdict | verdicts.verdict_received | |
 | Expanded | drafting.expanded_received | |
 | Credit | replace | |
-| Ready | lifecycle.ready_received | Floor Close Compute Abandon Finish SetTimer |
+| Ready | recovery.ready_received | Floor Close Compute Abandon Finish SetTimer |
 | PassTimes | rates.pass_on | PassTimes |
 | Schedule | state.with_session | |
 | Closed | lifecycle.record_stage_stats | Finish SetTimer |
@@ -19,10 +19,10 @@ Messages stand for ``Received`` of them as events, and for ``Send`` of them as e
 | Submitted | _submitted | SetTimer |
 | Cancelled | _cancelled | Close Compute Abandon Finish SetTimer |
 | Stopped | _stopped | Close Compute Abandon Finish SetTimer |
-| TimerFired | lifecycle.rejoin_failed | Finish |
-| | lifecycle.session_timer_fired | Close Compute Abandon Finish SetTimer |
-| LinkUp | lifecycle.link_up | Floor SetTimer |
-| LinkDown | lifecycle.link_down | Close Compute Abandon Finish SetTimer |
+| TimerFired | recovery.rejoin_failed | Finish |
+| | recovery.session_timer_fired | Close Compute Abandon Finish SetTimer |
+| LinkUp | recovery.link_up | Floor SetTimer |
+| LinkDown | recovery.link_down | Close Compute Abandon Finish SetTimer |
 | any, but for PassTimes and most Credit | schedule | Open Segment PruneIndices Close |
 | | | Expand Withdraw Features Rates PassTimes |
 | | | Compute Abandon Emit Finish SetTimer |
@@ -52,7 +52,7 @@ from asyncspec.core.machine import (
 )
 from asyncspec.core.stats import Counters
 from asyncspec.source.base import draft_results
-from asyncspec_nodes.roles.draft import drafting, lifecycle, rates, verdicts
+from asyncspec_nodes.roles.draft import drafting, lifecycle, rates, recovery, verdicts
 from asyncspec_nodes.roles.draft.scheduler import schedule
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
@@ -106,14 +106,14 @@ class DraftMachine:
                 state, effects = _cancelled(state, request_id, now)
             case Stopped(request_id, length):
                 state, effects = _stopped(state, request_id, length, now)
-            case TimerFired(lifecycle.REJOIN):
-                state, effects = lifecycle.rejoin_failed(state, now)
+            case TimerFired(recovery.REJOIN):
+                state, effects = recovery.rejoin_failed(state, now)
             case TimerFired(timer):
-                state, effects = lifecycle.session_timer_fired(state, timer, now)
+                state, effects = recovery.session_timer_fired(state, timer, now)
             case LinkUp(peer):
-                state, effects = lifecycle.link_up(state, peer)
+                state, effects = recovery.link_up(state, peer)
             case LinkDown(peer, _, silent):
-                state, effects = lifecycle.link_down(state, peer, now, last_seen=now - silent)
+                state, effects = recovery.link_down(state, peer, now, last_seen=now - silent)
             case _:
                 raise LocalProtocolError(f"a draft node has no use for {type(event).__name__}")
         state, more = schedule(state, now)
@@ -139,7 +139,7 @@ def _received(state: DraftState, event: Received, now: float) -> tuple[DraftStat
                 raise RemoteProtocolError("credit was taken back", peer=peer)
             return replace(state, allowed=limit, window=room or state.window or limit), ()
         case Ready(rank) if peer == rank:
-            return lifecycle.ready_received(state, message, now)
+            return recovery.ready_received(state, message, now)
         case PassTimes(rank) if peer == rank:
             state = replace(state, costs=state.costs.with_times(message))
             return state, rates.pass_on(state, message)
@@ -165,7 +165,7 @@ def _submitted(state: DraftState, request: Request, now: float) -> tuple[DraftSt
     state = replace(state, backlog=(*state.backlog, queued))
     if state.up or len(state.backlog) > 1:
         return state, ()
-    return state, (SetTimer(lifecycle.REJOIN, now + state.config.rejoin_seconds),)
+    return state, (SetTimer(recovery.REJOIN, now + state.config.rejoin_seconds),)
 
 
 def _cancelled(state: DraftState, request_id: int, now: float) -> tuple[DraftState, Effects]:
