@@ -107,7 +107,7 @@ def test_the_template_says_which_family_it_is(name: str) -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=examples(100, quick=40))
+@settings(max_examples=examples(100, quick=25))
 @given(texts, texts, calls, st.lists(st.integers(0, 500), max_size=6), st.integers())
 def test_a_past_turn_is_read_back(
     name: str, reasoning: str, content: str, made: list[tuple[str, dict[str, object]]],

@@ -76,7 +76,7 @@ CASES = [
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("facts", "text", "content", "calls"), CASES)
-@settings(max_examples=examples(100, quick=30))
+@settings(max_examples=examples(100, quick=15))
 @given(cuts=st.lists(st.integers(0, 300), max_size=6))
 def test_a_sloppy_call_is_read_in_any_pieces(
     facts: ChatFacts, text: str, content: str, calls: list[Call], cuts: list[int]

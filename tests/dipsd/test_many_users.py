@@ -80,7 +80,7 @@ def calls(deployment: Deployment) -> int:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("users", "stages"), [nightly(16, 6), nightly(40, 6), (64, 6), (64, 1), (12, 2)]
+    ("users", "stages"), [nightly(16, 6), nightly(40, 6), (64, 6), nightly(64, 1), (12, 2)]
 )
 @pytest.mark.parametrize("kind", [different, extreme])
 def test_a_decision_takes_no_longer_whatever_users_are_like(

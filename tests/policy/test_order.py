@@ -45,7 +45,7 @@ def test_tokens_per_turn_order_the_policies_as_in_the_paper() -> None:
     assert alt[0] > 1.1 * alt[1] > 1.2 * alt[2] > 1.3 * alt[3]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("draft_level", [1.0, 0.1])
 @pytest.mark.parametrize("policy", [*lossless(), "pruned:coalesce=true", "specpipe:coalesce=true"])
 def test_the_turn_clock_is_the_virtual_clock(policy: str, draft_level: float) -> None:

@@ -14,7 +14,7 @@ from asyncspec.sim.language import Synthetic, harmonic
 from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_protocol.messages import Segment
-from effort import nightly
+from effort import nightly, slow
 
 BYTES_PER_MBIT = 125_000
 COST = ClusterCost(
@@ -77,7 +77,7 @@ def test_slow_lines_bring_more_with_fewer_rows(
     assert speed(found) > gain * speed(run("flowspec", mbit))
 
 
-@pytest.mark.parametrize(("mbit", "gain"), [(125, 1.2), nightly(30, 4.0)])
+@pytest.mark.parametrize(("mbit", "gain"), [slow(125, 1.2), nightly(30, 4.0)])
 def test_many_share_a_slow_line_as_they_share_a_slow_stage(
     mbit: float, gain: float, inert: Callable[[], None]
 ) -> None:

@@ -17,6 +17,7 @@ from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulat
 from asyncspec_protocol.ids import Rank
 from cluster import Cluster, ask
 from costs import UnitCosts
+from effort import examples
 
 STAGES, TOKENS = 4, 48
 DEAR, FREE = StageCost(plateau=1, row_seconds=0.5), StageCost(plateau=1)
@@ -82,7 +83,7 @@ def test_stages_work_side_by_side_where_rows_cost(policy: str) -> None:
     assert min(stages) > 0.75
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10, quick=4), deadline=None)
 @given(st.integers(1, 12))
 def test_no_request_waits_where_rows_are_free(requests: int) -> None:
     """All of them take as long as one, but for the passes that begin with the first of them."""

@@ -45,6 +45,7 @@ def test_one_job_at_a_time_waits_for_no_other() -> None:
     assert [time - shared[0] for time in shared] == pytest.approx(since_first)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("processors", [1, 2])
 @pytest.mark.parametrize("first", [0.05, 0.6, 0.9])
 def test_flow_is_not_slower_than_plain_decoding_and_near_the_best(

@@ -148,7 +148,7 @@ def test_two_requests_share_every_pass() -> None:
     assert sum(apart.busy[1:]) == pytest.approx(2 * sum(alone.busy[1:]), rel=0.05)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "costs"),
     [
