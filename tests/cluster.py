@@ -21,12 +21,12 @@ from asyncspec.sim.world import Actor, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Record, Trace, TraceHeader
 from asyncspec_nodes.plugins.simulation.cluster import connect, recorder
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.tasks import TASKS
+from asyncspec_nodes.roles.verify.config import VerifyConfig, max_sessions
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig, max_sessions
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session, is_draft
 from languages import GRAMMARS, allowed
 

@@ -18,11 +18,11 @@ from asyncspec.plugins.toy.source import ToyEagle, ToySource
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import NodeRecord, machine_settings
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session, is_draft
 from asyncspec_protocol.links import role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Cancel, Hello, Submit

@@ -12,8 +12,8 @@ from asyncspec.backend.tree_stage import TreeStage
 from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import Actor
 from asyncspec_nodes.roles.draft.machine import DraftMachine
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from cluster import Cluster
 

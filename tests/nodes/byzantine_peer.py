@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Job
 from asyncspec.core.machine import Abandon, Compute, Computed, Effect, Input, LinkUp, Received, Send
 from asyncspec.core.tensors import WireTensor
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.base import TensorSpec
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode, write_frame

@@ -19,10 +19,10 @@ from asyncspec.core.machine import (
     Send,
     SendClosed,
 )
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version, owner
 from asyncspec_protocol.messages import Credit, Open, PruneIndices, Ready, Segment
 from laws import SMALL

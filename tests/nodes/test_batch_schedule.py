@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Batch
 from asyncspec.core.machine import Computed, Input, LinkUp, Received, Send, SetTimer, TimerFired
 from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Credit, Open, Rates, Segment
 

@@ -23,8 +23,9 @@ from asyncspec.core.machine import (
 )
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft import machine as draft_machine
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig, DraftSession
+from asyncspec_nodes.roles.draft.session import DraftSession
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import Rank, SessionId, draft_rank, first_session

@@ -10,12 +10,8 @@ from asyncspec.core.kv_slots import CacheSlot, SlotTable
 from asyncspec.core.liveness import Liveness
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_nodes.roles.verify.batching import FairShare, fair_share
-from asyncspec_nodes.roles.verify.session import (
-    QueuedSegment,
-    StageSession,
-    VerifyConfig,
-    VerifyState,
-)
+from asyncspec_nodes.roles.verify.config import VerifyConfig
+from asyncspec_nodes.roles.verify.session import QueuedSegment, StageSession, VerifyState
 from asyncspec_protocol.ids import NO_PARENT, NodeId, Rank, SegmentId, SessionId, Version
 from asyncspec_protocol.messages import Rates
 from nodes.machine_driver import opening

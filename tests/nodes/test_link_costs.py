@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.machine import Effect, LinkUp, Received
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import PassTimes, Segment
 from nodes.machine_driver import Driven, done, segment, sent, stage

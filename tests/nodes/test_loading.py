@@ -14,7 +14,7 @@ from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_node
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.roles.draft.session import DraftState
-from asyncspec_nodes.roles.verify.session import max_sessions
+from asyncspec_nodes.roles.verify.config import max_sessions
 from asyncspec_protocol.ids import DRAFT, Rank, draft_rank
 
 pytestmark = pytest.mark.torch

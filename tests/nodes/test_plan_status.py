@@ -22,8 +22,9 @@ from asyncspec_nodes.node import inspector
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.plugins.dipsd.running_cluster import measured
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.planning import plan_status
-from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState
+from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank
 from asyncspec_protocol.messages import PassTimes, PlanStatus, PlanStatusRequest, Rates

@@ -21,10 +21,10 @@ from asyncspec.core.machine import (
     Submitted,
     TimerFired,
 )
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.lifecycle import break_timer
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.draft.recovery import REJOIN
-from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.verify.lifecycle import SPARE_SESSIONS
 from asyncspec_protocol.errors import RemoteProtocolError

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from asyncspec.core.jobs import Admit, Batch, Release
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Compute, Effect, Input, LinkDown, LinkUp, Received, Send
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.lifecycle import EARLIER_SHARE_SECONDS
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import (
     DRAFT,

@@ -18,8 +18,8 @@ from asyncspec.core.machine import (
     SendClosed,
     TimerFired,
 )
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode, write_frame
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId

@@ -22,10 +22,10 @@ from asyncspec.source.ngram import NGramSource
 from asyncspec_nodes.plugins.simulation.cluster import connect
 from asyncspec_nodes.plugins.simulation.devices import LanguageSource, PathStage
 from asyncspec_nodes.plugins.simulation.recorded import Recorded, read_language
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank
 
 STAGES = 4

@@ -15,8 +15,8 @@ from asyncspec.sim.costs import PRESETS
 from asyncspec.sim.world import Actor
 from asyncspec_nodes.cluster.config import even_split
 from asyncspec_nodes.plugins.simulation.cluster import with_trial
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import Rank
 from effort import nightly
 from tools.bench.__main__ import main

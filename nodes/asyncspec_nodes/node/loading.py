@@ -53,11 +53,11 @@ from asyncspec_nodes.node.sources import (
     source_slots,
 )
 from asyncspec_nodes.node.supervisor import Again
+from asyncspec_nodes.roles.draft.config import MIN_COMMON_PREFIX, NO_PREFIX, DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import MIN_COMMON_PREFIX, NO_PREFIX, DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
+from asyncspec_nodes.roles.verify.config import VerifyConfig, max_sessions
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig, max_sessions
 from asyncspec_nodes.serving.requests import ChatText, ServingConfig, encode_chat, read_defaults
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
 from asyncspec_protocol.ids import Rank, SessionId, first_session

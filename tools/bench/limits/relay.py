@@ -31,8 +31,8 @@ from asyncspec.core.jobs import (  # noqa: E402
 from asyncspec.core.tensors import WireTensor  # noqa: E402
 from asyncspec.plugins.hf.model.wire import from_wire, select, to_wire  # noqa: E402
 from asyncspec_nodes.node import listen  # noqa: E402
+from asyncspec_nodes.roles.verify.config import VerifyConfig  # noqa: E402
 from asyncspec_nodes.roles.verify.machine import VerifyMachine  # noqa: E402
-from asyncspec_nodes.roles.verify.session import VerifyConfig  # noqa: E402
 from asyncspec_protocol.ids import Rank  # noqa: E402
 from asyncspec_protocol.messages import (  # noqa: E402
     PROTOCOL_VERSION,

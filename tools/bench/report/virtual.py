@@ -21,11 +21,11 @@ from asyncspec_nodes.cluster.config import DraftTable, TargetTable, even_split
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.sources import load_source
 from asyncspec_nodes.plugins.simulation.cluster import MAX_STEPS, connect, with_trial
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId
 from tools.bench.report.cell import Ask, Cell, Setting, Stats
 from tools.bench.report.models import Models

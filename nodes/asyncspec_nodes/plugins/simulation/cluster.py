@@ -23,11 +23,11 @@ from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import NodeRecord, Record, machine_settings
 from asyncspec_nodes.plugins.simulation.devices import LanguageSource, PathStage
 from asyncspec_nodes.plugins.simulation.shared import SharedWorld
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.tasks import TASKS
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.ids import DRAFT, Rank, first_session
 from asyncspec_protocol.links import role_of
 

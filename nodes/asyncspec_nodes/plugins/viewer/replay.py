@@ -20,12 +20,12 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec.trace import records
 from asyncspec.trace.recorder import effect_record
 from asyncspec.trace.records import NodeRecord, Record, Step
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
-from asyncspec_nodes.roles.draft.session import DraftConfig
 from asyncspec_nodes.roles.source import SourceConfig, SourceMachine
 from asyncspec_nodes.roles.tasks import TASKS
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
-from asyncspec_nodes.roles.verify.session import VerifyConfig
 from asyncspec_protocol.errors import RemoteProtocolError
 
 

@@ -53,10 +53,10 @@ from asyncspec.core.machine import (
 from asyncspec.core.stats import Counters
 from asyncspec.source.base import draft_results
 from asyncspec_nodes.roles.draft import drafting, lifecycle, rates, recovery, verdicts
+from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.scheduler import schedule
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
-    DraftConfig,
     DraftSession,
     DraftState,
     FinishingRequest,

@@ -45,9 +45,10 @@ from asyncspec.core.machine import (
 from asyncspec_nodes.roles.verify import lifecycle, planning
 from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.batching import schedule, send_computed
+from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.pass_sharing import SHARE_DEADLINE, share_deadline_passed
 from asyncspec_nodes.roles.verify.segments import pass_done, receive_prune, receive_segment
-from asyncspec_nodes.roles.verify.session import VerifyConfig, VerifyState
+from asyncspec_nodes.roles.verify.session import VerifyState
 from asyncspec_protocol.errors import LocalProtocolError, RemoteProtocolError
 from asyncspec_protocol.ids import check_owner, is_draft
 from asyncspec_protocol.messages import (
