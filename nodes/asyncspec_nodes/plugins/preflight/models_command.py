@@ -70,6 +70,7 @@ def row(model: NamedModel, machines: list[float]) -> dict[str, object]:
         "name": model.name,
         "target": model.target,
         "weights": model.weights,
+        "layers": model.layers,
         "bytes": round(model.bytes),
         "int4_bytes": round(model.int4_bytes),
         "drafts": model.drafts,
@@ -105,11 +106,15 @@ def _draft_name(source: str) -> str:
 
 def _table(machines: list[float], where: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    for head in ("name", "GB", "in int4", f"fits {where}", "drafts", "model"):
-        sizes = head in ("GB", "in int4")
-        table.add_column(head, justify="right" if sizes else "left", no_wrap=head == "name")
+    for head in ("name", "layers", "GB", "in int4", f"fits {where}", "drafts", "model"):
+        sizes = head in ("layers", "GB", "in int4")
+        table.add_column(
+            head, justify="right" if sizes else "left", no_wrap=head == "name", overflow="fold"
+        )
     for model in NAMED_MODELS:
         figures = (f"{size / GB:.1f}" for size in (model.bytes, model.int4_bytes))
         fitting = fits(model, machines)
-        table.add_row(model.name, *figures, fitting, drafting(model), model.target)
+        table.add_row(
+            model.name, str(model.layers), *figures, fitting, drafting(model), model.target
+        )
     return table
