@@ -194,3 +194,25 @@ class Synthetic(Struct, frozen=True):
 
     def _hash(self, path: int, purpose: int) -> int:
         return mix((path ^ (self.seed * GOLDEN + purpose * 0x9E3779B9)) & MASK)
+
+
+class Turning(Struct, frozen=True):
+    """A text that from a position on is as hard to guess as another one, with the words of the
+    first."""
+
+    first: Synthetic
+    later: Synthetic
+    position: int
+
+    def prompt(self, request: int, length: int) -> tuple[int, ...]:
+        return self.first.prompt(request, length)
+
+    def longest(self, request: int) -> int | None:
+        return None
+
+    def truth(self, path: int) -> int:
+        return self.first.truth(path)
+
+    def propose(self, path: int, position: int, stale: int, width: int) -> Proposal:
+        text = self.first if position < self.position else self.later
+        return text.propose(path, position, stale, width)

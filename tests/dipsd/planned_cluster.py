@@ -10,8 +10,8 @@ from asyncspec.plugins.toy.model import ToyModel
 from asyncspec_nodes.roles.verify.batch_schedule import BatchSchedule
 from asyncspec_protocol.ids import Rank, draft_rank
 from cluster import Cluster, ask
-from tools.bench.dipsd.machines.cost import CrowdCost as Bench
-from tools.bench.dipsd.machines.cost import Person
+from dipsd.crowd_cost import CrowdCost as Bench
+from dipsd.crowd_cost import Person
 
 __all__ = ["Bench", "Person", "Trial"]
 

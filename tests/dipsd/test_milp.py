@@ -12,13 +12,13 @@ from asyncspec.plugins.dipsd.evaluate import batch_times, evaluate
 from asyncspec.plugins.dipsd.model import Deployment, Tables, even_stages, violation
 from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
+from dipsd.instances import KINDS, instance
 from dipsd.test_lengths import two_terms
 from effort import NIGHTLY
-from tools.bench.dipsd.instances import KINDS, instance
 
 pytest.importorskip("highspy", reason="HiGHS is not installed: pip install 'asyncspec[milp]'")
 
-from tools.bench.dipsd.milp import solve
+from dipsd.milp import solve
 
 CLOSE = 1e-5
 

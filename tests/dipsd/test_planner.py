@@ -24,8 +24,8 @@ from asyncspec.plugins.dipsd.optimizer.bound import Bound
 from asyncspec.plugins.dipsd.optimizer.lengths import best_lengths
 from asyncspec.plugins.dipsd.optimizer.planner import plan_best
 from dipsd.deployments import deployments
+from dipsd.instances import KINDS, instance
 from dipsd.test_lengths import by_enumeration
-from tools.bench.dipsd.instances import KINDS, instance
 
 
 def optimum(tables: Tables, fewest: int = 1) -> float:

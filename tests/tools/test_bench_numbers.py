@@ -14,7 +14,7 @@ from tools.bench.__main__ import KINDS, main
 FROM_ZERO = {"temperature", "seed", "latency-ms", "stage-seconds"}
 """Of these zero is as good as any."""
 
-RATES = ("report", "dipsd-run", "dipsd-machines", "hybrid")
+RATES = ("report", "dipsd-run", "hybrid")
 """They tell what comes after the first token."""
 
 
@@ -70,7 +70,7 @@ def test_a_number_that_cannot_be_is_one_line(
     argv = [kind, f"--{name}={value}"]
     if kind in ("report", "hybrid", "record-language"):
         argv += ["--prompts", str(tmp_path)]
-    if kind in ("report", "dipsd"):
+    if kind == "report":
         argv += ["--out", str(tmp_path / "out")]
     if kind in ("record-language", "enlarge"):
         argv.append(str(tmp_path / "out"))

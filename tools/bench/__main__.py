@@ -33,7 +33,6 @@ from tools.bench import (  # noqa: E402
 from tools.bench.bits import command as bits  # noqa: E402
 from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.dipsd import run_time as dipsd_run  # noqa: E402
-from tools.bench.dipsd.machines import command as dipsd_machines  # noqa: E402
 from tools.bench.docs import command as docs  # noqa: E402
 from tools.bench.faults import command as faults  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
@@ -44,9 +43,8 @@ from tools.bench.serving import command as serving  # noqa: E402
 KINDS = {
     "grid": (grid, "policy flow next to the fixed ones, in simulated clusters of many kinds"),
     "report": (report, "the papers' tables and figures"),
-    "dipsd": (dipsd, "DiP-SD's figures, its planners against brute force, unsteady machines"),
+    "dipsd": (dipsd, "DiP-SD's Figures 3 and 4"),
     "dipsd-run": (dipsd_run, "a DiP-SD plan at run time next to greedy batching"),
-    "dipsd-machines": (dipsd_machines, "DiP-SD plans for 4 to 64 users, on the virtual clock"),
     "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "limits": (limits, "how near the pipeline runs to its own limit"),

@@ -27,10 +27,9 @@ from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.core.errors import UserError
 from asyncspec.core.rng import uniform
 from asyncspec.sim.costs import ClusterCost, Jitter, LinkCost
-from asyncspec.sim.language import Coverage, Language, Synthetic, harmonic, tabled
+from asyncspec.sim.language import Coverage, Language, Synthetic, Turning, harmonic, tabled
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.plugins.simulation.cluster import Setting, simulate
-from tools.bench.dipsd.machines.cases import Turning
 from tools.bench.options import SEVERAL, check_numbers
 from tools.bench.pool import as_done
 from tools.bench.selection import check_file

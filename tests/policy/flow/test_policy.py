@@ -27,12 +27,11 @@ from asyncspec.policy.flow.rounds import (
     round_rate,
 )
 from asyncspec.sim.costs import PRESETS, ClusterCost, LinkCost
-from asyncspec.sim.language import Synthetic, harmonic, tabled
+from asyncspec.sim.language import Synthetic, Turning, harmonic, tabled
 from asyncspec.source.expand import Proposal
 from asyncspec.testing.policies import add_child
 from asyncspec_nodes.plugins.simulation.cluster import Outcome, Setting, simulate
 from asyncspec_protocol.ids import NodeId, SegmentId
-from tools.bench.dipsd.machines.cases import Turning
 
 
 @pytest.mark.parametrize("latency", [0.0, 4.0])
