@@ -23,8 +23,8 @@ PYTHONS := $(addprefix python,$(shell sed -n 's/.*Python :: \(3\.[0-9]*\)".*/\1/
 REPEATS ?= 100
 # Of make soak, seconds.
 DURATION ?= 7200
-# Options of tools/compat: --newest, --oldest.
-COMPAT ?=
+# Of make compat: --newest, --oldest; default: both.
+COMPAT ?= --oldest --newest
 
 # One thread per process: parallelism comes from the stages, and the cores are shared.
 export OMP_NUM_THREADS ?= 1
@@ -106,7 +106,7 @@ test-portable: $(STAMP)
 	$(BIN)/python tools/portable
 
 compat: $(STAMP)
-	$(BIN)/python tools/compat $(COMPAT)
+	$(BIN)/nox --sessions $(COMPAT:--%=%)
 
 # mypy has one core: it runs beside the first tests.
 check: lint
@@ -161,5 +161,5 @@ clients: $(STAMP)
 	$(BIN)/python tools/bench docs
 
 clean:
-	rm -rf $(VENV) .clients build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) .clients .nox build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find $(PACKAGES) tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

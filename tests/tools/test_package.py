@@ -61,7 +61,7 @@ def test_every_classified_python_is_allowed(wheel: zipfile.ZipFile) -> None:
 def test_every_requirement_has_both_bounds() -> None:
     """The next major version of what it needs may break an installed release."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for line in project["dependencies"]:
+    for line in project["dependencies"] + project["optional-dependencies"]["hf"]:
         assert re.match(r"[\w-]+>=[\d.]+,<[\d.]+(;|$)", line), line
 
 

@@ -20,8 +20,7 @@ from tools.bench.recording import origin, write
 from tools.clients import service
 from tools.clients.catalogue import CAPABILITIES, CLIENTS, Capability, Client
 from tools.clients.checks import check_all
-from tools.clients.environments import PROJECT, install, install_node, version
-from tools.compat.environment import Failure, run
+from tools.clients.environments import PROJECT, Failure, install, install_node, run, version
 
 ROOT = PROJECT / ".clients"
 RESULTS = FOLDER / "clients.json"

