@@ -150,6 +150,8 @@ def test_fields_of_a_later_version_are_skipped() -> None:
         ),
         (Open(0, 0, 9, 0, 0.0, 0, 1.0), "Expected int >= 1 - at $[0][2]"),
         (Open(0, 9, 8, 0, 0.0, 0, 1.0), "holds its prompt"),
+        (Open(0, 2, 8, 0, 0.0, 0, 1.0, common_prefix=1), "of an older session"),
+        (Expand(0, 0, 0, (1,), 2, 2, 2, frontier=(-1, 0)), "a frontier is known"),
         (Open(0, 1, 8, 0, -1.0, 0, 1.0), "Expected float >= 0.0 - at $[0][5]"),
         (Open(0, 1, 8, 0, float("nan"), 0, 1.0), "Expected float >= 0.0 - at $[0][5]"),
         (Open(0, 1, 8, 0, 1.0, 0, 0.0), "Expected float > 0.0 - at $[0][7]"),
@@ -238,3 +240,8 @@ def test_invalid_messages_are_refused(message: Any, rule: str) -> None:
 def test_invalid_tensors_are_refused(message: Any, tensor: TensorSpec, rule: str) -> None:
     with pytest.raises(RemoteProtocolError, match=rule):
         decode(encode(message, tensor))
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 4])
+def test_a_tensor_may_have_four_dimensions(dimensions: int) -> None:
+    TensorSpec("float32", (1,) * dimensions).check()

@@ -1,61 +1,69 @@
-"""The mutation gate: its catalogue fits the sources, and it tells who is killed."""
+"""The mutation gate: which mistakes it makes, and who is killed."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
+import ast
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tools.mutants.__main__ import ROOT, main
-from tools.mutants.catalogue import MUTANTS
-from tools.mutants.gate import Failing, Gate, Result
-from tools.mutants.mutant import Mutant, Sources, Stale
-from tools.mutants.patch import changed_functions, functions, module_name, replaced
+from asyncspec.core.errors import ClusterError
+from tools.mutants.__main__ import ROOT, main, sample, tried
+from tools.mutants.areas import AREAS
+from tools.mutants.forks import Result, Task
+from tools.mutants.operators import mutants, mutated
+
+TEXT = '''
+LIMIT = 5
+
+def grown(state, sizes, by=1):
+    """Not a mistake: 1 < 2."""
+    if by < LIMIT and not sizes:
+        raise ValueError(f"{by + 1}")
+    assert by != 7
+    sizes.append(3)  # pragma: no mutate
+    return replace(state, size=max(sizes), by=by), (Open(by), *sizes)
+'''
 
 
-def test_every_mutant_fits_the_sources() -> None:
-    """Whoever changes a line or a test that a mutant names changes the catalogue with it."""
-    sources, stale = Sources(ROOT), list[str]()
-    for mutant in MUTANTS:
-        try:
-            sources.place(mutant)
-        except Stale as error:
-            stale.append(f"{mutant.name}: {error}")
-    assert stale == []
+def test_mistakes_of_every_kind() -> None:
+    changes = {(mutant.kind, mutant.change) for mutant in mutants("m.py", TEXT)}
+    assert changes == {
+        ("boolean", "by < LIMIT and (not sizes) -> by < LIMIT or not sizes"),
+        ("boolean", "not sizes -> sizes"),
+        ("comparison", "by < LIMIT -> by <= LIMIT"),
+        ("check", "raise ValueError(f'{by + 1}') -> pass"),
+        ("field", "replace(state, size=max(sizes), by=by) -> replace(state, by=by)"),
+        ("field", "replace(state, size=max(sizes), by=by) -> replace(state, size=max(sizes))"),
+        ("sum", "max(sizes) -> min(sizes)"),
+        ("effect", "(Open(by), *sizes) -> (*sizes,)"),
+        ("effect", "(Open(by), *sizes) -> (Open(by),)"),
+    }
 
 
-def test_no_test_of_a_mutant_is_left_out_by_make_test() -> None:
-    sources = Sources(ROOT)
-    tests = {sources.place(mutant).test.partition("[")[0] for mutant in MUTANTS}
-    left_out = re.compile(r"@pytest\.mark\.slow(?:\n@.*|\n    .*|\n\))*\n(?:async )?def (\w+)")
-    texts = {file: (ROOT / file).read_text() for file in {test.split("::")[0] for test in tests}}
-    slow = {f"{file}::{name}" for file, text in texts.items() for name in left_out.findall(text)}
-    assert not slow & tests
-    assert not [file for file, text in texts.items() if re.search("^pytestmark.*slow", text, re.M)]
-
-
-def test_mutants_have_names_of_their_own_and_change_something() -> None:
-    assert [name for name, times in Counter(m.name for m in MUTANTS).items() if times > 1] == []
-    assert [m.name for m in MUTANTS if m.old == m.new or not m.old.strip()] == []
-    changes = Counter((m.old, m.new) for m in MUTANTS)
-    assert [change for change, times in changes.items() if times > 1] == []
+@pytest.mark.parametrize("area", AREAS)
+def test_every_mistake_of_an_area_is_a_program(area: str) -> None:
+    assert all((ROOT / test).exists() for test in AREAS[area].tests)
+    chosen = sample(ROOT, AREAS[area].modules, 5, seed=2)
+    assert len(chosen) == 5
+    for mutant in chosen:
+        text = (ROOT / mutant.file).read_text()
+        tree = mutated(text, mutant.number)
+        assert ast.dump(tree) != ast.dump(ast.parse(text))
+        compile(tree, mutant.file, "exec")
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A package of two functions, and tests of one of them."""
+    """A package, and tests of a part of it."""
     files = {
         "pyproject.toml": "[tool.pytest.ini_options]\nasyncio_mode = 'strict'\n",
         "package/__init__.py": "",
-        "package/numbers.py": "def one():\n    return 1\n\n\ndef two():\n    return 2\n",
-        "tests/test_numbers.py": (
-            "from package.numbers import one\n\n\n"
-            "def test_one():\n    assert one() == 1\n\n\n"
-            "def test_wrong():\n    assert one() == 2\n"
-        ),
+        "package/numbers.py": "def counted(n):\n    return n - 1\n\n\n"
+        "def loose(n):\n    return n < 9\n\n\ndef unused():\n    return 2\n",
+        "tests/test_numbers.py": "from package.numbers import counted, loose\n\n\n"
+        "def test_one():\n    assert counted(2) == 1\n    assert loose(3)\n",
+        "tests/test_wrong.py": "def test_wrong():\n    assert False\n",
     }
     for name, text in files.items():
         file = tmp_path / "project" / name
@@ -64,44 +72,33 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-def tried(project: Path, *mutants: Mutant) -> list[Result]:
-    scratch = project.parent / "scratch"
-    reported: list[Result] = []
-    results = Gate(project, scratch, ("package",), jobs=2).run(mutants, reported.append)
-    assert sorted(r.name for r in reported) == sorted(r.name for r in results)
-    return results
+def outcomes(project: Path, tests: str) -> dict[str, Result]:
+    """By what they change."""
+    chosen = sample(project, ["package/numbers.py"], 100, seed=1)
+    tasks = [Task("area", mutant, (tests,)) for mutant in chosen]
+    results = tried(project, ("package",), tasks, jobs=2)
+    return {result.mutant.change: result for result in results}
 
 
-def test_outcomes_of_mutants(project: Path) -> None:
-    results = tried(
-        project,
-        Mutant("wrong", "return 1", "return 3", "test_one"),
-        Mutant("untested", "return 2", "return 3", "test_one"),
-        Mutant("no program", "return 1", "return uno", "test_one"),
-        Mutant("no Python", "return 1", "return (", "test_one"),
-        Mutant("gone", "return 4", "return 5", "test_one"),
-        Mutant("twice", "return", "yield", "test_one"),
-        Mutant("without a test", "return 1", "return 3", "test_three"),
-    )
-    outcomes = {result.name: result.outcome for result in results}
-    assert outcomes == {
-        "wrong": "killed",
-        "untested": "survived",
-        "no program": "broken",
-        "no Python": "stale",
-        "gone": "stale",
-        "twice": "stale",
-        "without a test": "stale",
+def test_a_mistake_is_killed_by_a_test_that_calls_its_function(project: Path) -> None:
+    results = outcomes(project, "tests/test_numbers.py")
+    assert {change: result.outcome for change, result in results.items()} == {
+        "n - 1 -> n + 1": "killed",
+        "1 -> 2": "killed",
+        "1 -> 0": "killed",
+        "n < 9 -> n <= 9": "survived",
+        "9 -> 10": "survived",
+        "9 -> 8": "survived",
+        "2 -> 3": "untested",
+        "2 -> 1": "untested",
     }
-    assert results[0].place == "package/numbers.py:2"
-    assert results[0].test == "tests/test_numbers.py::test_one"
-    assert results[0].detail == "assert 3 == 1"
-    assert "return 1" in (project / "package/numbers.py").read_text()
+    assert results["1 -> 2"].detail == "tests/test_numbers.py::test_one: E   assert 0 == 1"
+    assert "return n - 1" in (project / "package/numbers.py").read_text()
 
 
 def test_a_test_that_fails_without_a_mutant_kills_nothing(project: Path) -> None:
-    with pytest.raises(Failing, match="without any mutant"):
-        tried(project, Mutant("wrong", "return 1", "return 3", "test_wrong"))
+    with pytest.raises(ClusterError, match="test_wrong fails without any mutant"):
+        outcomes(project, "tests/test_wrong.py")
 
 
 @pytest.mark.parametrize("wrong", [["--only", "nothing"], ["--jobs", "0"], ["--jobs", "x"]])
@@ -112,53 +109,3 @@ def test_a_users_mistake(wrong: list[str], capsys: pytest.CaptureFixture[str]) -
         code = int(str(end.code))
     assert code == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-BEFORE = """
-LIMIT = 5
-class Box:
-    size: int = 1
-    def grow(self, by=1):
-        return [self.size + by + one for one in range(LIMIT)]
-    @property
-    def half(self):
-        def part(n):
-            return n / 2
-        return part(self.size)
-"""
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "names"),
-    [
-        ("self.size + by", "self.size - by", ["Box.grow"]),
-        ("n / 2", "n / 4", ["Box.half"]),
-        ("    def grow", "\n\n    def grow", []),
-        ("LIMIT = 5", "LIMIT = 6", None),
-        ("by=1", "by=2", None),
-        ("size: int = 1", "size: int = True", None),
-        ("@property", "@staticmethod", None),
-        ("class Box", "class Crate", None),
-    ],
-)
-def test_only_functions_are_replaced_in_a_fork(old: str, new: str, names: list[str] | None) -> None:
-    found = changed_functions("box.py", BEFORE, BEFORE.replace(old, new))
-    assert (None if found is None else [name for _, name, _ in found]) == names
-
-
-def test_a_replaced_function_is_seen_by_all_who_have_it() -> None:
-    names: dict[str, Any] = {}
-    exec(compile(BEFORE, "box.py", "exec"), names)
-    box = names["Box"]()
-    grow, live = box.grow, functions(["box.py"])
-    found = changed_functions("box.py", BEFORE, BEFORE.replace("self.size + by", "self.size - by"))
-    assert found
-    for function, code in replaced(found, live):
-        function.__code__ = code
-    assert grow() == [0, 1, 2, 3, 4]
-
-
-def test_modules_of_files() -> None:
-    packages = ("asyncspec", "nodes/asyncspec_nodes")
-    assert module_name("asyncspec/core/rng.py", packages) == "asyncspec.core.rng"
-    assert module_name("nodes/asyncspec_nodes/http/__init__.py", packages) == "asyncspec_nodes.http"
