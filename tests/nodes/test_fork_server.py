@@ -100,6 +100,19 @@ async def reporting(
                 yield node, report
 
 
+def test_what_has_imported_everything_says_so_and_leaves_nothing(
+    cluster_file: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    async def act(forking: ForkServerClient, stderr: IO[bytes]) -> None:
+        await forking.prepare(log)
+        await forking.imported(log)
+
+    forked_by(cluster_file, log, act)
+    assert not log.read_text()
+
+
 @pytest.mark.slow
 def test_a_node_that_finds_a_mistake_says_so_and_has_its_exit_code(tmp_path: Path) -> None:
     missing, log = tmp_path / "cluster.toml", tmp_path / "log"

@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -196,16 +196,38 @@ def test_a_spare_relieves_a_machine_that_runs_two_stages() -> None:
     target = layered(8)
     a, b, c = (Device(name, 46, 1.0) for name in "abc")
     three = (Assigned("a", 0, (0, 4)), Assigned("b", 1, (4, 6)), Assigned("b", 0, (6, 8)))
-    assert relieved(target, [a, b], three) is None
+    assert relieved(target, [a, b], three, "c") is None
     # Nothing is gained as long as the other machine is as slow.
-    assert relieved(target, [a, b, c], three) is None
+    assert relieved(target, [a, b, c], three, "c") is None
     fast = replace(a, speed=2.0)
-    assert relieved(target, [fast, b, c], three) == (
+    assert relieved(target, [fast, b, c], three, "c") == (
         three[0],
         Assigned("c", 0, (4, 6)),
         three[2],
     )
-    assert relieved(target, [fast, b, replace(c, memory=20)], three) is None
+    assert relieved(target, [fast, b, replace(c, memory=20)], three, "c") is None
+    # It has just joined.
+    assert relieved(target, [fast, b, c], three, ()) is None
+
+
+def test_a_spare_that_has_just_joined_is_no_prepared_one() -> None:
+    """To import what stages need takes longer than to load one."""
+    target = layered(8)
+    a, b, c = (Device(name, 1000, 1.0) for name in "abc")
+    old = (Assigned("a", 0, (0, 3)), Assigned("b", 0, (3, 6)), Assigned("x", 0, (6, 8)))
+
+    def member(*prepared: str, devices: Sequence[Device] = (a, b, c)) -> str:
+        found = after_loss(target, devices, old, 4, prepared=prepared)
+        assert found is not None
+        assert found[:2] == old[:2]
+        return found[2].member
+
+    assert member("a", "b") in "ab"
+    assert member("a", "b", "c") == "c"
+    assert member() == "c"
+    # Nobody else has room.
+    full = [replace(one, memory=36) for one in (a, b)]
+    assert member("a", "b", devices=[*full, c]) == "c"
 
 
 class Joined:

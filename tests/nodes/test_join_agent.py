@@ -19,6 +19,7 @@ from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import ReadyReport
 from asyncspec_nodes.plugins.join import join_command, messages
+from asyncspec_nodes.plugins.join import stages as stages_module
 from asyncspec_nodes.plugins.join.agent import Agent, AgentOptions
 from asyncspec_nodes.plugins.join.authority import make_key, make_request
 from asyncspec_nodes.plugins.join.connection import Connector
@@ -29,6 +30,7 @@ from asyncspec_nodes.plugins.join.messages import (
     Failed,
     FromMember,
     Orders,
+    Prepared,
     Refused,
     Serving,
     ToMember,
@@ -270,6 +272,38 @@ host = "10.0.0.3"
 port = 7702
 layers = [1, 2]
 """
+
+
+@pytest.mark.asyncio
+async def test_a_machine_says_when_it_is_prepared_and_again_when_it_has_been_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported = asyncio.Event()
+
+    class Forking:
+        def __init__(self, *arguments: object) -> None: ...
+
+        async def prepare(self, log: Path) -> None: ...
+
+        async def imported(self, log: Path) -> None:
+            await imported.wait()
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(stages_module, "ForkServerClient", Forking)
+    channel = Channel(Admitted("", ""))
+    machine = agent(tmp_path, channel)
+    await machine._stages.follow(Orders(CLUSTER, (), (), 0))
+    await asyncio.sleep(0)
+    assert not channel.sent
+    imported.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert channel.sent == [Prepared()]
+    again = Channel(Admitted("", ""))
+    await machine._serve(again)  # type: ignore[arg-type]
+    assert again.sent == [Prepared()]
+    await machine._stages.close()
 
 
 @pytest.mark.asyncio

@@ -264,6 +264,13 @@ class ForkServerClient:
                     why = f"what nodes are forked from has ended{last_line(Path(log.name))}"
                     raise ClusterError(why) from None
 
+    async def imported(self, log: Path) -> None:
+        """Wait until the server has imported what nodes need. Raises as ``fork``."""
+        with log.open("ab") as stream:
+            process = await self.fork(("--version",), (), stream)
+        await process.wait()
+        process.close()
+
     async def close(self) -> None:
         """End the server and its remaining nodes."""
         # By a signal first: if it ended by itself at its socket's end, asyncio could warn that the

@@ -254,7 +254,7 @@ class Agent:
                 self._identity.receive(authority, certificate)
                 self._found()
                 self._say("joined")
-                for outcome in list(self._stages.outcomes.values()):
+                for outcome in self._stages.reports():
                     await self._tell(outcome)
             case Orders():
                 self._identity.renew(message.certificate)

@@ -55,16 +55,20 @@ def after_loss(
     old: Assignment,
     sessions: int,
     processors: Mapping[str, str] = {},
+    prepared: Collection[str] = (),
 ) -> Assignment | None:
     """Machines of ``old`` that are not among ``devices`` have left for good. A spare takes a lost
     stage's place; without one, machines with room for it do, or all layers are split anew. None
     where the target does not fit any more. ``processors``: kinds of the machines of ``old``; among
-    machines that are as fast, one of the lost one's kind goes on."""
+    machines that are as fast, one of the lost one's kind goes on. ``prepared``: those that have
+    imported what a stage needs, which takes longer than to load many a stage."""
     by_name = {device.name: device for device in devices}
-    kept = _with_replacements(target, by_name, old, processors)
+    kept = _with_replacements(target, by_name, old, processors, prepared)
     if kept is not None and all(count == 1 for count in _stages(kept).values()):
         return kept
-    fresh = _split_anew(target, by_name, len(old), sessions)
+    ready = {*prepared, *(one.member for one in old)}
+    others = {name: one for name, one in by_name.items() if kept is None or name in ready}
+    fresh = _split_anew(target, others, len(old), sessions)
     if kept is None or fresh is None:
         return kept or fresh
     faster = slowest(target, by_name, kept) > WORTH * slowest(target, by_name, fresh)
@@ -87,12 +91,14 @@ def by_cost(target: TargetCost, assignment: Assignment) -> list[Assigned]:
     return sorted(assignment, key=lambda one: -target.memory(one.layers))
 
 
-def relieved(target: TargetCost, devices: Sequence[Device], old: Assignment) -> Assignment | None:
-    """One of the stages of a machine that runs several on one that runs none; None where that is
-    not worth loading it again."""
+def relieved(
+    target: TargetCost, devices: Sequence[Device], old: Assignment, prepared: Collection[str]
+) -> Assignment | None:
+    """One of the stages of a machine that runs several on a ``prepared`` one that runs none; None
+    where that is not worth loading it again."""
     by_name = {device.name: device for device in devices}
     counts = _stages(old)
-    idle = [device for device in devices if not counts[device.name]]
+    idle = [one for one in devices if not counts[one.name] and one.name in prepared]
     options = []
     for rank, one in enumerate(old):
         if counts[one.member] < 2:
@@ -139,8 +145,10 @@ def _with_replacements(
     devices: Mapping[str, Device],
     old: Assignment,
     processors: Mapping[str, str],
+    prepared: Collection[str],
 ) -> Assignment | None:
-    """Every lost stage on the machine that it makes the least slow, an idle one first."""
+    """Every lost stage on the machine that it makes the least slow, a prepared one first, and of
+    these an idle one."""
     chosen = [(one.member if one.member in devices else None, one.layers) for one in old]
     for rank, (member, layers) in enumerate(chosen):
         if member is not None:
@@ -152,15 +160,15 @@ def _with_replacements(
             if sum(map(target.memory, there)) > device.memory or len(there) > PORTS:
                 continue
             took = sum(target.seconds(span, device.speed) for span in there)
-            options.append((used[name] > 0, took, name))
+            options.append(((name not in prepared, used[name] > 0), took, name))
         if not options:
             return None
-        busy, least, _ = min(options)
+        state, least, _ = min(options)
         kind = processors.get(old[rank].member, "")
         like = [
             option
             for option in options
-            if option[0] == busy and option[1] <= AS_FAST * least
+            if option[0] == state and option[1] <= AS_FAST * least
             if devices[option[2]].processor == kind
         ]
         chosen[rank] = (min(like or options)[2], layers)

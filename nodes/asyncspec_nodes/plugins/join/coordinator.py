@@ -34,6 +34,7 @@ from asyncspec_nodes.plugins.join.messages import (
     FromMember,
     Leaving,
     Offer,
+    Prepared,
     Reaches,
     Refused,
     Serving,
@@ -258,6 +259,8 @@ class Coordinator:
                 self.say(f"{called}: {text}")
                 member.send(Refused(f"its stage has failed: {text}", user))
                 self._drop(name)
+            case Prepared():
+                members.by_id[name].prepared = True
             case Reaches():
                 self._links.reaches(name, message)
             case Leaving():

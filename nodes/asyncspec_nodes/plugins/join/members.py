@@ -44,6 +44,8 @@ class Member(Struct):
     presence: Presence = field(default_factory=Presence)
     # The address that its connections come from.
     seen: str = ""
+    # As in ``assignment.after_loss``.
+    prepared: bool = False
 
     @property
     def is_here(self) -> bool:
@@ -171,9 +173,12 @@ class Members:
 
     def _without_others(self, devices: Sequence[Device]) -> Search:
         processors = {one.member: self._processors[one.member] for one in self.assignment}
-        return partial(
-            after_loss, self._target, devices, self.assignment, self._sessions, processors
-        )
+        facts = (self._target, devices, self.assignment, self._sessions, processors)
+        return partial(after_loss, *facts, self._prepared)
+
+    @property
+    def _prepared(self) -> frozenset[str]:
+        return frozenset(name for name, member in self.by_id.items() if member.prepared)
 
     def standby(self) -> Callable[[], dict[int, Assigned]]:
         """Which stages are to be loaded elsewhere as well, by rank: those of suspected machines,
@@ -207,7 +212,7 @@ class Members:
         that is not worth it, or cannot be."""
         if not self.ready or not self.spares:
             return None
-        return partial(relieved, self._target, self.devices, self.assignment)
+        return partial(relieved, self._target, self.devices, self.assignment, self._prepared)
 
     def predicted(self, assignment: Assignment) -> float:
         """Tokens a second that machines which are here promise."""

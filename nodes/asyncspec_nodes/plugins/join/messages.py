@@ -134,6 +134,10 @@ class Reaches(Struct, frozen=True, tag="reaches"):
     port: Port
 
 
+class Prepared(Struct, frozen=True, tag="prepared"):
+    """The member has imported what a stage needs."""
+
+
 class Leaving(Struct, frozen=True, tag="leaving"):
     """The member stops."""
 
@@ -146,7 +150,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
     """The member was silent for so long that others may have its layers: it is to join anew."""
 
 
-FromMember = Offer | Step | Serving | Failed | Reaches | Leaving | Alive
+FromMember = Offer | Step | Serving | Failed | Reaches | Leaving | Alive | Prepared
 ToMember = Admitted | Refused | Ended | Orders | Alive | Dropped
 
 M = TypeVar("M")

@@ -26,7 +26,14 @@ from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.plugins.join.connection import Connector, near
-from asyncspec_nodes.plugins.join.messages import Failed, FromMember, Orders, Serving, Step
+from asyncspec_nodes.plugins.join.messages import (
+    Failed,
+    FromMember,
+    Orders,
+    Prepared,
+    Serving,
+    Step,
+)
 from asyncspec_nodes.plugins.join.page_cache import PageCache
 from asyncspec_nodes.plugins.join.parts import PartsSource
 
@@ -79,6 +86,9 @@ class Stages:
         # By rank: the version of the orders for it, 0: it is loaded for later.
         self._versions: dict[int, int] = {}
         self._forking: ForkServerClient | None = None
+        # Ends once that process has imported everything.
+        self._importing: asyncio.Task[None] | None = None
+        self._prepared = False
         self._cache = PageCache(partial(self._find_target, say=lambda line: None))
         # Whether the machine was said to be a spare.
         self._is_spare = False
@@ -121,6 +131,10 @@ class Stages:
         self._ports = dict(zip(orders.ranks, orders.ports, strict=True))
         self._ports |= zip(orders.standby, orders.standby_ports, strict=True)
 
+    def reports(self) -> list[FromMember]:
+        """What the cluster is to know, also one that has lost its connection."""
+        return [*self.outcomes.values(), *([Prepared()] if self._prepared else [])]
+
     async def stop_all(self) -> None:
         """The machine takes no part now."""
         self._cache.follow(())
@@ -130,6 +144,8 @@ class Stages:
     async def close(self) -> None:
         """Stop everything, for good."""
         await self.stop_all()
+        if self._importing is not None:
+            self._importing.cancel()
         if self._forking is not None:
             await self._forking.close()
 
@@ -147,14 +163,30 @@ class Stages:
     async def _prepare_forks(self) -> None:
         """Import what stages need before they are needed. Raises ``OSError``."""
         assert self._orders is not None
-        if not FORKS or self._forking is not None:
+        if self._forking is not None:
+            return
+        if not FORKS:
+            # Each stage imports for itself, here as anywhere.
+            await self._set_prepared()
             return
         file = self._folder / "orders.toml"
         file.write_text(self._orders.config, encoding="utf-8")
         # The cores are shared by the stages that are here at first.
         threads = None if threads_are_set() else max(1, cores() // max(1, len(self._orders.ranks)))
         self._forking = ForkServerClient(file, self._folder, threads)
-        await self._forking.prepare(self._folder / "forks.log")
+        log = self._folder / "forks.log"
+        await self._forking.prepare(log)
+        self._importing = asyncio.create_task(self._imported(self._forking, log))
+        self._importing.add_done_callback(retrieve)
+
+    async def _imported(self, forking: ForkServerClient, log: Path) -> None:
+        await forking.imported(log)
+        await self._set_prepared()
+
+    async def _set_prepared(self) -> None:
+        if not self._prepared:
+            self._prepared = True
+            await self._tell(Prepared())
 
     async def _keep(self, rank: int, port: int, layers: tuple[int, int]) -> None:
         """One stage: loaded, and started again where it fails."""
