@@ -7,7 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from llguidance import gbnf_to_lark
-from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode
+from llguidance.gbnf_to_lark import (
+    ASTNode,
+    GrammarParser,
+    RepetitionNode,
+    RuleNode,
+    RuleRefNode,
+)
 
 from asyncspec.constraint.bounds import MAX_GBNF
 
@@ -34,6 +40,7 @@ def _converted(source: str) -> str:
     rules = GrammarParser().parse(source)
     _mark_terminals(rules)
     gbnf_to_lark.resolve(rules)
+    _group_repetitions(rules)
     ordered = sorted(rules.values(), key=lambda rule: rule.order)
     return "\n" + "".join(f"{rule}\n" for rule in ordered)
 
@@ -60,6 +67,26 @@ def _mark_terminals(rules: Mapping[str, RuleNode]) -> None:
             missing[user] -= 1
             if not missing[user]:
                 ready.append(user)
+
+
+class _Group(ASTNode):
+    """A repetition that is repeated itself, which needs parentheses."""
+
+    def __init__(self, node: ASTNode) -> None:
+        self._node = node
+
+    def __str__(self) -> str:
+        return str(self._node)
+
+    def is_atomic(self) -> bool:
+        return False
+
+
+def _group_repetitions(rules: Mapping[str, RuleNode]) -> None:
+    nodes = [node for rule in rules.values() for node in _nodes(rule)]
+    for node in nodes:
+        if isinstance(node, RepetitionNode) and isinstance(node.node, RepetitionNode):
+            node.node = _Group(node.node)
 
 
 def _nodes(node: ASTNode) -> Iterator[ASTNode]:

@@ -300,7 +300,8 @@ def _reason(error: str) -> str:
     # Quotations of the grammar, which the user did not write.
     kept = (line for line in lines if not re.match(r"\s*(\d+ \||\^)", line))
     text = re.sub(r"^at \d+\(\d+\): ", "", " ".join(" ".join(kept).split()))
-    text = text.partition(" <state>")[0]
+    for mark in (" <state>", " <backtrace>"):
+        text = text.partition(mark)[0]
     if text == "NoExtensionBias":
         return "no text fits it"
     return text[:_LONGEST] if text else "llguidance does not say why"

@@ -74,6 +74,12 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(schema: object, reas
         GRAMMARS.matcher(text.of_schema(schema))  # type: ignore[arg-type]
 
 
+def test_a_compiler_s_own_mistake_is_no_backtrace() -> None:
+    with pytest.raises(GrammarError) as refused:
+        GRAMMARS.matcher('start: a::0\na::_: "x" a::incr(_)')
+    assert "backtrace" not in str(refused.value)
+
+
 def test_a_target_without_an_end_of_text_token_has_no_grammars() -> None:
     grammars = Grammars(lambda: Vocabulary(SPELLED, (), ()))
     assert "no end-of-text token" in str(grammars.problem(LANGUAGES[0].grammar))
@@ -112,6 +118,8 @@ BYTES = Grammars(
         (text.of_schema(True), "[1]", True),
         (text.of_choice(["yes", 'no "way"']), 'no "way"', True),
         (text.of_grammar('root ::= "x" [0-9]+'), "x12", True),
+        (text.of_grammar('root ::= (("a")*)+ ("b"{2})? "c"'), "aabbc", True),
+        (text.of_grammar('root ::= x\nx ::= (x "a"* | "b"+)*'), "bba", True),
         (text.of_grammar("start: /[a-c]+/"), "abd", False),
         (text.of_schema({"const": json.loads('"\\u00e9"')}), '"é"', True),
     ],
