@@ -26,6 +26,11 @@ def of_json(schema: Mapping[str, Any] | bool) -> str:
     """JSON that a schema describes, as an expression. Raises ``ValueError`` for one beyond
     ``bounds``, as all of these do."""
     whole = {"allOf": [schema]} if isinstance(schema, bool) else schema
+    try:
+        # Before each of its values is looked at, in Python.
+        bounds.check_size(msgspec.json.encode(whole).decode())
+    except RecursionError:
+        raise ValueError(bounds.TOO_DEEP) from None
     bounds.check_schema(whole)
     whole = enforced(whole)
     settings = whole.get("x-guidance")

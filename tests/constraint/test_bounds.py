@@ -82,6 +82,17 @@ def test_what_is_too_large_is_refused_before_it_is_compiled(
         make()
 
 
+def test_of_a_schema_that_is_too_long_nothing_else_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[object] = []
+    monkeypatch.setattr(text, "enforced", looked_at.append)
+    monkeypatch.setattr(bounds, "by_level", looked_at.append)
+    with pytest.raises(ValueError, match="at most 262144"):
+        text.of_schema({"enum": [[]] * 100_000})
+    assert not looked_at
+
+
 @pytest.mark.parametrize(
     "hostile",
     ["[", "{ ", "{" + " " * 999, '"\\', "#", "a", "\n", " ", "start", "start\n", "[\\", "(", "\\"],

@@ -21,13 +21,16 @@ from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.core.sampling import Defaults
 from asyncspec_nodes.client.answers import Answer, Prompt, answer_all
 from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.http import app
 from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.completions import CompletionRequest
-from asyncspec_nodes.http.app import Service
+from asyncspec_nodes.http.api.parameters import parse
+from asyncspec_nodes.http.app import SHORT_BODY, Service
 from asyncspec_nodes.http.keys import ApiKeys
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.plugins.dialects import routes
 from asyncspec_nodes.serving.service import SHORT
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Finished, Submit
@@ -50,6 +53,30 @@ async def numbers(web: aiohttp.ClientSession) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+@pytest.mark.parametrize("path", [PATH, CHAT, "/v1/messages/count_tokens", "/tokenize"])
+async def test_large_bodies_are_read_beside_the_event_loop(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, so that it waits for one thread's turn at most."""
+    threads: list[str] = []
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse(*arguments)
+
+    for module in (app, routes):
+        monkeypatch.setattr(module, "parse", noted)
+    messages = [{"role": "user", "content": "x"}]
+    ask = {"prompt": "x"} if path == PATH else {"messages": messages}
+    note = "a" * SHORT_BODY
+    async with Toy() as toy, aiohttp.ClientSession(toy.url) as web:
+        for more in ({}, {"note": note}, {"note": note}):
+            body = {"model": "toy", "max_tokens": 1, **ask, **more}
+            async with web.post(path, json=body) as reply:
+                assert reply.status == 200, await reply.text()
+    assert threads == ["MainThread", "bodies_0", "bodies_0"]
 
 
 @pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -36,6 +39,12 @@ from asyncspec_nodes.http.streaming import (
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Output, Status, Submit
 
+SHORT_BODY = 16 * 1024
+"""Bytes of a body that are read in a few milliseconds, whatever they say; a JSON schema of 256 KiB
+takes a second."""
+
+T = TypeVar("T")
+
 MAX_NAMES = 16
 """Names of what is left out of a request, in its line."""
 
@@ -55,6 +64,8 @@ class Service(Probes):
         self.models: tuple[str, ...] = ("",)
         self._facts: ChatFacts | None = None
         self.concurrency = ConcurrencyLimit(options.limits.concurrent)
+        # Starts its thread with the first large body.
+        self._reading = ThreadPoolExecutor(1, "bodies")
         dialects, problems = DIALECTS.usable()
         for problem in problems:
             self.log.warning("dialect left out", problem=problem)
@@ -132,9 +143,9 @@ class Service(Probes):
             engine, limits = self.engine, self.options.limits
             async with self.shutdown.interruptible():
                 body = await read_body(request, limits)
-            fields = parse(body, kind, self.note)
+            fields = await self.beside(body, partial(parse, body, kind, self.note))
             context = await self.context(request, fields.model)
-            call = fields.call(context)
+            call = await self.beside(body, partial(fields.call, context))
             if not call.submits:
                 return json_response(call.body(()))
             _check_prompts(call.submits, call.prompt_name, limits.prompt_length)
@@ -150,6 +161,14 @@ class Service(Probes):
                     caller.blame(responder.broken)
                     if caller.name:
                         self.metrics.key_used(caller.name, used)
+
+    async def beside(self, body: bytes, work: Callable[[], T]) -> T:
+        """See ``ServiceView``. One thread for all: Python gives the event loop its turn after a few
+        milliseconds, but after as many of each other thread that is at work."""
+        if len(body) <= SHORT_BODY:
+            return work()
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        return await loop.run_in_executor(self._reading, context.run, work)
 
     def note(self, names: Sequence[str]) -> None:
         """One line for what a request asks for besides, and is left out."""

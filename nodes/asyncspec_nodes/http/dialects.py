@@ -4,7 +4,7 @@ entry point group ``asyncspec.http``."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 from msgspec import Struct
@@ -14,6 +14,8 @@ from asyncspec_nodes.http.access import ServiceOptions
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Submit
+
+T = TypeVar("T")
 
 
 class ServiceView(Protocol):
@@ -36,6 +38,10 @@ class ServiceView(Protocol):
 
     def note(self, names: Sequence[str]) -> None:
         """Log the names of what a request asks for and the answer leaves out."""
+
+    async def beside(self, body: bytes, work: Callable[[], T]) -> T:
+        """What ``work`` makes of a request's body: of a large one on a thread, as other answers
+        wait for the event loop."""
 
     async def context(self, request: web.Request, model: str | None) -> RequestContext:
         """The context of a request for the model ``model``. Raises ``ApiError``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 from msgspec.structs import replace
 
@@ -25,9 +27,9 @@ OLLAMA_VERSION = "0.12.0"
 
 async def _count_tokens(service: ServiceView, request: web.Request) -> web.Response:
     body = await read_body(request, service.options.limits)
-    fields = parse(body, CountRequest, service.note)
+    fields = await service.beside(body, partial(parse, body, CountRequest, service.note))
     context = await service.context(request, fields.model)
-    submit = fields.chat(context.facts).prepared(context)
+    submit = await service.beside(body, lambda: fields.chat(context.facts).prepared(context))
     submit = replace(submit, prompt_only=True, constraint=UNCONSTRAINED)
     tokens = (await service.read_prompt(submit, "messages")).tokens
     return json_response({"input_tokens": len(tokens)})
@@ -36,14 +38,16 @@ async def _count_tokens(service: ServiceView, request: web.Request) -> web.Respo
 async def _tokenize(service: ServiceView, request: web.Request) -> web.Response:
     """Tokens of a prompt or a conversation, as a request with it would read them."""
     body = await read_body(request, service.options.limits)
-    fields = parse(body, TokenizeRequest, service.note)
+    fields = await service.beside(body, partial(parse, body, TokenizeRequest, service.note))
     context = await service.context(request, fields.model)
-    tokens = (await service.read_prompt(fields.submit(context), "prompt")).tokens
+    submit = await service.beside(body, partial(fields.submit, context))
+    tokens = (await service.read_prompt(submit, "prompt")).tokens
     return json_response({"count": len(tokens), "tokens": tokens})
 
 
 async def _detokenize(service: ServiceView, request: web.Request) -> web.Response:
-    fields = parse(await read_body(request, service.options.limits), DetokenizeRequest)
+    body = await read_body(request, service.options.limits)
+    fields = await service.beside(body, partial(parse, body, DetokenizeRequest))
     context = await service.context(request, fields.model)
     prompt = await service.read_prompt(fields.submit(context), "tokens")
     return json_response({"prompt": prompt.text})
@@ -66,7 +70,8 @@ async def _running(service: ServiceView, request: web.Request) -> web.Response:
 
 async def _show(service: ServiceView, request: web.Request) -> web.Response:
     service.check_loaded()
-    fields = parse(await read_body(request, service.options.limits), ShowRequest)
+    body = await read_body(request, service.options.limits)
+    fields = await service.beside(body, partial(parse, body, ShowRequest))
     service.check_model(fields.model or fields.name or service.model)
     reasons = bool((await service.chat_facts()).reasoning)
     model = model_object(service.model, service.created)
