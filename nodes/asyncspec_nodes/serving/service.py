@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -17,17 +17,16 @@ from msgspec.structs import replace
 
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
+from asyncspec_nodes.serving.answer import Answer, ResponseSink, outputs
 from asyncspec_nodes.serving.prompts import finite, prompt_outputs
 from asyncspec_nodes.serving.requests import (
     BAD_GRAMMAR,
-    AnswerMatcher,
     Refusal,
     ServingConfig,
     Tokenize,
     prepare,
     tokenize,
 )
-from asyncspec_nodes.serving.text import Piece, answer_text
 from asyncspec_nodes.serving.totals import Totals
 from asyncspec_protocol.clients import DRAINING
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -39,10 +38,6 @@ with the bundled tokenizer: .06 ms and .8 us a character). A million would block
 
 SHORT_GIVEN = 64
 """Tokens of an answer's beginning that are decoded on the event loop, some 25 us each."""
-
-_MESSAGE = 1 << 20
-"""Characters of an ``Output``: four bytes each are half of a frame's header at most."""
-_MESSAGE_TOKENS = 1 << 16
 
 T = TypeVar("T")
 
@@ -59,13 +54,6 @@ class WorkQueue(Protocol):
     ) -> None:
         """Run ``work`` on another thread, then ``done`` or ``failed`` on the event loop. An
         exception is a bug and is reported."""
-
-
-class ResponseSink(Protocol):
-    """Receives a request's answer; ignores messages once its link is gone."""
-
-    def send(self, message: Output | Finished, /) -> object:
-        """Queue a message."""
 
 
 class PendingRequest(NamedTuple):
@@ -94,69 +82,6 @@ class _Waiting(NamedTuple):
 DRAINS = "drains: it takes no new requests"
 
 
-class _Answer:
-    """A running request."""
-
-    def __init__(
-        self,
-        client: ResponseSink,
-        submit: Submit,
-        prompt: Sequence[int],
-        tokenizer: Tokenizer,
-        matcher: AnswerMatcher | None,
-    ) -> None:
-        self.client = client
-        # Matcher of its grammar.
-        self.matcher = matcher
-        # The client's request number.
-        self.number = submit.request
-        self.id = submit.id
-        self.text = answer_text(tokenizer, submit, prompt)
-        self.top_logprobs = submit.top_logprobs
-        # Sent before the answer, which a client that has some of it has seen.
-        self.echo = () if submit.given or not submit.echo else prompt
-        self.text_lengths = submit.text_lengths
-        # Tokens of the prompt, until they are sent.
-        self.prompt_tokens = len(prompt)
-        # Tokens sent, and the stop string that has ended the answer.
-        self.tokens = 0
-        self.stop = ""
-        # Characters of the text to come that the client has.
-        self._known = submit.given_text
-
-    def push(self, tokens: Sequence[int]) -> Piece:
-        """Append tokens; the text to send."""
-        if self.matcher is not None:
-            self.matcher.commit(tokens)
-        piece = self.text.push(tokens)
-        self.tokens += piece.tokens
-        return self._unknown(piece)
-
-    def push_each(self, tokens: Sequence[int]) -> tuple[Piece, tuple[int, ...]]:
-        """As ``push``, with the characters that each token adds, if they are wanted."""
-        if not self.text_lengths:
-            return self.push(tokens), ()
-        text, count, lengths, stop = "", 0, [], ""
-        for token in tokens:
-            piece = self.push((token,))
-            text, count, stop = text + piece.text, count + piece.tokens, piece.stop
-            lengths.append(len(piece.text))
-            if piece.stopped:
-                break
-        return Piece(text, count, stop), tuple(lengths[:count])
-
-    def finish(self) -> Piece:
-        """The rest of the text."""
-        return self._unknown(self.text.finish())
-
-    def _unknown(self, piece: Piece) -> Piece:
-        if not self._known:
-            return piece
-        text = piece.text[self._known :]
-        self._known = max(0, self._known - len(piece.text))
-        return Piece(text, piece.tokens, piece.stop)
-
-
 class _Ready(NamedTuple):
     """A request that has been read."""
 
@@ -164,7 +89,7 @@ class _Ready(NamedTuple):
     # Text of what the client gave, or of the prompt where it asks for nothing else.
     text: str
     # None: it asks for the prompt alone.
-    answer: _Answer | None
+    answer: Answer | None
     # Why its answer has ended already; empty where it goes on.
     end: str
 
@@ -206,7 +131,7 @@ class TextService:
         self._drained: list[Callable[[str], None]] = []
         self.draining = False
         self._next = 0
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer] = {}
 
     def client(self, client: ResponseSink, message: Submit | Cancel) -> None:
         """Handle a client's message. Raises ``RemoteProtocolError`` for a number in use."""
@@ -307,7 +232,7 @@ class TextService:
             answer.stop, rest = piece.stop, piece.text
         if answer.stop:
             reason = "stop"  # the machine may have ended it otherwise before ``Stopped``
-        for output in _outputs(answer.number, (), rest):
+        for output in outputs(answer.number, (), rest):
             answer.client.send(output)
         self.totals.finished(effect.request, reason, effect.stats)
         detail, code = ("", "") if answer.stop else (effect.detail, effect.code)
@@ -366,7 +291,7 @@ class TextService:
             return _Ready(request, self._tokenizer.decode(request.prompt), None, "stop")
         grammar, grammars = submit.constraint.grammar, self._config.grammars
         matcher = grammars.matcher(grammar) if grammar and grammars else None
-        answer = _Answer(client, submit, request.prompt, self._tokenizer, matcher)
+        answer = Answer(client, submit, request.prompt, self._tokenizer, matcher)
         start, end = request.given, ""
         if not start:
             return _Ready(request, "", answer, end)
@@ -386,7 +311,7 @@ class TextService:
             return
         request, text, answer, end = outcome
         shown = request.prompt if answer is None else ()
-        for output in _outputs(submit.request, shown, text):
+        for output in outputs(submit.request, shown, text):
             client.send(output)
         if answer is None:
             stats = {"prompt_tokens": float(len(request.prompt))}
@@ -422,11 +347,3 @@ class TextService:
         waiting = (one.asked for one in self._pending.values())
         pending = (one for one in waiting if one.client is client)
         return running | {one.submit.request: one.number for one in pending}
-
-
-def _outputs(number: int, tokens: Sequence[int], text: str) -> Iterator[Output]:
-    """As many messages as their frames' bound asks for; none of nothing."""
-    count = max(-(-len(text) // _MESSAGE), -(-len(tokens) // _MESSAGE_TOKENS))
-    for i in range(count):
-        some = tokens[i * _MESSAGE_TOKENS : (i + 1) * _MESSAGE_TOKENS]
-        yield Output(number, tuple(some), text[i * _MESSAGE : (i + 1) * _MESSAGE])
