@@ -93,6 +93,7 @@ AREAS = {
             "asyncspec/actor/silence.py",
             "asyncspec/actor/watchdog.py",
             f"{_ROLES}/draft/lifecycle.py",
+            f"{_ROLES}/draft/recovery.py",
             f"{_ROLES}/verify/lifecycle.py",
         ),
         (
