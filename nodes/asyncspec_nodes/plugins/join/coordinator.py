@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec.placement.model import TargetCost
 from asyncspec_nodes.cluster.config import Config, SecurityTable
-from asyncspec_nodes.cluster.file import to_toml
 from asyncspec_nodes.console.bounds import GB, GIB
 from asyncspec_nodes.local.cluster import FILE
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.reports import ReadyReport, Report
 from asyncspec_nodes.plugins.join.agent import AgentOptions
 from asyncspec_nodes.plugins.join.authority import CA, CERTIFICATE, KEY
+from asyncspec_nodes.plugins.join.cluster_file import ClusterFile
 from asyncspec_nodes.plugins.join.formation import Formation, FormationOptions, answer_before
 from asyncspec_nodes.plugins.join.links import Links
 from asyncspec_nodes.plugins.join.members import Member, Members, watch_end, watch_presence
@@ -114,9 +114,7 @@ class Coordinator:
         # Says whether nobody asks anything now; None: it is not known, and layers stay.
         self.is_idle: Callable[[], Awaitable[bool]] | None = None
         self._idle_since: float | None = None
-        # Whether the cluster file is to be written, and why it could not be.
-        self._stale = False
-        self._unwritten = ""
+        self._written = ClusterFile(lambda: self.file, self._current, say)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -228,8 +226,8 @@ class Coordinator:
             members.tell(offer.member)
         else:  # others dial it at another address
             members.tell_all()
-            self._stale = True
-            self._write()
+            self._written.changed()
+            self._written.refresh()
         self._changed.set()
         return members.by_id[offer.member]
 
@@ -288,7 +286,7 @@ class Coordinator:
         self._config = replace(self._config, node=(node,))
         self.members.set_draft(node)
         self.members.tell_all()
-        self._write_file()
+        self._written.write()
         self._draft_socket = sock
         self._draft = self._start(self._run_draft(sock))
         try:
@@ -301,27 +299,10 @@ class Coordinator:
         if self._over.done():
             raise self._over.result()
 
-    def _write(self) -> None:
-        """Write the cluster file where it is to be; where that fails, as on a full disk, every
-        repair tries again."""
-        if not self._stale:
-            return
-        try:
-            self._write_file()
-        except OSError as error:
-            why = f"{self.file} cannot be written ({error.strerror}): nodes do not learn changes"
-            if why != self._unwritten:
-                self.say(why)
-            self._unwritten = why
-        else:
-            self._stale, self._unwritten = False, ""
-
-    def _write_file(self) -> None:
-        part = self.file.with_suffix(".part")
+    def _current(self) -> Config:
+        """What clients and the draft node, on this machine, are to know."""
         own = self._own
-        config = self.members.config(*(() if own is None else (own.member, own.here)))
-        part.write_text(to_toml(config), encoding="utf-8")
-        part.replace(self.file)
+        return self.members.config(*(() if own is None else (own.member, own.here)))
 
     async def _run_draft(self, sock: socket.socket) -> None:
         def report(report: Report) -> None:
@@ -361,7 +342,7 @@ class Coordinator:
             self._draft.cancel()
             await asyncio.gather(self._draft, return_exceptions=True)
         self._formation.carry_out(plan)
-        self._write_file()
+        self._written.write()
         if others and self._draft_socket is not None:
             self._draft = self._start(self._run_draft(self._draft_socket))
 
@@ -370,8 +351,8 @@ class Coordinator:
 
     async def _repair(self) -> None:
         if await self._formation.repair():
-            self._stale = True
-        self._write()
+            self._written.changed()
+        self._written.refresh()
 
     async def _change(self, seconds: float) -> None:
         """Wait for a change, at most so long. Raises what has ended the cluster."""
