@@ -44,7 +44,6 @@ def wrong() -> list[tuple[str, str, str]]:
     found = [(kind, name, value) for kind in KINDS for name in numbers(kind)
              for value in ("nan", "-1", "0") if value != "0" or name not in FROM_ZERO]  # fmt: skip
     found += [(kind, "max-new-tokens", "1") for kind in RATES]
-    found.append(("serving", "soak", "inf"))
     return found
 
 
@@ -82,4 +81,4 @@ def test_a_number_that_cannot_be_is_one_line(
 
 def test_numbers_are_found() -> None:
     assert numbers("grid")
-    assert {"bits", "peers", "serving"} <= {kind for kind in KINDS if numbers(kind)}
+    assert {"bits", "peers"} <= {kind for kind in KINDS if numbers(kind)}

@@ -1,8 +1,8 @@
 """``python tools/bench serving``: what a pipeline owes many users at a time
 (docs/results/serving.md).
 
-SpecPipe's Figures 16 and 17 on the virtual clock and in real processes; fairness, long prompts,
-memory and a soak over HTTP.
+SpecPipe's Figures 16 and 17 on the virtual clock and in real processes; fairness, long prompts and
+memory over HTTP.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from asyncspec_nodes.console.bounds import SOME_SECONDS
-from tools.bench.options import check_numbers
 from tools.bench.selection import chosen_parts, make_folder
 from tools.bench.serving.parts import PARTS, as_dict
-
-SOAK_SECONDS = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,22 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="figures, and serving.md that shows them"
     )
-    parser.add_argument(
-        "--soak",
-        type=float,
-        default=SOAK_SECONDS,
-        metavar="S",
-        help=f"seconds of the soak (default: {SOAK_SECONDS:g}; 600 for a full one)",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     parts = chosen_parts(options.only, PARTS)
-    check_numbers(options, soak=SOME_SECONDS)
     if options.out is not None:
         make_folder(options.out)
-    found = measure(parts, options.soak)
+    found = measure(parts)
     if options.out is not None:
         write(found, options.out)
     if options.json:
@@ -57,13 +45,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measure(parts: list[str], soak: float) -> dict[str, Any]:
+def measure(parts: list[str]) -> dict[str, Any]:
     """What some parts have found. Raises ``AsyncSpecError``."""
     found = {}
     with Progress(console=Console(stderr=True)) as progress:
         for part in parts:
             task = progress.add_task(part, total=None)
-            found[part] = PARTS[part].measure(partial(progress.advance, task), soak)
+            found[part] = PARTS[part].measure(partial(progress.advance, task))
             progress.update(task, total=1, completed=1)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tools.bench.serving.fairness import Fairness
 from tools.bench.serving.load import Load, percentile
@@ -10,7 +10,6 @@ from tools.bench.serving.memory import Memory
 from tools.bench.serving.padded import Padded
 from tools.bench.serving.prefill import HeldUp
 from tools.bench.serving.simulated import Curve
-from tools.bench.serving.soak import Soak
 
 
 def simulated_page(curves: Sequence[Curve]) -> str:
@@ -71,27 +70,6 @@ def memory_page(found: Memory) -> str:
         for name, idle in found.idle.items()
     ]
     return _table(head, rows)
-
-
-def soak_page(found: Soak) -> str:
-    """How the requests ended, and what was left."""
-    return "".join(f"- {line}\n" for line in _soaked(found))
-
-
-def _soaked(found: Soak) -> Iterator[str]:
-    ends = ", ".join(f"{count} {end}" for end, count in sorted(found.ends.items()))
-    yield f"{found.seconds:.0f} s: {ends}"
-    for error in found.errors:
-        yield f"error: {error}"
-    before, after, dropped = found.files
-    for name in before:
-        yield (
-            f"{name}: {before[name]} files before, {after[name]} after the clients, "
-            f"{dropped[name]} after {found.connections:,} dropped connections; "
-            + " -> ".join(f"{memory[name]:.0f}" for memory in found.memory)
-            + " MiB"
-        )
-    yield "left: " + ", ".join(f"{count} {name}" for name, count in found.left.items())
 
 
 def _loads(series: Mapping[str, Sequence[Load]], unit: str) -> str:

@@ -19,8 +19,8 @@ from tools.bench.serving.simulated import Curve
 class Part(Struct, frozen=True):
     """One of them."""
 
-    # Given a tick and the seconds of the soak. Raises ``AsyncSpecError``.
-    measure: Callable[[Tick, float], Any]
+    # Raises ``AsyncSpecError``.
+    measure: Callable[[Tick], Any]
     # Markdown.
     page: Callable[[Any], str]
     # Ratios that matter, by name.
@@ -78,39 +78,30 @@ def _draw_padded(found: Padded, file: Path) -> None:
 
 PARTS = {
     "simulated": Part(
-        lambda tick, _: simulated.measure(tick),
+        simulated.measure,
         page.simulated_page,
         _simulated_figures,
         _draw_simulated,
     ),
     "padded": Part(
-        lambda tick, _: asyncio.run(padded.measure(tick)),
+        lambda tick: asyncio.run(padded.measure(tick)),
         page.padded_page,
         _padded_figures,
         _draw_padded,
     ),
     "fairness": Part(
-        lambda tick, _: asyncio.run(users.measure_fairness()),
+        lambda tick: asyncio.run(users.measure_fairness()),
         page.fairness_page,
         lambda found: {"least_share": found.least_share},
     ),
     "prefill": Part(
-        lambda tick, _: asyncio.run(users.measure_prefill()),
+        lambda tick: asyncio.run(users.measure_prefill()),
         page.prefill_page,
         lambda found: {f"p95_{policy}": held.ratio for policy, held in found.items()},
     ),
     "memory": Part(
-        lambda tick, _: asyncio.run(users.measure_memory()),
+        lambda tick: asyncio.run(users.measure_memory()),
         page.memory_page,
         lambda found: {f"growth_{count}": found.growth(count) for count in found.after},
-    ),
-    "soak": Part(
-        lambda tick, seconds: asyncio.run(users.measure_soak(seconds)),
-        page.soak_page,
-        lambda found: {
-            "errors": found.ends.get("error", 0),
-            "files_gained": found.files_gained,
-            "left": sum(found.left.values()),
-        },
     ),
 }

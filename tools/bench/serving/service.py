@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import sys
 from collections import deque
@@ -40,10 +39,6 @@ class Service:
         """Resident MiB by process."""
         return {n: psutil.Process(p).memory_info().rss / 2**20 for n, p in self.pids.items()}
 
-    def files(self) -> dict[str, int]:
-        """Open file descriptors by process."""
-        return {name: psutil.Process(pid).num_fds() for name, pid in self.pids.items()}
-
     async def state(self) -> dict[str, Any]:
         """``GET /state``."""
         async with self.web.get("/state") as reply:
@@ -57,22 +52,12 @@ class Service:
             answer: dict[str, Any] = await reply.json()
             return answer
 
-    @asynccontextmanager
-    async def visited(self) -> AsyncIterator[None]:
-        """Inside, requests have connections of their own, which are closed in the end."""
-        before = self.web
-        async with _web(self.port) as self.web:
-            yield
-        self.web = before
-
-    async def settled(self, most_files: float = math.inf) -> dict[str, int]:
+    async def settled(self) -> dict[str, int]:
         """What is left when no request is open: sessions and slots of all nodes, requests in
-        queues, answers the service works on. Waits for zeros for a while, and for at most
-        ``most_files`` open file descriptors: a connection that is closed here is open there until
-        the service reads of it."""
+        queues, answers the service works on. Waits for zeros for a while."""
         for _ in range(SETTLE_TRIES):
             left = await self._left()
-            if not any(left.values()) and sum(self.files().values()) <= most_files:
+            if not any(left.values()):
                 break
             await asyncio.sleep(SETTLE_SECONDS)
         return left

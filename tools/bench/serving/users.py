@@ -8,12 +8,11 @@ from pathlib import Path
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, NGRAM
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
-from tools.bench.serving import fairness, memory, prefill, soak
+from tools.bench.serving import fairness, memory, prefill
 from tools.bench.serving.fairness import Fairness
 from tools.bench.serving.memory import Memory
 from tools.bench.serving.prefill import HeldUp
 from tools.bench.serving.service import served
-from tools.bench.serving.soak import Soak
 
 STAGES, SESSIONS = 2, 8
 PACE = PaceTable(seconds=0.010, plateau=64, row_seconds=0.0001)
@@ -49,12 +48,6 @@ async def measure_memory() -> Memory:
     """On stages that do not wait."""
     async with served(_config(None, source=NGRAM)) as service:
         return await memory.measure(service)
-
-
-async def measure_soak(seconds: float) -> Soak:
-    """On stages that do not wait."""
-    async with served(_config(None, source=NGRAM)) as service:
-        return await soak.measure(service, seconds)
 
 
 def _config(
