@@ -40,7 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", metavar="AREA,...", help=f"of {', '.join(AREAS)}")
     parser.add_argument("--count", type=int, default=20, help="mutants of each area (20)")
     parser.add_argument("--seed", type=int, default=1, help="another sample (1)")
-    parser.add_argument("--least", type=float, default=0.9, help="share to be killed (0.9)")
+    parser.add_argument(
+        "--least", type=float, default=0.8, help="share to be killed (0.8: some are equivalent)"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--json", action="store_true", help="results on stdout, nothing else")
     options = parser.parse_args(argv)
