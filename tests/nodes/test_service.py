@@ -19,7 +19,7 @@ from asyncspec_nodes.http.api.completions import Completion, CompletionRequest
 from asyncspec_nodes.http.streaming import error_of
 from asyncspec_nodes.node.host import NodeHost
 from asyncspec_nodes.serving.requests import ServingConfig
-from asyncspec_nodes.serving.service import SHORT, TextService
+from asyncspec_nodes.serving.service import MISFIT, SHORT, TextService
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Cancel, Drain, Drained, Finished, Output, Submit
@@ -366,6 +366,16 @@ def test_an_answer_that_breaks_off_its_grammar_is_an_error() -> None:
         error = error_of(finished, _call())
         assert (error is None) == (reason == "stop")
         assert error is None or error.status == 400
+
+
+def test_tokens_that_do_not_fit_the_grammar_begin_no_answer() -> None:
+    letters = [chr(i).encode() for i in range(200)]
+    grammars = Grammars(lambda: Vocabulary(letters, {0}, (0,)))
+    world = World(replace(RULES, grammars=grammars))
+    for given in ((120, 121, 121), (121,), (120, 0)):
+        world.ask(replace(ASK, given=given, constraint=Constraint('start: "xy"')))
+        assert world.inbox.got[-1] == Finished(7, "error", MISFIT, {}, "given_token_ids")
+    assert not world.fed
 
 
 def test_a_drained_service_finishes_what_it_has_and_takes_nothing_new() -> None:

@@ -56,6 +56,10 @@ class Answer:
         """Append tokens; the text to send."""
         if self.matcher is not None:
             self.matcher.commit(tokens)
+        return self.begin(tokens)
+
+    def begin(self, tokens: Sequence[int]) -> Piece:
+        """As ``push``, with tokens that its grammar has been told of."""
         piece = self.text.push(tokens)
         self.tokens += piece.tokens
         return self._unknown(piece)

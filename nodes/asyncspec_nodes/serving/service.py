@@ -42,6 +42,7 @@ SHORT_GIVEN = 64
 T = TypeVar("T")
 
 UNFINISHED = "its grammar has outgrown the parser's limits; make it simpler"
+MISFIT = "the tokens that are given do not fit the answer's grammar"
 
 FAILED = Refusal("the draft node has made a mistake while it read the prompt", "internal")
 
@@ -295,7 +296,9 @@ class TextService:
         start, end = request.given, ""
         if not start:
             return _Ready(request, "", answer, end)
-        piece = answer.push(start)
+        if matcher is not None and not matcher.commit(start):
+            return Refusal(MISFIT, "given_token_ids")
+        piece = answer.begin(start)
         answer.stop = piece.stop
         if piece.stopped or start[-1] in request.stop_tokens:
             end = "stop"
