@@ -616,3 +616,10 @@ def test_tokens_of_reasoning_are_those_that_begin_in_it(
         starts.append(starts[-1] + size)
     inside = [place for place in starts if begin <= place < begin + len(reasoning)]
     assert parser.reasoning_tokens(starts) == len(inside)
+
+
+def test_a_tool_without_a_name_is_none() -> None:
+    """Its call would begin anywhere, and end where it began."""
+    parser = AnswerParser(ChatFacts("hermes", True), [Tool("")])
+    text = '<tool_call>\n{"name": "", "arguments": {}}\n</tool_call>'
+    assert parser.feed(text) + parser.finish() == [Part("content", text)]

@@ -184,7 +184,8 @@ class AnswerParser(StepwiseParser):
         """``parallel``: more than one call counts. ``opened``: whether the answer begins with
         reasoning, where that is not the template's habit."""
         super().__init__(parallel=parallel)
-        self._tools = tools
+        # Text of any kind would be a call of a tool without a name.
+        self._tools = tools = [tool for tool in tools if tool.name]
         self._pattern = CallPattern(tools, facts.syntax)
         # Reader of the call whose arguments are being read.
         self._arguments: Arguments | None = None

@@ -39,7 +39,7 @@ class CalledFunction(Struct, frozen=True):
     """What was called; ``arguments`` is JSON."""
 
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | None = "{}"
 
 
 class ToolCall(Struct, frozen=True):
@@ -47,7 +47,8 @@ class ToolCall(Struct, frozen=True):
 
     function: CalledFunction
     id: str | None = None
-    type: Literal["function"] = "function"
+    # Null in histories that clients join from a stream's deltas.
+    type: Literal["function"] | None = "function"
 
 
 class ChatMessage(Struct, frozen=True):
@@ -163,7 +164,7 @@ def _lines(*texts: str) -> str:
 def _function(call: ToolCall) -> Json:
     """With the arguments as an object: templates write it as JSON themselves."""
     name, arguments = call.function.name, call.function.arguments
-    if isinstance(arguments, str):
+    if not isinstance(arguments, dict):
         arguments = Call(name, arguments or "{}").given
     return {"name": name, "arguments": arguments}
 
@@ -173,16 +174,20 @@ def _text(message: ChatMessage, where: str) -> str:
     if isinstance(content, str):
         return content
     if content is None:
-        if message.tool_calls:
+        if message.role in ("assistant", "tool"):
             return ""
         raise invalid(f"{where} is missing; give some text", where)
     texts = []
     for i, part in enumerate(content):
         text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in ("text", "refusal") or text is None:
+        if part.type not in _TEXTS or text is None:
             raise unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
         texts.append(text)
     return "".join(texts)
+
+
+_TEXTS = frozenset(("text", "refusal", "input_text", "output_text"))
+"""Types of parts of text, with those of Responses, which clients of both send."""
 
 
 class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
@@ -215,6 +220,9 @@ class ChatRequest(CompletionParameters, frozen=True, kw_only=True):
                 "continue_final_message and add_generation_prompt are both true; leave one out",
                 "continue_final_message",
             )
+        for i, spec in enumerate(self.tools or ()):
+            if not spec.function.name:
+                raise invalid(f"tools[{i}]: the name is missing; give the function's", "tools")
         choice = self.tool_choice
         if isinstance(choice, ToolChoice) and getattr(choice, choice.type) is None:
             where = f"tool_choice.{choice.type}"

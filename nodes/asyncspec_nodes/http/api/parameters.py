@@ -6,6 +6,7 @@ narrower ones (docs/reference/http.md).
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
@@ -67,7 +68,7 @@ IGNORED = frozenset(
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
-    "function_call": ("none",),
+    "function_call": ("none", "auto"),  # of ``functions``, which are refused
     "functions": ([],),
     "modalities": (["text"],),
     # vLLM's.
@@ -202,8 +203,6 @@ class CompletionParameters(Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Rules between parameters. Raises ``ApiError``."""
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options is only for stream: true", "stream_options")
         if (problem := stop_problem(self.stops)) is not None:
             raise invalid(problem, "stop")
         if self.candidates < self.choices:
@@ -245,8 +244,9 @@ class CompletionParameters(Struct, frozen=True, kw_only=True):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """What the answer's schema says besides, and is left to the model."""
-        names: list[str] = []
+        """What the answer's schema says besides, and is left to the model; a stream's options
+        without a stream."""
+        names = ["stream_options"] if self.stream_options is not None and not self.stream else []
         form = self.response_format
         schemas = [form.parts().get("json")] if form else []
         for schema in (*schemas, self.guided_json, self.json_schema):
@@ -319,7 +319,7 @@ def parse(body: bytes, kind: type[T], note: Note = lambda names: None) -> T:
     """A request of one kind. ``note`` is told the names of what is left out of it, where anything
     is. Raises ``ApiError``, and nothing else, for anything else."""
     try:
-        fields = bounded_json.decode(body)
+        fields = bounded_json.decode(body.removeprefix(codecs.BOM_UTF8))
     except ValueError as error:  # also text that is not UTF-8
         what: object = error
         if _LONE_SURROGATE.search(body):  # some of which msgspec reports as "truncated"

@@ -42,7 +42,7 @@ class Block(Struct, frozen=True):
     name: str = ""
     input: dict[str, Any] = {}
     tool_use_id: str = ""
-    content: str | tuple[Block, ...] = ""
+    content: str | tuple[Block, ...] | None = ""
     is_error: bool | None = None
     # What a document holds, and its title.
     source: dict[str, Any] | None = None
@@ -253,9 +253,9 @@ def _turn(message: Message, where: str) -> list[ChatMessage]:
     return messages
 
 
-def _texts(content: str | tuple[Block, ...], where: str) -> str:
-    if isinstance(content, str):
-        return content
+def _texts(content: str | tuple[Block, ...] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
     texts = []
     for i, block in enumerate(content):
         match block:
