@@ -87,6 +87,8 @@ class InputProblem(NamedTuple):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """``; did you mean NAME?`` for the closest known name; empty where none is close."""
-    close = get_close_matches(name, list(names), n=1, cutoff=0.6)
+    """``; did you mean NAME?`` for the closest known name, first one of the same letters; empty
+    where none is close."""
+    close = get_close_matches(name, list(names), n=3, cutoff=0.6)
+    close.sort(key=lambda candidate: sorted(candidate) != sorted(name))
     return f"; did you mean {close[0]}?" if close else ""

@@ -94,11 +94,21 @@ def test_alone_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
     assert "talk with a model in the terminal" in " ".join(capsys.readouterr().out.split())
 
 
+def test_of_a_folder_with_several_gguf_files_one_is_to_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("m.gguf", "n.gguf"):
+        (tmp_path / name).touch()
+    assert cli.main(["run", "-m", str(tmp_path), "hello"]) == 2
+    expected = f"asyncspec: {tmp_path} has 2 GGUF models; name the file: {tmp_path}/FILE.gguf\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     assert lone_gguf(str(tmp_path)) == str(tmp_path / "m.gguf")
     (tmp_path / "n.gguf").touch()
-    assert lone_gguf(str(tmp_path)) == str(tmp_path)
+    assert lone_gguf(str(tmp_path)) == f"llama:{tmp_path}"
     assert lone_gguf("ORG/NAME") == "ORG/NAME"
 
 
@@ -170,6 +180,8 @@ def _line(
         (["--prompt-file", "/nowhere/prompt"], "cannot read /nowhere/prompt: No such file"),
         (["--target", "/nowhere/model"], "there is no directory /nowhere/model"),
         (["--target", str(BUNDLED_TARGET)], "there is no prompt"),
+        (["--target", __file__], "test_cli_errors.py is a file; give a checkpoint's directory"),
+        (["--modle", "x"], "unrecognized arguments: --modle; did you mean --model?"),
         (["--draft", "./nowhere"], "there is no directory ./nowhere"),
         (["--draft", "eagle:./nowhere"], "there is no directory ./nowhere"),
         (["--draft", f"eagle:{BUNDLED_DRAFT}"], "was made for a target with a hidden size of 160"),

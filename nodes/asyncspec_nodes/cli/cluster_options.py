@@ -230,12 +230,15 @@ def is_local(target: str) -> bool:
 
 
 def lone_gguf(target: str) -> str:
-    """The only GGUF file of a folder that is no checkpoint; any other target as it is."""
+    """The only GGUF file of a folder that is no checkpoint; where there are several, which may be
+    parts of one model, the folder as llama.cpp's; any other target as it is."""
     folder = expanded(target)
     if not folder.is_dir() or (folder / "config.json").exists():
         return target
     files = sorted(folder.glob("*.gguf"))
-    return str(files[0]) if len(files) == 1 else target
+    if len(files) > 1:
+        return f"{LLAMA}:{target}"
+    return str(files[0]) if files else target
 
 
 def _local_config(

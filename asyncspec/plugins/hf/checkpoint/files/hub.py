@@ -51,8 +51,12 @@ def parse(name: str | Path) -> Path | HubName:
     if os.path.isdir(path):
         return path
     text = str(name)
+    if os.path.isfile(path):
+        raise CheckpointError(
+            f"{text} is a file; give a checkpoint's directory, or a GGUF file, named .gguf"
+        )
     model, _, revision = text.partition("@")
-    if text.startswith((".", "/", "~")) or model.count("/") > 1 or os.path.exists(path):
+    if text.startswith((".", "/", "~")) or model.count("/") > 1:
         raise CheckpointError(f"there is no directory {text}; give a checkpoint's directory")
     return HubName(model, revision or None)
 
