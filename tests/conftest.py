@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 
@@ -45,6 +46,14 @@ LONGEST = (
     "sim/test_plans.py",
 )
 """Files of some twenty seconds of processor time and more."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nodes keep results of self-tests, but not where the user's are. The fork server of all nodes
+    has it from here."""
+    folder = tempfile.TemporaryDirectory(prefix="asyncspec-cache-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_CACHE_HOME"] = folder.name
 
 
 @pytest.hookimpl(tryfirst=True)

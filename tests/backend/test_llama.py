@@ -18,13 +18,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.backend.base import EngineOptions, StageBackend, StageSpec
+from asyncspec.backend import kept_results
+from asyncspec.backend.base import EngineOptions, Mode, StageBackend, StageSpec
+from asyncspec.backend.kept_results import KeptResults
 from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.backend.threads import DEFAULTS
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.jobs import Admit, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.llama import devices, library, self_test, trial
+from asyncspec.plugins.llama import stage as stages
 from asyncspec.plugins.llama.backend import BACKEND
 from asyncspec.plugins.llama.branches import Pool
 from asyncspec.plugins.llama.cut import VirtualFile, cut
@@ -359,6 +362,37 @@ def test_repacking_that_fails_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["real"] in (found["failing"], "Q4_0 repacked, llama.cpp on the CPU")
     plain = open_target(save_random(tmp_path / "plain.gguf"))
     assert load_stage(plain, 0, 2, options=CPU).weights == "F16, llama.cpp on the CPU"
+
+
+@pytest.mark.parametrize("mode", ["exact", "fast"])
+def test_a_stage_from_kept_results(
+    mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(kept_results.RETEST, raising=False)
+    target = open_target(save_random(tmp_path / "model.gguf", kind="Q8_0"))
+    results = KeptResults(tmp_path / "results", ("llama_cpp",))
+    tested = load_stage(target, 0, 2, mode=mode, options=CPU, results=results)
+    monkeypatch.setattr(stages, "repacks", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(stages, "run_tests", lambda *arguments, **how: 1 / 0)
+    kept = load_stage(target, 0, 2, mode=mode, options=CPU, results=results)
+    assert (kept.engine.settings, kept.guarantee) == (tested.engine.settings, tested.guarantee)
+    assert kept.weights == tested.weights
+    with pytest.raises(ZeroDivisionError):
+        load_stage(target, 0, 3, mode=mode, options=CPU, results=results)
+
+
+def test_a_file_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kept_results.RETEST, raising=False)
+    target = open_target(save_random(tmp_path / "model.gguf"))
+    results = KeptResults(tmp_path / "results", ("llama_cpp",))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere")
+        for _ in range(2):  # failures are not kept
+            with pytest.raises(CheckpointError):
+                trial.ensure_loads(target, 0, 2, results)
+    trial.ensure_loads(target, 0, 2, results)
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    trial.ensure_loads(target, 0, 2, results)
 
 
 def test_a_trial_leaves_gpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from asyncspec.backend.base import (
     twin_quantize,
 )
 from asyncspec.backend.hub import is_cached
+from asyncspec.backend.kept_results import kept_by_user
 from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
 from asyncspec.core.errors import AsyncSpecError, CheckpointError, UserError
 from asyncspec.core.tensors import Tensors
@@ -49,6 +50,9 @@ from asyncspec.plugins.hf.checkpoint.tokenizer import (
 from asyncspec.plugins.hf.heads.eagle.geometry import check_head
 from asyncspec.plugins.hf.heads.mtp.layouts import find_mtp
 from asyncspec.source.registry import EAGLE_PREFIX, MTP_NAME, TWIN_NAME, kind_of
+
+BUILDS = ("torch", "transformers", "numpy", "onnxruntime")
+"""Packages whose code computes a stage."""
 
 
 class HFBackend(Backend):
@@ -207,7 +211,7 @@ class HFBackend(Backend):
         dtype, mode, quantize = spec.options.dtype, spec.options.mode, spec.options.quantize
         device = find(spec.options.engine.device)
         how: Any = {"dtype": dtype, "mode": mode, "quantize": quantize, "device": device}
-        return load_stage(spec.model, *spec.layers, **how)
+        return load_stage(spec.model, *spec.layers, results=kept_by_user(BUILDS), **how)
 
     def device_name(self, wanted: str) -> str:
         from asyncspec.plugins.hf.kernels.device import find

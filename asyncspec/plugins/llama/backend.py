@@ -22,6 +22,7 @@ from asyncspec.backend.base import (
     StageSpec,
     twin_quantize,
 )
+from asyncspec.backend.kept_results import kept_by_user
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.tensors import Tensors
@@ -29,7 +30,7 @@ from asyncspec.plugins.llama.cut import refused
 from asyncspec.plugins.llama.footprint import footprint, slot_bytes, stage_files
 from asyncspec.plugins.llama.model_file import PREFIX, locate, short_name
 from asyncspec.plugins.llama.target import OpenTarget, check_vocab, open_target
-from asyncspec.plugins.llama.trial import check_loads
+from asyncspec.plugins.llama.trial import ensure_loads
 from asyncspec.source.registry import EAGLE_PREFIX, MTP_NAME
 
 _SAMPLING = {
@@ -40,6 +41,9 @@ _SAMPLING = {
     "repetition_penalty": "penalty_repeat",
 }
 """Our names of settings, and those of ``general.sampling.*``."""
+
+BUILDS = ("llama_cpp", "numpy")
+"""Packages whose code computes a stage."""
 
 
 class LlamaBackend(Backend):
@@ -145,8 +149,10 @@ class LlamaBackend(Backend):
 
         options = spec.options
         _check(spec.model, options)
-        check_loads(spec.model.path, *spec.layers)
-        return load_stage(spec.model, *spec.layers, mode=options.mode, options=options.engine)
+        results = kept_by_user(BUILDS)
+        ensure_loads(spec.model, *spec.layers, results)
+        how: Any = {"mode": options.mode, "options": options.engine, "results": results}
+        return load_stage(spec.model, *spec.layers, **how)
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         from asyncspec.plugins.llama.devices import find
@@ -160,7 +166,7 @@ class LlamaBackend(Backend):
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
         foreign = check_vocab(spec.target, draft)
-        check_loads(draft.path, 0, draft.info.layers)
+        ensure_loads(draft, 0, draft.info.layers, kept_by_user(BUILDS))
         loaded = load_draft(draft, spec.target.info.vocab_size, spec.options, foreign)
         source = LoadedSource(loaded, loaded.token_bytes)
         if (gpu := find(spec.options.device)) is None:
@@ -178,7 +184,7 @@ class LlamaBackend(Backend):
     def load_tokenizer(self, model: OpenTarget, template: str | None = None) -> Any:
         from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
 
-        check_loads(model.path, 0, 0)
+        ensure_loads(model, 0, 0, kept_by_user(BUILDS))
         return LlamaTokenizer(model, template)
 
 

@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.backend.base import CPU, Guarantee
@@ -44,6 +45,28 @@ _TREE = ProbeTree(
     levels=((0,), (1, 2), (3,), (4, 5), (6, 7), (8,), (9,)),
     pruned_after=3,
 )
+
+
+class SelfTest(Struct, frozen=True):
+    """What the tests of a loaded stage have found."""
+
+    min_rows: int
+    guarantee: Guarantee
+
+    def restore(self, engine: Engine) -> None:
+        """Set what the tests set of an engine of the same layers."""
+        engine.settings = replace(engine.settings, min_rows=self.min_rows)
+
+
+def run_tests(engine: Engine, vocab: int, *, embeds: bool) -> SelfTest:
+    """Set the engine's fewest rows as its mode asks for, and say what holds with them.
+    ``embeds``: rows are tokens."""
+    guarantee: Guarantee = "tolerance"
+    if engine.settings.exact:
+        guarantee = confirm(engine, vocab, embeds=embeds)
+    else:
+        prefer_faster(engine, embeds=embeds)
+    return SelfTest(engine.settings.min_rows, guarantee)
 
 
 def confirm(engine: Engine, vocab: int, *, embeds: bool) -> Guarantee:

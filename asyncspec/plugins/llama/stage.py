@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -16,15 +17,16 @@ from asyncspec.backend.base import (
     Mode,
     ModelInfo,
 )
+from asyncspec.backend.kept_results import NOT_KEPT, KeptResults
 from asyncspec.backend.tree_stage import Abandoned, TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec.core.tensors import WireTensor
 from asyncspec.plugins.llama.cut import SCALED_INPUT, VirtualFile, cut
 from asyncspec.plugins.llama.devices import Device, find, layers_on_gpu
 from asyncspec.plugins.llama.footprint import first_cells, footprint, slot_bytes
-from asyncspec.plugins.llama.library import load_model
+from asyncspec.plugins.llama.library import load_model, threads
 from asyncspec.plugins.llama.passes import Engine, Floats, Settings
-from asyncspec.plugins.llama.self_test import confirm, prefer_faster
+from asyncspec.plugins.llama.self_test import SelfTest, run_tests
 from asyncspec.plugins.llama.target import DTYPE, OpenTarget
 from asyncspec.plugins.llama.tree import TreeCache
 from asyncspec.plugins.llama.trial import repacks
@@ -174,12 +176,29 @@ def load_stage(
     *,
     mode: Mode = "exact",
     options: EngineOptions = DEFAULT_OPTIONS,
+    results: KeptResults = NOT_KEPT,
 ) -> LlamaStage:
-    """Read layers [first, last) as a stage; in exact mode it is tested. Raises ``UserError``."""
+    """Read layers [first, last) as a stage; it is tested, unless ``results`` has that. Raises
+    ``UserError``."""
     info = target.info
+    if mode == "exact":  # before results are looked up, which depend on it; a trial's child has it
+        os.environ.setdefault(TILES, "0")
     slot = footprint(target, (first, last), options.kv_type).slot
-    repack = repacks(target, (first, last), mode, options)
-    engine, guarantee = load_engine(target, first, last, mode, options, repack=repack)
+    gpu = find(options.device)
+    depends = {
+        "model": target.fingerprint,
+        "layers": (first, last),
+        "mode": mode,
+        "options": options,
+        "device": gpu and (gpu.name, gpu.description),
+        "threads": threads(),
+    }
+    tried = partial(repacks, target, (first, last), mode, options)
+    repack = results.get("llama repack", depends, bool, tried)
+    engine = load_engine(target, first, last, mode, options, repack=repack)
+    tests = partial(run_tests, engine, info.vocab_size, embeds=first == 0)
+    result = results.get("llama", {**depends, "repack": repack}, SelfTest, tests)
+    result.restore(engine)
     layout = " repacked" if repack else ""
     return LlamaStage(
         engine,
@@ -187,8 +206,8 @@ def load_stage(
         (first, last),
         weights=f"{target.weights}{layout}, llama.cpp on {engine.settings.device or 'the CPU'}",
         slot_bytes=slot,
-        guarantee=guarantee,
-        gpu=find(options.device),
+        guarantee=result.guarantee,
+        gpu=gpu,
         gpu_layers=options.gpu_layers,
         cell_bytes=slot_bytes(target, (first, last), options.kv_type),
     )
@@ -196,10 +215,8 @@ def load_stage(
 
 def load_engine(
     target: OpenTarget, first: int, last: int, mode: Mode, options: EngineOptions, *, repack: bool
-) -> tuple[Engine, Guarantee]:
-    """The engine of a stage, with the fewest rows that its mode asks for. Raises ``UserError``."""
-    if mode == "exact":
-        os.environ.setdefault(TILES, "0")
+) -> Engine:
+    """The engine of a stage, not tested. Raises ``UserError``."""
     device = find(options.device)
     model = load_model(
         VirtualFile(*cut(target.model, first, last)),
@@ -216,13 +233,9 @@ def load_engine(
         least_cells=first_cells(target),
     )
     info = target.info
-    engine = Engine(
+    return Engine(
         model,
         settings,
         "" if last == info.layers else f"l_out-{last - first - 1}",
         first=_SCALED if first and info.architecture in SCALED_INPUT else "",
     )
-    if mode == "fast":
-        prefer_faster(engine, embeds=first == 0)
-        return engine, "tolerance"
-    return engine, confirm(engine, info.vocab_size, embeds=first == 0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from asyncspec.backend.base import EngineOptions, Mode
+from asyncspec.backend.kept_results import KeptResults
 from asyncspec.core.errors import CheckpointError
 from asyncspec.plugins.llama.cut import cut
 from asyncspec.plugins.llama.devices import find
@@ -31,6 +32,17 @@ def check_loads(path: Path, first: int, last: int) -> None:
     if code < 0:  # a signal; what failed is at the end of the line
         why = text.rpartition(": ")[2] or f"signal {-code}"
         raise CheckpointError(f"{path}: llama.cpp cannot load this model ({why}); fetch it again")
+
+
+def ensure_loads(target: OpenTarget, first: int, last: int, results: KeptResults) -> None:
+    """``check_loads``, unless ``results`` has that it succeeds."""
+
+    def check() -> bool:
+        check_loads(target.path, first, last)
+        return True
+
+    depends = {"model": target.fingerprint, "layers": (first, last)}
+    results.get("llama loads", depends, bool, check)
 
 
 _NOT_REPACKED = frozenset({"F32", "F16", "BF16"})

@@ -12,6 +12,7 @@ from asyncspec.core.errors import UserError
 from asyncspec.plugins.llama.cut import VirtualFile, cut
 from asyncspec.plugins.llama.library import load_model
 from asyncspec.plugins.llama.passes import Engine, Settings
+from asyncspec.plugins.llama.self_test import run_tests
 from asyncspec.plugins.llama.stage import load_engine
 from asyncspec.plugins.llama.target import open_target
 from asyncspec.plugins.llama.tokenizer import LlamaTokenizer
@@ -25,8 +26,9 @@ def main(path: str, first: str, last: str, mode: Mode = "exact", options: str = 
         LlamaTokenizer(target)
     elif options:
         how = msgspec.json.decode(options, type=EngineOptions)
-        _, guarantee = load_engine(target, *span, mode, how, repack=True)
-        if mode == "exact" and guarantee != "bitwise":
+        engine = load_engine(target, *span, mode, how, repack=True)
+        result = run_tests(engine, target.info.vocab_size, embeds=span[0] == 0)
+        if mode == "exact" and result.guarantee != "bitwise":
             raise UserError("repacked weights round differently in trees")
     else:
         Engine(load_model(VirtualFile(*cut(target.model, *span)), path, weights=False), Settings())

@@ -10,7 +10,7 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from asyncspec.backend import base
+from asyncspec.backend import base, kept_results
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions, Repack
 from asyncspec.backend.registry import LLAMA, backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
@@ -40,7 +40,7 @@ from asyncspec_nodes.serving.requests import policy_problem
 from asyncspec_protocol.ids import DRAFT
 
 CLUSTERS_CHOICE = (
-    *("target", "draft", "stages", "dtype", "mode", "quantize", "threads"),
+    *("target", "draft", "stages", "dtype", "mode", "quantize", "threads", "retest"),
     *("source_apart", "chat_template", "generation_config", "backend", "ctx_size"),
     *EngineOptions.__struct_fields__,
 )
@@ -81,6 +81,7 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
         "cores divided by its nodes)"
     )
     THREADS.add_to(parser, "--threads", "N", text)
+    add("--retest", action="store_true", help=kept_results.HELP)
     if local:
         _add_local_arguments(parser)
 
@@ -213,6 +214,8 @@ def read_arguments(
     """The cluster file of the cluster to start, for which the environment gets ``--threads``; or
     the running cluster's address. ``local``: its nodes are on this machine, and a target of the Hub
     is downloaded as a whole. Raises ``UserError``."""
+    if arguments.retest:
+        kept_results.retest()
     if not connects(arguments):
         return _local_config(arguments, sessions, traced=traced, local=local)
     for name in given(arguments, CLUSTERS_CHOICE):

@@ -17,6 +17,7 @@ from typing import get_args
 
 from msgspec.structs import replace
 
+from asyncspec.backend import kept_results
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec_nodes.cluster.checkpoints import AUTO, check_draft
 from asyncspec_nodes.cluster.config import Config
@@ -119,6 +120,7 @@ def build_parser() -> Parser:
         "what other nodes the cluster file puts on it)"
     )
     THREADS.add_to(parser, "--threads", "N", text)
+    add("--retest", action="store_true", help=kept_results.HELP)
     text = f"new starts of a node that has crashed, within ten minutes (default: {RESTARTS})"
     NEW_STARTS.add_to(parser, "--restarts", "N", text, default=RESTARTS)
     add(
@@ -177,6 +179,8 @@ def _exit_code(reporter: Reporter, work: Callable[[], int]) -> int:
 
 
 def _start(arguments: argparse.Namespace, reporter: Reporter) -> int:
+    if arguments.retest:
+        kept_results.retest()
     config, node = load(arguments.config), rank(arguments)
     reporter.use(log.read_arguments(arguments, config.log))
     if arguments.role == "draft":

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from asyncspec.backend.base import Guarantee
@@ -23,6 +24,7 @@ from asyncspec.plugins.hf.attention.cache import ONES, KVCache, LayerShape
 from asyncspec.plugins.hf.attention.recurrent import StateShape
 from asyncspec.plugins.hf.kernels.accelerator.linear import EXACT_BUCKETS, DeviceLinear
 from asyncspec.plugins.hf.kernels.cpu.capabilities import MAX_K, KernelSettings, RowTiles
+from asyncspec.plugins.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.plugins.hf.kernels.cpu.half_precision import scores_type
 from asyncspec.plugins.hf.kernels.cpu.linear import RowwiseLinear
 from asyncspec.plugins.hf.kernels.device import CPU, Device
@@ -37,6 +39,33 @@ _ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64)
 _FEW_ROW_COUNTS = (1, 2, 3, 5, 16, 17, 64)
 _LARGE_WEIGHT = 1 << 22
 """Elements; a larger weight is tried with fewer row counts, to keep the start short."""
+
+
+class SelfTest(Struct, frozen=True):
+    """What the tests of a loaded stage have found."""
+
+    settings: KernelSettings
+    guarantee: Guarantee
+    # Of its linear layers, in their order.
+    min_rows: tuple[int, ...]
+
+    def fits(self, shard: Shard) -> bool:
+        """Whether it can be a result of this stage."""
+        return len(self.min_rows) == len(shard.linears)
+
+    def restore(self, shard: Shard) -> None:
+        """Set what the tests set of a stage with the same layers."""
+        for linear, rows in zip(shard.linears, self.min_rows, strict=True):
+            linear.min_rows = rows
+        shard.pad_to(self.settings.buckets)
+
+
+def run_tests(shard: Shard) -> SelfTest:
+    """Choose how a loaded stage computes, and say what holds then."""
+    settings = choose_settings(shard)
+    tune_min_rows(shard.linears)
+    guarantee = confirm(shard, settings)
+    return SelfTest(settings, guarantee, tuple(linear.min_rows for linear in shard.linears))
 
 
 def choose_settings(shard: Shard) -> KernelSettings:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from asyncspec.backend.base import DeviceMemory, Guarantee, Mode, Quantize
+from asyncspec.backend.kept_results import NOT_KEPT, KeptResults
 from asyncspec.backend.tree_stage import Session, TreeStage
 from asyncspec.core.jobs import Batch, Forward, SamplerOutput, StageJob, TensorRows
 from asyncspec.core.tensors import WireTensor
@@ -29,7 +30,7 @@ from asyncspec.plugins.hf.kernels.device import CPU, Device
 from asyncspec.plugins.hf.kernels.dispatch import fast_settings
 from asyncspec.plugins.hf.kernels.probing import noise
 from asyncspec.plugins.hf.kernels.process import free_heap
-from asyncspec.plugins.hf.model.self_test import choose_settings, confirm
+from asyncspec.plugins.hf.model.self_test import SelfTest, confirm, run_tests
 from asyncspec.plugins.hf.model.shard import Shard, load_shard
 from asyncspec.plugins.hf.model.wire import from_wire, select, to_wire
 from asyncspec_protocol.messages import FINAL
@@ -234,10 +235,11 @@ def load_stage(
     settings: KernelSettings | None = None,
     quantize: Quantize = "none",
     device: Device = CPU,
+    results: KeptResults = NOT_KEPT,
 ) -> HFStage:
     """Read layers [first, last) as a stage. In exact mode the kernels are measured first, unless
-    ``settings`` are given, and the loaded stage is tested. Raises ``UserError`` or
-    ``CheckpointError`` with what to change."""
+    ``settings`` are given, and the loaded stage is tested, unless ``results`` has that. Raises
+    ``UserError`` or ``CheckpointError`` with what to change."""
     if not device.is_accelerator:
         check_quantize(quantize)
     check_requantized(text_config(read_config(checkpoint.path)), quantize)
@@ -256,12 +258,32 @@ def load_stage(
             tune_min_rows(shard.linears)
             shard.warm_up()
             return HFStage(shard, mode, initial, "tolerance")
-        if settings is None:
-            settings = choose_settings(shard)
-            tune_min_rows(shard.linears)
-        guarantee = confirm(shard, settings)
+        if settings is not None:
+            guarantee = confirm(shard, settings)
+            shard.warm_up()
+            return HFStage(shard, mode, settings, guarantee)
+        result = results.get(
+            "hf",
+            {
+                "model": checkpoint.fingerprint,
+                "layers": (first, last),
+                "dtype": str(torch_dtype),
+                "quantize": quantize,
+                "device": device.description,
+                "threads": torch.get_num_threads(),
+                "weights": shard.describe(),
+                "products": [
+                    (type(x).__name__, x.in_features, x.out_features, x.description)
+                    for x in shard.linears
+                ],
+            },
+            SelfTest,
+            lambda: run_tests(shard),
+            lambda kept: kept.fits(shard),
+        )
+        result.restore(shard)
         shard.warm_up()
-        return HFStage(shard, mode, settings, guarantee)
+        return HFStage(shard, mode, result.settings, result.guarantee)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import sys
 
 from setproctitle import getproctitle, setproctitle
 
+from asyncspec.backend import kept_results
 from asyncspec.backend.registry import backend_of
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import UserError
@@ -32,6 +33,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     text = f"as asyncspec up prints it, or - for stdin (default: {TOKEN_VARIABLE})"
     add("token", metavar="TOKEN", nargs="?", help=text)
+    add("--retest", action="store_true", help=kept_results.HELP)
     add("--address", metavar="HOST:PORT", help="where the cluster is, in place of what TOKEN says")
     add(
         "--target",
@@ -122,6 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
         speed=speed(arguments),
         wait_seconds=arguments.wait,
     )
+    if arguments.retest:
+        kept_results.retest()
     if arguments.threads is not None:
         set_thread_count(arguments.threads)
     with service_stderr():
