@@ -29,7 +29,7 @@ RETEST = "ASYNCSPEC_RETEST"
 """The variable of the environment that ``--retest`` sets: no kept result is read."""
 
 HELP = "test kernels anew at the start, in place of kept results"
-"""Of that option."""
+"""The help of that option."""
 
 MAX_FILES = 1000
 """Results that are kept; those of the least recent tests go first."""

@@ -46,7 +46,7 @@ class SelfTest(Struct, frozen=True):
 
     settings: KernelSettings
     guarantee: Guarantee
-    # Of its linear layers, in their order.
+    # Its linear layers have them, in their order.
     min_rows: tuple[int, ...]
 
     def fits(self, shard: Shard) -> bool:
