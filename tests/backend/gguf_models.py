@@ -101,7 +101,7 @@ class Writer:
     """One random model."""
 
     def __init__(self, path: Path, family: str, kind: str, seed: int) -> None:
-        self.spec = FAMILIES[family]
+        self.spec = FAMILIES.get(family, {"arch": family})
         self.arch = self.spec.get("arch", "llama")
         self.kind, self.random = kind, np.random.default_rng(seed)
         self.file = gguf.GGUFWriter(path, self.arch)

@@ -15,7 +15,8 @@ from asyncspec.backend.reference import SESSION, chain
 from asyncspec.core.jobs import Admit, Release, Row, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.llama import self_test
-from asyncspec.plugins.llama.passes import Engine, Floats
+from asyncspec.plugins.llama.cache_engine import Floats
+from asyncspec.plugins.llama.passes import Engine
 from asyncspec.plugins.llama.stage import LlamaStage, load_stage
 from asyncspec.plugins.llama.target import open_target
 from asyncspec.plugins.llama.tree import TreeCache

@@ -33,8 +33,8 @@ def called(call: Any = CALL, **result: Any) -> dict[str, Any]:
 
 def used(**result: Any) -> dict[str, Any]:
     turn = {"role": "assistant", "content": [USE]}
-    told = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", **result}]}
-    return {"max_tokens": 9, "messages": [*USER, turn, told]}
+    answered = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", **result}]}
+    return {"max_tokens": 9, "messages": [*USER, turn, answered]}
 
 
 async def posted(path: str, body: bytes) -> tuple[int, str]:

@@ -18,11 +18,13 @@ class Batch:
     """``llama_batch`` over arrays that are filled anew for each pass: number by number, as behind a
     pass no cache holds the code of an assignment to an array."""
 
-    def __init__(self, bound: Any, max_rows: int, width: int) -> None:
+    def __init__(self, bound: Any, max_rows: int, width: int, axes: int = 1) -> None:
+        """``axes``: positions of a row that is given by its hidden state."""
+        self._axes = axes
         self.batch = bound.llama_batch()
         self._hidden = np.zeros((max_rows, width), np.float32)
         self._tokens = (ctypes.c_int32 * max_rows)()
-        self._positions = (ctypes.c_int32 * max_rows)()
+        self._positions = (ctypes.c_int32 * (max_rows * axes))()
         self._counts = (ctypes.c_int32 * max_rows)()
         self._where = (ctypes.c_uint64 * max_rows)()
         self._outputs = (ctypes.c_int8 * max_rows)()
@@ -56,6 +58,11 @@ class Batch:
         for i in range(padding):
             inputs[count + i] = 0 if by_token else 1.0
             self._positions[count + i] = i
+        # A multimodal RoPE has the last one of text 0, and the others equal.
+        for axis in range(1, self._axes):
+            for i in range(total):
+                position = self._positions[i] if axis < self._axes - 1 else 0
+                self._positions[axis * total + i] = position
         end = 0
         for i in range(total):
             sequences = members[rows[i]] if i < count else [PADDING]

@@ -12,6 +12,7 @@ is kept outside the cache, and comes back with the next pass.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -57,24 +58,15 @@ class Pool:
         return len(self.free)
 
 
-class Branches:
+class SessionSequences(ABC):
     """The sequences of one session."""
 
     def __init__(self, memory: Memory, pool: Pool) -> None:
         self._memory, self._pool = memory, pool
         # Positions [0, trunk) are in all of them.
         self.trunk = 0
-        # By sequence, the last node of the path it holds; None: nothing but the trunk.
-        self._leaves: dict[int, Node | None] = {}
         # The trunk of a parked session.
         self._saved: Any = None
-
-    @property
-    def size(self) -> int:
-        """Cells that hold the session, each counted once; shared ones count for every session."""
-        if self.is_parked:
-            return 0
-        return self.trunk + len({n for leaf in self._leaves.values() for n in self.path(leaf)})
 
     @property
     def is_parked(self) -> bool:
@@ -86,6 +78,51 @@ class Branches:
         while node is not None and node.position >= self.trunk:
             yield node
             node = node.parent
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Cells that hold the session, each counted once; shared ones count for every session."""
+
+    @abstractmethod
+    def advance(self, path: Sequence[Node]) -> None:
+        """The trunk continues with these nodes, the last of which is cached. What is not below it
+        is dead."""
+
+    @abstractmethod
+    def prune(self, alive: Collection[Node]) -> None:
+        """Forget all other nodes. With a node, those above it are alive."""
+
+    @abstractmethod
+    def rewind(self, length: int) -> None:
+        """Forget all nodes, and the trunk from ``length`` on."""
+
+    @abstractmethod
+    def trim(self, length: int) -> None:
+        """Keep positions [0, length) of the trunk."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back."""
+
+    @abstractmethod
+    def check(self, nodes: Collection[Node]) -> None:
+        """Raise ``AssertionError`` where sequences and cached ``nodes`` differ."""
+
+
+class Branches(SessionSequences):
+    """Those whose leaves are the tree's."""
+
+    def __init__(self, memory: Memory, pool: Pool) -> None:
+        super().__init__(memory, pool)
+        # By sequence, the last node of the path it holds; None: nothing but the trunk.
+        self._leaves: dict[int, Node | None] = {}
+
+    @property
+    def size(self) -> int:
+        if self.is_parked:
+            return 0
+        return self.trunk + len({n for leaf in self._leaves.values() for n in self.path(leaf)})
 
     def begin_like(self, session: Branches, holder: int, length: int) -> None:
         """Share the first positions of another session's sequence ``holder``. Needs a sequence."""

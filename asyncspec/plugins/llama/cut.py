@@ -25,6 +25,7 @@ from asyncspec.plugins.llama.gguf_file import (
     tensor_bytes,
     value,
 )
+from asyncspec.plugins.llama.layer_kinds import kv_heads, listed_layers, recurrent_layers
 
 Span = tuple[int, int]
 
@@ -45,6 +46,13 @@ FAMILIES = frozenset(
         "granite",
         "olmoe",
         "deepseek2",
+        "lfm2",
+        "qwen3next",
+        "qwen35",
+        "qwen35moe",
+        "nemotron_h",
+        "granitehybrid",
+        "falcon-h1",
         *PATTERNS,
     }
 )
@@ -92,7 +100,7 @@ def own_tensors(model: GGUF, first: int, last: int) -> dict[str, Tensor]:
     width, vocab = embedding.shape[0], embedding.shape[1]
     if has_head:
         tensors |= {name: model.tensors[name] for name in _OF_THE_HEAD if name in model.tensors}
-    else:
+    elif _NORM in model.tensors:  # LFM2 has another, which all parts get
         tensors[_NORM] = _hole((width,), "F32")
     if has_embedding or (has_head and head is None):
         tensors[EMBEDDING] = embedding
@@ -137,6 +145,13 @@ def _span_problem(
             f"{model.files[0]}: llama.cpp cannot compute {last - first} of {layers} layers of "
             f"{family} by themselves; use other or fewer stages"
         )
+    kinds = recurrent_layers(model, layers)
+    caches = kv_heads(model, layers)
+    if any(kinds) and any(caches) and not (any(kinds[first:last]) and any(caches[first:last])):
+        return (
+            f"{model.files[0]}: layers {first} to {last - 1} are not both recurrent ones and "
+            "attention, which llama.cpp cannot compute; use other or fewer stages"
+        )
     if windows is not None and not any(windows[first:last]):
         return (
             f"{model.files[0]}: of layers {first} to {last - 1} none has a sliding window, which "
@@ -174,6 +189,9 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
     windows = _windows(model)
     if windows is not None and not isinstance(model.get(_PATTERN), list):
         metadata[_PATTERN.format(arch=family)] = value(7, windows[first:last])
+    kinds = recurrent_layers(model, layers)[first:last]
+    for key, listed in listed_layers(model, kinds).items():
+        metadata[key] = value(7, listed)
     if f"{family}.leading_dense_block_count" in metadata:
         dense = model.number("{arch}.leading_dense_block_count")
         metadata[f"{family}.leading_dense_block_count"] = value(4, max(0, dense - first))

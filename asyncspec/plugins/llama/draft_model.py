@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
 
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.backend.draft_model import (
@@ -13,11 +16,12 @@ from asyncspec.backend.draft_model import (
     learn,
 )
 from asyncspec.backend.sampling import best_successors
+from asyncspec.plugins.llama.cache_engine import CacheEngine, Settings
 from asyncspec.plugins.llama.cut import VirtualFile, cut
 from asyncspec.plugins.llama.devices import find
-from asyncspec.plugins.llama.footprint import footprint
+from asyncspec.plugins.llama.footprint import footprint, kept_states
 from asyncspec.plugins.llama.library import load_model
-from asyncspec.plugins.llama.passes import Engine, Settings
+from asyncspec.plugins.llama.recurrent import new_engine
 from asyncspec.plugins.llama.target import OpenTarget
 from asyncspec.plugins.llama.tree import TreeCache
 from asyncspec.plugins.llama.trial import repacks
@@ -29,7 +33,7 @@ class LlamaDraft(CachedDraftModel[TreeCache]):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CacheEngine[Any],
         context: int,
         vocab: int,
         token_bytes: int,
@@ -77,6 +81,9 @@ def load_draft(
     repack = repacks(draft, span, "fast", options)
     file = VirtualFile(*cut(draft.model, *span))
     model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0, repack=repack)
-    engine = Engine(model, Settings(exact=False, device=gpu.name if gpu else ""))
+    settings = Settings(exact=False, device=gpu.name if gpu else "")
+    if model.recurrent:
+        settings = replace(settings, sequences=kept_states(draft, span))
+    engine = new_engine(model, settings)
     slot = footprint(draft, span).slot
     return LlamaDraft(engine, draft.info.context_length, vocab, slot, foreign)

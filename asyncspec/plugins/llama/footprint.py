@@ -9,6 +9,13 @@ from math import ceil
 from asyncspec.backend.base import FilePart, Footprint, KVType, Mode, sampled_parts, whole_file
 from asyncspec.core.errors import CheckpointError
 from asyncspec.plugins.llama.cut import EMBEDDING, HEAD, cut, layer_count, matrix, own_tensors
+from asyncspec.plugins.llama.layer_kinds import (
+    by_layer,
+    has_states,
+    kv_heads,
+    recurrent_layers,
+    state_bytes,
+)
 from asyncspec.plugins.llama.target import OpenTarget
 
 _ITEM = {"f16": 2.0, "q8_0": 34 / 32}
@@ -34,6 +41,12 @@ _PAGE = 256
 
 _OUTPUTS = 256
 """Rows that llama.cpp has room for the logits of, in a context with so many sequences."""
+
+_STATES_BYTES = 512 << 20
+"""Memory of a stage's recurrent states, where they are larger than its fewest sequences."""
+
+_FEWEST_STATES, _MOST_STATES = 6, 64
+"""Sequences of a stage with recurrent layers: two a session in a pass, and snapshots."""
 
 _MASK: Mapping[Mode, int] = {"exact": 6 * 78, "fast": 6 * 528}
 """Bytes of attention masks for each cell that a pass of the most rows sees: F32 and F16."""
@@ -72,20 +85,42 @@ def footprint(
     is_head = has_head and HEAD not in target.model.tensors
     looked_up = embedding.size if span[0] == 0 and not is_head else 0
     # The first cells are there however few slots are in use, and twice with two contexts.
-    results += (1 + has_head) * first_cells(target) * token
+    has_copy = has_head and not has_states(target.model)
+    results += (1 + has_copy) * first_cells(target) * token
+    state = _states_bytes(target, span)
+    results += kept_states(target, span) * state if state else 0
     masks = 2 if target.model.get("{arch}.attention.sliding_window") else 1
     scores = ceil(_SPARE * masks * _MASK[mode])
-    return Footprint(span, weights, ceil(_COPIES * token), scores, results, looked_up)
+    return Footprint(
+        span, weights, ceil(_COPIES * token), scores, results, looked_up, session=state
+    )
+
+
+def kept_states(target: OpenTarget, span: tuple[int, int]) -> int:
+    """Sequences of a stage with recurrent layers: as many as ``_STATES_BYTES`` hold."""
+    return max(
+        _FEWEST_STATES, min(_MOST_STATES, _STATES_BYTES // max(1, _states_bytes(target, span)))
+    )
+
+
+def _states_bytes(target: OpenTarget, span: tuple[int, int]) -> int:
+    """States of one sequence; 0 where no layer has any."""
+    model = target.model
+    count = sum(recurrent_layers(model, layer_count(model))[slice(*span)])
+    return count * state_bytes(model) if count else 0
 
 
 def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> int:
     """Keys and values of a token. Raises ``CheckpointError`` where they do not fit ``kv_type``."""
     model = target.model
-    heads = _by_layer(target, "attention.head_count")
-    kv_heads = _by_layer(target, "attention.head_count_kv") or heads
+    layers = layer_count(model)
+    heads = by_layer(model, "attention.head_count", layers)
+    cached = kv_heads(model, layers)
     width = model.number("{arch}.embedding_length")
     total = 0
     for layer in range(*span):
+        if not cached[layer]:
+            continue
         head = width // max(1, heads[layer])
         keys = model.number("{arch}.attention.key_length", head)
         values = model.number("{arch}.attention.value_length", head)
@@ -96,19 +131,8 @@ def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> in
                 f"{target.path}: kv_type q8_0 needs heads of a multiple of {_BLOCK} numbers, and "
                 f"these have {keys} and {values}; use f16"
             )
-        total += kv_heads[layer] * (keys + values)
+        total += cached[layer] * (keys + values)
     return round(total * _ITEM[kv_type])
-
-
-def _by_layer(target: OpenTarget, key: str) -> list[int]:
-    """A setting of each layer; empty where the file does not say."""
-    key, layers = f"{{arch}}.{key}", layer_count(target.model)
-    match target.model.get(key):
-        case None:
-            return []
-        case [*listed] if len(listed) >= layers and type(listed[0]) is int:
-            return listed
-    return [target.model.number(key)] * layers
 
 
 def stage_files(target: OpenTarget, span: tuple[int, int]) -> list[FilePart]:

@@ -134,6 +134,9 @@ class Stream:
 
 # --- Models.
 
+_MULTIMODAL_ROPES = (8, 40)
+"""As in ``enum llama_rope_type``."""
+
 
 class Model:
     """A model in memory; freed with its last reference."""
@@ -144,6 +147,12 @@ class Model:
         self.width: int = bound.llama_model_n_embd(handle)
         self.vocab_size: int = bound.llama_vocab_n_tokens(self.vocab)
         self.window: int = bound.llama_model_n_swa(handle)
+        # Positions of a row for its RoPE: four, of text and of pictures, with a multimodal one.
+        self.axes = 4 if bound.llama_model_rope_type(handle) in _MULTIMODAL_ROPES else 1
+        # Whether it has layers with a state.
+        self.recurrent: bool = bound.llama_model_is_recurrent(
+            handle
+        ) or bound.llama_model_is_hybrid(handle)
 
     def __del__(self) -> None:
         self.bound.llama_model_free(self.handle)
@@ -182,14 +191,9 @@ def load_model(
         raise CheckpointError(f"llama.cpp cannot load {name}: {last_error()}")
     model = Model(bound, handle)
     if not vocab_only and (
-        bound.llama_model_is_recurrent(handle)
-        or bound.llama_model_is_hybrid(handle)
-        or not bound.llama_model_has_decoder(handle)
-        or bound.llama_model_is_diffusion(handle)
+        not bound.llama_model_has_decoder(handle) or bound.llama_model_is_diffusion(handle)
     ):
-        raise CheckpointError(
-            f"{name}: recurrent, hybrid and diffusion models cannot hold a tree; use another model"
-        )
+        raise CheckpointError(f"{name}: a diffusion model does not continue text; use another")
     return model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,13 @@ from asyncspec.backend.kept_results import NOT_KEPT, KeptResults
 from asyncspec.backend.tree_stage import Abandoned, TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.llama.cache_engine import SEQUENCES, CacheEngine, Floats, Settings
 from asyncspec.plugins.llama.cut import SCALED_INPUT, VirtualFile, cut
 from asyncspec.plugins.llama.devices import Device, find, layers_on_gpu
-from asyncspec.plugins.llama.footprint import first_cells, footprint, slot_bytes
+from asyncspec.plugins.llama.footprint import first_cells, footprint, kept_states, slot_bytes
+from asyncspec.plugins.llama.layer_kinds import layer_output
 from asyncspec.plugins.llama.library import load_model, threads
-from asyncspec.plugins.llama.passes import Engine, Floats, Settings
+from asyncspec.plugins.llama.recurrent import new_engine
 from asyncspec.plugins.llama.self_test import SelfTest, run_tests
 from asyncspec.plugins.llama.target import DTYPE, OpenTarget
 from asyncspec.plugins.llama.tree import TreeCache
@@ -52,7 +55,7 @@ class LlamaStage(TreeStage[TreeCache]):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: CacheEngine[Any],
         info: ModelInfo,
         layers: tuple[int, int],
         *,
@@ -145,7 +148,9 @@ class LlamaStage(TreeStage[TreeCache]):
         """The tensor of this stage that ``depth`` of ``Open.features`` means."""
         if depth == FINAL:
             return "result_norm"
-        return f"l_out-{depth - 1 - self.layers[0]}" if depth else "embd"
+        if not depth:
+            return "embd"
+        return layer_output(self.info.architecture, depth - 1 - self.layers[0])
 
     def _inputs(self, job: Forward) -> tuple[Sequence[int] | Floats, list[Floats]]:
         """Each row's token or hidden state, and what earlier stages kept [n, depths, H], if they
@@ -215,7 +220,7 @@ def load_stage(
 
 def load_engine(
     target: OpenTarget, first: int, last: int, mode: Mode, options: EngineOptions, *, repack: bool
-) -> Engine:
+) -> CacheEngine[Any]:
     """The engine of a stage, not tested. Raises ``UserError``."""
     device = find(options.device)
     model = load_model(
@@ -225,17 +230,19 @@ def load_engine(
         gpu_layers=options.gpu_layers,
         repack=repack,
     )
+    recurrent = model.recurrent
     settings = Settings(
-        exact=mode == "exact",
+        exact=mode == "exact" and not recurrent,
         kv_type=_KV_TYPES[options.kv_type],
         flash=_FLASH[options.flash_attention],
         device=device.name if device else "",
         least_cells=first_cells(target),
+        sequences=kept_states(target, (first, last)) if recurrent else SEQUENCES,
     )
     info = target.info
-    return Engine(
+    return new_engine(
         model,
         settings,
-        "" if last == info.layers else f"l_out-{last - first - 1}",
+        "" if last == info.layers else layer_output(info.architecture, last - first - 1),
         first=_SCALED if first and info.architecture in SCALED_INPUT else "",
     )

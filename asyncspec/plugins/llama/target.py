@@ -15,6 +15,7 @@ from asyncspec.backend.draft_vocabulary import differing_tokens
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.plugins.llama.cut import EMBEDDING, HEAD, layer_count, matrix
 from asyncspec.plugins.llama.gguf_file import GGUF, Tensor, open_gguf
+from asyncspec.plugins.llama.layer_kinds import has_states
 from asyncspec_protocol.links import GGUF_PREFIX
 
 DTYPE = "float32"
@@ -95,6 +96,7 @@ class OpenTarget(Struct, frozen=True):
             model.number("{arch}.context_length"),
             end_tokens(model),
             DTYPE,
+            shares_prefixes=not has_states(model),
         )
 
     @property

@@ -7,20 +7,24 @@ from typing import Any
 
 from asyncspec.core.jobs import Row
 from asyncspec.plugins.llama.branches import Branches, Node
-from asyncspec.plugins.llama.passes import Engine
+from asyncspec.plugins.llama.cache_engine import CacheEngine
 
 
 class TreeCache:
     """The slots of one session (``asyncspec.core.kv_slots``)."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: CacheEngine[Any]) -> None:
         self._engine = engine
-        self.branches: Branches = engine.session()
+        # ``SessionSequences`` of the engine's kind.
+        self.branches: Any = engine.session()
         # From slot ``branches.trunk`` on; None: a slot that is free.
         self._nodes: list[Node | None] = []
 
     def copy_prefix(self, source: TreeCache, length: int) -> None:
-        """Begin with the first slots of another session, which are its committed path."""
+        """Begin with the first slots of another session, which are its committed path. Raises
+        ``ValueError`` where there are states, which are of one length."""
+        if not isinstance(source.branches, Branches) or not isinstance(self.branches, Branches):
+            raise ValueError("a session with recurrent layers begins like no other")
         self._engine.reserve(source.branches)
         nodes = source.nodes(source.branches.trunk, length)
         cached = [node for node in nodes if node.cached]
@@ -43,10 +47,11 @@ class TreeCache:
     def commit(self, committed: int) -> None:
         """Slots [0, committed) are the committed path."""
         path = self.nodes(self.branches.trunk, committed)
-        lost = next((i for i, node in enumerate(path) if not node.cached), len(path))
-        if lost:
-            self.branches.advance(path[:lost])
-            del self._nodes[:lost]
+        # What is above a cached node is in its sequence.
+        held = next((i for i in range(len(path), 0, -1) if path[i - 1].cached), 0)
+        if held:
+            self.branches.advance(path[:held])
+            del self._nodes[:held]
 
     def grow(self, committed: int, rows: Sequence[Row], inputs: Sequence[Any]) -> list[Node]:
         """The nodes of new rows. ``inputs``: by row, its token or its hidden state."""

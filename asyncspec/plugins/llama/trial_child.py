@@ -9,9 +9,10 @@ import msgspec
 
 from asyncspec.backend.base import EngineOptions, Mode
 from asyncspec.core.errors import UserError
+from asyncspec.plugins.llama.cache_engine import Settings
 from asyncspec.plugins.llama.cut import VirtualFile, cut
 from asyncspec.plugins.llama.library import load_model
-from asyncspec.plugins.llama.passes import Engine, Settings
+from asyncspec.plugins.llama.passes import Engine
 from asyncspec.plugins.llama.self_test import run_tests
 from asyncspec.plugins.llama.stage import load_engine
 from asyncspec.plugins.llama.target import open_target

@@ -1,0 +1,222 @@
+"""GGUF models with recurrent layers: whole and in stages, plainly and in trees, against llama.cpp's
+own text of the whole file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncspec.backend.base import EngineOptions
+from asyncspec.backend.reference import SESSION, chain, decode
+from asyncspec.core.errors import CheckpointError
+from asyncspec.core.jobs import Admit
+from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.llama.backend import BACKEND
+from asyncspec.plugins.llama.branches import Node, Pool
+from asyncspec.plugins.llama.cut import refused
+from asyncspec.plugins.llama.footprint import footprint
+from asyncspec.plugins.llama.stage import LlamaStage, load_stage
+from asyncspec.plugins.llama.states import States
+from asyncspec.plugins.llama.target import open_target
+from asyncspec.testing import engines
+from backend.gguf_models import VOCAB, own_greedy, save_random
+from backend.recurrent_ggufs import KINDS, save_recurrent
+
+CPU = EngineOptions(device="cpu")
+PROMPT = [3 + i * 7 % 150 for i in range(100)]
+LEAD = 0.05
+"""Of a token's logit over the next one's, that rounding does not turn around."""
+
+
+def stages_of(path: Path, edges: Sequence[int]) -> list[LlamaStage]:
+    target = open_target(path)
+    return [load_stage(target, *span, options=CPU) for span in pairwise(edges)]
+
+
+def thirds(family: str) -> list[int]:
+    layers = len(KINDS[family])
+    return [0, layers // 3, 2 * layers // 3, layers]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_stages_write_what_llama_cpp_does(family: str, tmp_path: Path) -> None:
+    path, seed = tmp_path / "model.gguf", 0
+    while True:
+        want, lead = own_greedy(save_recurrent(path, family, seed), PROMPT, 8)
+        if lead > LEAD:
+            break
+        seed += 1
+    cuts = [[0, len(KINDS[family])]] + ([] if family == "mamba2" else [thirds(family)])
+    for edges in cuts:
+        stages = stages_of(path, edges)
+        assert {stage.guarantee for stage in stages} == {"tolerance"}
+        assert decode(stages, PROMPT, 8) == want
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("family", [family for family in KINDS if family != "mamba2"])
+def test_what_every_engine_must_do(family: str, tmp_path: Path) -> None:
+    engines.check_engine(str(save_recurrent(tmp_path / "model.gguf", family)), seeds=1)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_few_sequences(count: int, tmp_path: Path) -> None:
+    """Snapshots are given up and sessions parked, and rows computed again."""
+    stages = stages_of(save_recurrent(tmp_path / "model.gguf", "lfm2"), [0, 2, 6])
+    for stage in stages:
+        stage.engine.pool = Pool(count)
+    samplings = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(repetition_penalty=1.4)]
+    for seed in range(2):
+        engines.check_tree_equals_sequential(lambda _: stages, VOCAB, seed, length=25)
+        engines.check_batches_equal_sequential(lambda _: stages, VOCAB, seed, samplings)
+    for stage in stages:
+        stage.check()
+        assert len(stage.engine.pool) == count
+
+
+def test_a_cache_that_grows(tmp_path: Path) -> None:
+    """States and keys move on to a larger one."""
+    target = open_target(save_recurrent(tmp_path / "model.gguf", "qwen35"))
+    small, large = (load_stage(target, 0, 2, options=CPU) for _ in range(2))
+    large.engine._move(4096)
+    cells = small.engine.cells
+    results: list[Any] = []
+    for stage in (small, large):
+        stage.run(Admit(SESSION, 1500, Sampling()))
+        for start in range(0, 1500, 60):
+            tokens = [i * 11 % VOCAB for i in range(start, start + 60)]
+            rows = stage.run(chain(SESSION, start, tokens, None, ()))
+        results.append(rows)
+    assert small.engine.cells > cells
+    np.testing.assert_allclose(results[0], results[1], atol=0.05)
+
+
+def test_layers_of_one_kind_are_no_stage(tmp_path: Path) -> None:
+    """llama.cpp asks for keys and for states of every part."""
+    model = open_target(save_recurrent(tmp_path / "model.gguf", "nemotron_h")).model
+    spans = [(0, 2), (1, 3), (0, 3), (2, 5), (0, 9)]
+    assert {*refused(model, spans)} == {(0, 2), (1, 3)}
+    with pytest.raises(CheckpointError, match="cannot be cut into stages"):
+        stages_of(save_recurrent(tmp_path / "mamba.gguf", "mamba2"), [0, 2, 4])
+
+
+def test_memory_counts_states(tmp_path: Path) -> None:
+    target = open_target(save_recurrent(tmp_path / "model.gguf", "qwen35"))
+    stage = load_stage(target, 0, 6, options=CPU)
+    taken = footprint(target, (0, 6))
+    engine = stage.engine
+    tree = stage.new_cache(8)
+    node = Node(None, 0, 5)
+    tree.branches.settle(tree.branches.fork(None, node))  # type: ignore[attr-defined]
+    assert not stage.info.shares_prefixes
+    assert taken.session > 0
+    assert taken.results >= engine.settings.sequences * taken.session
+    attention = footprint(open_target(save_random(tmp_path / "other.gguf", "qwen3")), (0, 3))
+    # Half of the layers have keys and values.
+    assert taken.slot == attention.slot
+    assert BACKEND.footprints(str(target.path), [(0, 2)], stage_options())[0].session
+
+
+def stage_options() -> Any:
+    from asyncspec.backend.base import StageOptions
+
+    return StageOptions()
+
+
+# --- The sequences, by themselves.
+
+
+class Sequences:
+    """A cache that knows what every sequence ends at, and refuses what llama.cpp would."""
+
+    def __init__(self) -> None:
+        self.lengths: dict[int, int] = {}
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        assert target not in self.lengths
+        assert start == 0
+        assert self.lengths[source] == end, "a state of another row"
+        self.lengths[target] = end
+
+    def remove(self, sequence: int, start: int) -> None:
+        assert start == 0, "a state cannot be cut back"
+        self.lengths.pop(sequence, None)
+
+    def save(self, sequence: int) -> int:
+        return self.lengths[sequence]
+
+    def restore(self, sequence: int, saved: int) -> None:
+        assert sequence not in self.lengths
+        self.lengths[sequence] = saved
+
+
+@given(st.data())
+def test_snapshots_are_of_their_nodes(data: st.DataObject) -> None:
+    """Whatever is forked, taken, dropped, committed, pruned, evicted or parked, a cached node's
+    sequence ends at it, and every sequence is free or held."""
+    memory, pool = Sequences(), Pool(5)
+    states = States(memory, pool)
+    nodes: list[Node] = []
+    for _ in range(data.draw(st.integers(1, 30))):
+        cached = [node for node in nodes if node.cached]
+        match data.draw(st.sampled_from(["grow", "advance", "prune", "evict", "park"])):
+            case "grow":
+                start = data.draw(st.sampled_from([None, *cached]))
+                above, chain = start, list[Node]()
+                for _ in range(data.draw(st.integers(1, 3))):
+                    position = states.trunk if above is None else above.position + 1
+                    above = Node(above, position, 0)
+                    chain.append(above)
+                end = chain[-1]
+                if states.is_parked or not pool:
+                    continue
+                if start is not None and data.draw(st.booleans()):
+                    sequence = states.take(start, end)
+                else:
+                    sequence = states.fork(start, end)
+                assert memory.lengths.get(sequence, 0) == chain[0].position
+                if data.draw(st.booleans()):
+                    memory.lengths[sequence] = end.position + 1
+                    states.settle(sequence)
+                    nodes += chain
+                else:
+                    states.drop(sequence)
+            case "advance" if cached:
+                tip = data.draw(st.sampled_from(cached))
+                path = [*states.path(tip)][::-1]
+                states.advance(path)
+                nodes = [n for n in nodes if n.position >= states.trunk and tip in lineage(n)]
+            case "prune":
+                alive = {n for n in nodes if data.draw(st.booleans())}
+                states.prune(alive)
+            case "evict":
+                states.evict(data.draw(st.integers(0, 3)), cached[:1])
+                assert not cached or cached[0].cached
+            case "park":
+                if states.is_parked and pool:
+                    states.unpark()
+                elif not states.is_parked:
+                    states.park()
+            case _:
+                pass
+        states.check(nodes)
+        for node in nodes:
+            if node.cached:
+                assert memory.lengths[node.sequence] == node.position + 1
+        assert len(pool) + len(memory.lengths) == 5
+    states.close()
+    assert len(pool) == 5
+
+
+def lineage(node: Node) -> list[Node]:
+    above = [node]
+    while above[-1].parent is not None:
+        above.append(above[-1].parent)
+    return above
