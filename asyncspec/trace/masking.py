@@ -49,8 +49,8 @@ class Mask:
         """A message without tokens."""
         match message:
             case Segment(session=session, tokens=tokens, scored_tokens=scored):
-                tokens, scored = self._hashed(session, tokens), self._hashed(session, scored)
-                return replace(message, tokens=tokens, scored_tokens=scored)
+                hashed = self._hashed(session, tokens)
+                return replace(message, tokens=hashed, scored_tokens=_hidden(scored))
             case Verdict(session=session, tokens=tokens):
                 return replace(
                     message,

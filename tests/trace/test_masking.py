@@ -26,6 +26,7 @@ HASHED = {Segment: "tokens", Verdict: "tokens"}
 
 
 @given(OF_NODES, st.binary(min_size=1, max_size=64))
+@example(Segment(SessionId(0), SegmentId(0), Version(0), NODES, (-1, 0), scored_tokens=(7,)), b"a")
 def test_no_message_keeps_a_token(message: Message, key: bytes) -> None:
     """By the types of its fields, so that a field of tokens to come is hidden, too."""
     masked: Any = Mask(key).message(message)
