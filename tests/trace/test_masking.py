@@ -16,7 +16,7 @@ from asyncspec_protocol.clients import MAX_MASK_BYTES, ClientMessage
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import decode, encode
 from asyncspec_protocol.ids import NodeId, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import Collect, Expanded, Message, Segment, Verdict
+from asyncspec_protocol.messages import Collect, Expanded, Message, PromptLogprobs, Segment, Verdict
 from asyncspec_protocol.sampling import UNCONSTRAINED
 from protocol.message_strategies import KINDS, of_kind
 
@@ -41,6 +41,10 @@ def test_no_message_keeps_a_token(message: Message, key: bytes) -> None:
         elif "LogProb" in str(kind):
             # A guess at the text can be tried against them, as the model is known.
             assert hidden == (0,) * len(value)
+        elif isinstance(value, PromptLogprobs):
+            likeliest = (0,) * len(value.top_tokens)
+            scores, ranks = (0,) * len(value.log_probs), (1,) * len(value.ranks)
+            assert hidden == PromptLogprobs(scores, ranks, likeliest, likeliest)
         elif name == "constraint":
             assert hidden == UNCONSTRAINED
         elif name == "grammar":
