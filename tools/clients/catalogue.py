@@ -2,7 +2,8 @@
 
 A client's version is that of its first package. In a command {python}, {bin} and {programs} stand
 for its environment's interpreter and folder of commands and for the programs here, {node} and
-{folder} for node and the environment; {url}, {task} and {question} for what it is asked.
+{folder} for node and the environment, {target} for the target's folder; {url}, {task} and
+{question} for what it is asked.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from tools.clients.service import MODEL
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-Capability = Literal["chat", "stream", "tools", "edit"]
+Capability = Literal["chat", "stream", "tools", "edit", "scores"]
 CAPABILITIES: Mapping[Capability, str] = {
     "chat": "chat",
     "stream": "stream",
     "tools": "tools",
     "edit": "edits a file",
+    "scores": "scores texts",
 }
 
 
@@ -116,6 +118,8 @@ def _library(name: str, interface: str, packages: Sequence[str], program: str) -
     return Client(name, interface, tuple(packages), checks, _OFFLINE, javascript)
 
 
+_GUIDELLM = ("{python}", "{programs}/guidellm_run.py", "stream", "{url}", "{question}")
+_LM_EVAL = ("{python}", "{programs}/lm_eval_tasks.py")
 _FORMS = ("{python}", "{programs}/instructor_forms.py")
 
 CLIENTS: Sequence[Client] = (
@@ -158,5 +162,19 @@ CLIENTS: Sequence[Client] = (
             Check(("chat", "tools"), (*_FORMS, "chat", "{url}", "{question}"), FORM["city"]),
             Check(("stream",), (*_FORMS, "stream", "{url}", "{question}"), FORM["city"]),
         ),
+    ),
+    Client(
+        "lm-eval",
+        "OpenAI",
+        # It counts the tokens of what it scores by itself. torch is there, but not what it needs.
+        ("lm-eval[api]", "transformers", "torch"),
+        (
+            Check(("chat",), (*_LM_EVAL, "chat", "{url}", "{question}")),
+            Check(("scores",), (*_LM_EVAL, "scores", "{url}", "{question}"), '"acc,none": 0.5'),
+        ),
+        {"TOKENIZER": "{target}"},
+    ),
+    Client(
+        "guidellm", "OpenAI", ("guidellm",), (Check(CHAT, _GUIDELLM),), {"TOKENIZER": "{target}"}
     ),
 )

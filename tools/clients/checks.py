@@ -33,6 +33,7 @@ def _problem(client: Client, check: Check, root: Path, url: str, edited: Path) -
         "node": str(node_of(root) / "node"),
         "programs": str(PROGRAMS),
         "folder": str(folder),
+        "target": str(root / "target"),
         "url": url,
         "task": TASK,
         "question": QUESTION,

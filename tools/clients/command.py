@@ -30,6 +30,7 @@ CAPTION = (
     "Programs unmodified, each against serve on loopback, with a tiny target whose answers are "
     "dictated; -: it does not do that"
 )
+HEADS = ("client", "version", "interface", *CAPABILITIES.values())
 NOT_RUN = "not run"
 
 
@@ -146,11 +147,14 @@ def _row(client: Client, release: str, cells: Mapping[Capability, str]) -> tuple
 def _earlier() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Rows of earlier runs, by client."""
     if RESULTS.exists():
-        for row in load(RESULTS).tables["clients"].rows:
-            yield str(row[0]), tuple(map(str, row))
+        table = load(RESULTS).tables["clients"]
+        for row in table.rows:
+            cells = {
+                column.name: str(cell) for column, cell in zip(table.columns, row, strict=True)
+            }
+            yield str(row[0]), tuple(cells.get(head, "-") for head in HEADS)
 
 
 def _write(rows: Sequence[tuple[str, ...]]) -> None:
-    heads = ("client", "version", "interface", *CAPABILITIES.values())
-    table = Table(tuple(map(Column, heads)), tuple(rows), CAPTION)
+    table = Table(tuple(map(Column, HEADS)), tuple(rows), CAPTION)
     write(RESULTS, Results(**origin("make clients"), tables={"clients": table}))

@@ -96,7 +96,8 @@ class DictatingEngine:
         """The answer's events."""
         if not submit.prompt_only and (text := dictated(submit, self._folder)) is not None:
             constraint = replace(submit.constraint, logit_bias=((self._end, 100.0),))
-            submit = replace(submit, given=tuple(self._encode(text)), constraint=constraint)
+            given = tuple(self._encode(text)[: submit.max_new_tokens])
+            submit = replace(submit, given=given, constraint=constraint)
         async for event in self._engine.ask(submit):
             if not isinstance(event, Output) or submit.prompt_only:
                 yield event
