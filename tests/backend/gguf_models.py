@@ -119,13 +119,9 @@ class Writer:
         self.file.add_tensor(name, values.astype(np.float32))
 
 
-def save_random(
-    path: Path, family: str = "llama", *, layers: int = LAYERS, kind: str = "F16", seed: int = 0
-) -> Path:
-    """A random model, without a vocabulary of texts."""
-    out = Writer(path, family, kind, seed)
-    spec = out.spec
-    keys = {
+def base_keys(layers: int) -> dict[str, Any]:
+    """Metadata of a model with so many layers, which families add to."""
+    return {
         "block_count": layers,
         "context_length": 512,
         "embedding_length": WIDTH,
@@ -139,6 +135,15 @@ def save_random(
         "attention.layer_norm_rms_epsilon": 1e-5,
         "vocab_size": VOCAB,
     }
+
+
+def save_random(
+    path: Path, family: str = "llama", *, layers: int = LAYERS, kind: str = "F16", seed: int = 0
+) -> Path:
+    """A random model, without a vocabulary of texts."""
+    out = Writer(path, family, kind, seed)
+    spec = out.spec
+    keys = base_keys(layers)
     if spec.get("mla"):
         keys |= {
             "attention.head_count_kv": 1,

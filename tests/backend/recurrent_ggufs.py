@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backend.gguf_models import FEED, HEAD, HEADS, KV_HEADS, VOCAB, WIDTH, Writer
+from backend.gguf_models import FEED, HEAD, HEADS, KV_HEADS, VOCAB, WIDTH, Writer, base_keys
 from tools.check_device.convert import finish
 
 KERNEL, STATE, GROUPS, INNER, RANK = 4, 16, 2, 2 * WIDTH, 8
@@ -47,20 +47,7 @@ def save_recurrent(path: Path, family: str, seed: int = 0) -> Path:
 
 
 def _keys(family: str, kinds: str) -> dict[str, Any]:
-    keys: dict[str, Any] = {
-        "block_count": len(kinds),
-        "context_length": 512,
-        "embedding_length": WIDTH,
-        "feed_forward_length": FEED,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "rope.dimension_count": HEAD,
-        "rope.freq_base": 10000.0,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-        "vocab_size": VOCAB,
-    }
+    keys = base_keys(len(kinds))
     if family == "lfm2":
         keys["shortconv.l_cache"] = 3
     else:
