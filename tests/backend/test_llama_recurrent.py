@@ -73,7 +73,7 @@ def test_few_sequences(count: int, tmp_path: Path) -> None:
     for stage in stages:
         stage.engine.pool = Pool(count)
     samplings = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(repetition_penalty=1.4)]
-    for seed in range(2):
+    for seed in range(1):
         engines.check_tree_equals_sequential(lambda _: stages, VOCAB, seed, length=25)
         engines.check_batches_equal_sequential(lambda _: stages, VOCAB, seed, samplings)
     for stage in stages:
