@@ -29,7 +29,7 @@ KINDS = ("F16", "Q8_0", "Q4_0", "Q4_K")
 """K-quants need wide rows: they are the bundled target's, which has no EAGLE-3 head."""
 
 STAGES = (1, 2, 4)
-SOURCES = ("draft", "eagle", "eagle3", "ngram", *(("draft+ngram", "eagle+ngram") * NIGHTLY))
+SOURCES = ("draft", "eagle", "eagle3", "ngram", "draft+ngram", "eagle+ngram")
 
 
 def cells() -> Iterator[tuple[str, Cell]]:

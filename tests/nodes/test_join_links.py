@@ -277,11 +277,19 @@ async def test_a_link_of_a_stage_on_this_machine_is_carried_as_well(here: str) -
             end.close()
 
 
+def port_before_free_ones() -> int:
+    """A free port, with those free that links are carried over."""
+    while True:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            port: int = held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for number in range(1, 1 + PORTS + CARRIED):
+                held.enter_context(socket.create_server(("127.0.0.1", port + number)))
+            return port
+
+
 @pytest.mark.asyncio
 async def test_ports_follow_those_of_the_stages_and_are_bounded() -> None:
-    first = listen.loopback()
-    port = first.getsockname()[1]
-    first.close()
+    port = port_before_free_ones()
     where = {"address": ("127.0.0.1", port), "advertise": ("203.0.113.5", 8800)}
     async with Apart(CARRIED + 2, **where) as apart:
         await apart.last(*range(1, CARRIED + 2))
