@@ -213,6 +213,22 @@ def test_the_kernels_count(tmp_path: Path, own: str, file: str) -> None:
     assert kills.risen
 
 
+def test_a_process_that_joins_its_group_after_its_start(tmp_path: Path) -> None:
+    """It may have been ended within a second."""
+    (tmp_path / "vmstat").write_text("oom_kill 7\n")
+    group = tmp_path / "a"
+    group.mkdir()
+    (group / "memory.events").write_text("oom_kill 1\n")
+    kills = MemoryKills(tmp_path, tmp_path / "vmstat")
+    (tmp_path / "own").write_text("0::/\n")
+    kills.look(tmp_path / "own", 0.0)
+    (tmp_path / "own").write_text("0::/a\n")
+    kills.look(tmp_path / "own", 0.3)
+    assert not kills.risen
+    (group / "memory.events").write_text("oom_kill 2\n")
+    assert kills.risen
+
+
 class LimitedLauncher(LocalLauncher):
     """Stage 2 is in a control group with little memory, and takes much."""
 

@@ -92,14 +92,15 @@ class MemoryKills:
         # What counts, and the count at the last look and at the one before.
         self._file: Path | None = None
         self._counts = (0, 0)
-        self._looked_at = -math.inf
+        self._looks, self._looked_at = 0, -math.inf
 
     def look(self, process: Path, now: float) -> None:
         """Note the count while the process lives, or has ended since the last look.
         ``process``: its ``/proc/PID/cgroup``."""
-        if now - self._looked_at < _LOOK_SECONDS:
+        # Not the second time: what starts a process may move it to its group after that.
+        if self._looks > 1 and now - self._looked_at < _LOOK_SECONDS:
             return  # it may have ended a moment ago, as what it has written is read later
-        self._looked_at = now
+        self._looks, self._looked_at = self._looks + 1, now
         groups = _groups("memory", process, self._root)
         files = [group / name for group in groups for name in _KILL_FILES]
         for file in (*files, self._machine):
