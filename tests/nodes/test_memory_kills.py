@@ -226,6 +226,9 @@ def test_a_process_that_joins_its_group_after_its_start(tmp_path: Path) -> None:
     kills.look(tmp_path / "own", 0.3)
     assert not kills.risen
     (group / "memory.events").write_text("oom_kill 2\n")
+    # Once it has ended it is in no group of its own.
+    (tmp_path / "own").write_text("0::/\n")
+    kills.look(tmp_path / "own", 9.0)
     assert kills.risen
 
 

@@ -92,20 +92,22 @@ class MemoryKills:
         # What counts, and the count at the last look and at the one before.
         self._file: Path | None = None
         self._counts = (0, 0)
-        self._looks, self._looked_at = 0, -math.inf
+        self._looked_at = -math.inf
 
     def look(self, process: Path, now: float) -> None:
         """Note the count while the process lives, or has ended since the last look.
         ``process``: its ``/proc/PID/cgroup``."""
-        # Not the second time: what starts a process may move it to its group after that.
-        if self._looks > 1 and now - self._looked_at < _LOOK_SECONDS:
-            return  # it may have ended a moment ago, as what it has written is read later
-        self._looks, self._looked_at = self._looks + 1, now
         groups = _groups("memory", process, self._root)
         files = [group / name for group in groups for name in _KILL_FILES]
         for file in (*files, self._machine):
             if (count := _kills(file)) is not None:
                 same = file == self._file
+                if same and now - self._looked_at < _LOOK_SECONDS:
+                    return  # it may have ended a moment ago, as what it has written is read later
+                above = self._file is not None and file.parent in self._file.parents
+                if not same and self._file is not None and (above or file == self._machine):
+                    return  # a process that has ended is in a group above, or in none
+                self._looked_at = now
                 self._file, self._counts = file, (self._counts[1] if same else count, count)
                 return
 
