@@ -85,6 +85,10 @@ class SessionSequences(ABC):
         """Cells that hold the session, each counted once; shared ones count for every session."""
 
     @abstractmethod
+    def unpark(self) -> None:
+        """Move the trunk back. Needs a sequence."""
+
+    @abstractmethod
     def advance(self, path: Sequence[Node]) -> None:
         """The trunk continues with these nodes, the last of which is cached. What is not below it
         is dead."""

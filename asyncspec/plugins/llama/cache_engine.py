@@ -17,14 +17,13 @@ from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.errors import ClusterError
 from asyncspec.plugins.llama.batch import PADDING, Batch
 from asyncspec.plugins.llama.branches import Node, Pool, SessionSequences
-from asyncspec.plugins.llama.footprint import FIRST_CELLS, cells_for
+from asyncspec.plugins.llama.footprint import FIRST_CELLS, SEQUENCES, cells_for
 from asyncspec.plugins.llama.library import Model, last_error, threads
 
 Floats = npt.NDArray[np.float32]
 
 S = TypeVar("S", bound=SessionSequences)
 
-SEQUENCES = 254
 _DEAD = 254
 """The sequence of dead rows."""
 
@@ -120,18 +119,31 @@ class CacheEngine(ABC, Generic[S]):
         weights: int = self._bound.llama_model_size(self.model.handle)
         return weights + self.cells * cell_bytes
 
-    @abstractmethod
     def session(self) -> S:
         """The cache of a new session."""
+        branches = self._new_session()
+        self.branches.append(branches)
+        return branches
+
+    @abstractmethod
+    def _new_session(self) -> S: ...
 
     def reserve(self, parent: S) -> None:
         """Have a sequence free for a session that begins like ``parent``, and that in the cache.
         Only where sessions may."""
         raise NotImplementedError
 
-    @abstractmethod
     def unpark(self, branches: S) -> None:
         """Have a session in the cache, its trunk at least."""
+        if branches.is_parked:
+            self._free_one(branches)
+            branches.unpark()
+            self.branches.remove(branches)
+            self.branches.append(branches)
+
+    @abstractmethod
+    def _free_one(self, branches: S) -> None:
+        """Have a sequence free for a parked session."""
 
     def pack(self) -> None:
         """Free the cells of dead rows."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.backend.draft_model import (
     UNLIKELY,
@@ -19,7 +17,7 @@ from asyncspec.backend.sampling import best_successors
 from asyncspec.plugins.llama.cache_engine import CacheEngine, Settings
 from asyncspec.plugins.llama.cut import VirtualFile, cut
 from asyncspec.plugins.llama.devices import find
-from asyncspec.plugins.llama.footprint import footprint, kept_states
+from asyncspec.plugins.llama.footprint import footprint, sequences
 from asyncspec.plugins.llama.library import load_model
 from asyncspec.plugins.llama.recurrent import new_engine
 from asyncspec.plugins.llama.target import OpenTarget
@@ -81,9 +79,8 @@ def load_draft(
     repack = repacks(draft, span, "fast", options)
     file = VirtualFile(*cut(draft.model, *span))
     model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0, repack=repack)
-    settings = Settings(exact=False, device=gpu.name if gpu else "")
-    if model.recurrent:
-        settings = replace(settings, sequences=kept_states(draft, span))
+    device = gpu.name if gpu else ""
+    settings = Settings(exact=False, device=device, sequences=sequences(draft, span))
     engine = new_engine(model, settings)
     slot = footprint(draft, span).slot
     return LlamaDraft(engine, draft.info.context_length, vocab, slot, foreign)

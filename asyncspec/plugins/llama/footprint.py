@@ -42,6 +42,9 @@ _PAGE = 256
 _OUTPUTS = 256
 """Rows that llama.cpp has room for the logits of, in a context with so many sequences."""
 
+SEQUENCES = 254
+"""Sequences of a cache without states, besides those of dead rows and of padding."""
+
 _STATES_BYTES = 512 << 20
 """Memory of a stage's recurrent states, where they are larger than its fewest sequences."""
 
@@ -88,7 +91,7 @@ def footprint(
     has_copy = has_head and not has_states(target.model)
     results += (1 + has_copy) * first_cells(target) * token
     state = _states_bytes(target, span)
-    results += kept_states(target, span) * state if state else 0
+    results += sequences(target, span) * state
     masks = 2 if target.model.get("{arch}.attention.sliding_window") else 1
     scores = ceil(_SPARE * masks * _MASK[mode])
     return Footprint(
@@ -96,8 +99,10 @@ def footprint(
     )
 
 
-def kept_states(target: OpenTarget, span: tuple[int, int]) -> int:
-    """Sequences of a stage with recurrent layers: as many as ``_STATES_BYTES`` hold."""
+def sequences(target: OpenTarget, span: tuple[int, int]) -> int:
+    """Sequences of a stage's cache: with recurrent layers as many as ``_STATES_BYTES`` hold."""
+    if not has_states(target.model):
+        return SEQUENCES
     return max(
         _FEWEST_STATES, min(_MOST_STATES, _STATES_BYTES // max(1, _states_bytes(target, span)))
     )

@@ -20,24 +20,16 @@ from asyncspec.plugins.llama.cache_engine import CacheEngine, Floats, with_ances
 class Engine(CacheEngine[Branches]):
     """A model without recurrent layers and its cache."""
 
-    def session(self) -> Branches:
-        """The cache of a new session."""
-        branches = Branches(self, self.pool)
-        self.branches.append(branches)
-        return branches
+    def _new_session(self) -> Branches:
+        return Branches(self, self.pool)
 
     def reserve(self, parent: Branches) -> None:
         """Have a sequence free for a session that begins like ``parent``, and that in the cache."""
         self.unpark(parent)
         self._free_sequences({parent: []}, 1)
 
-    def unpark(self, branches: Branches) -> None:
-        """Have a session in the cache, its trunk at least."""
-        if branches.is_parked:
-            self._free_sequences({branches: []}, 1)
-            branches.unpark()
-            self.branches.remove(branches)
-            self.branches.append(branches)
+    def _free_one(self, branches: Branches) -> None:
+        self._free_sequences({branches: []}, 1)
 
     def _some(
         self,

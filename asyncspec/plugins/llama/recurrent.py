@@ -87,18 +87,12 @@ class RecurrentEngine(CacheEngine[States]):
         # Each takes a state; there are no dead rows and no padding.
         return self.settings.sequences
 
-    def session(self) -> States:
-        states = States(self, self.pool)
-        self.branches.append(states)
-        return states
+    def _new_session(self) -> States:
+        return States(self, self.pool)
 
-    def unpark(self, states: States) -> None:
-        if states.is_parked:
-            self._evict(1, ())
-            self._park(1, {states})
-            states.unpark()
-            self.branches.remove(states)
-            self.branches.append(states)
+    def _free_one(self, branches: States) -> None:
+        self._evict(1, ())
+        self._park(1, {branches})
 
     def _some(
         self,
@@ -145,7 +139,7 @@ class RecurrentEngine(CacheEngine[States]):
                 lost = with_ancestors([(states, start)])[0]
                 # Next to each other, or another chain might take the snapshot in between.
                 pending.remove(chain)
-                pending[:0] = [Chain(states, [node for _, node in lost]), chain]
+                pending[:0] = [*chains(lost, self.most_rows), chain]
                 continue
             sequence = self._sequence(chain, pending, must=not started)
             if sequence < 0:

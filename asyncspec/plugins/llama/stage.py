@@ -22,10 +22,10 @@ from asyncspec.backend.kept_results import NOT_KEPT, KeptResults
 from asyncspec.backend.tree_stage import Abandoned, TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec.core.tensors import WireTensor
-from asyncspec.plugins.llama.cache_engine import SEQUENCES, CacheEngine, Floats, Settings
+from asyncspec.plugins.llama.cache_engine import CacheEngine, Floats, Settings
 from asyncspec.plugins.llama.cut import SCALED_INPUT, VirtualFile, cut
 from asyncspec.plugins.llama.devices import Device, find, layers_on_gpu
-from asyncspec.plugins.llama.footprint import first_cells, footprint, kept_states, slot_bytes
+from asyncspec.plugins.llama.footprint import first_cells, footprint, sequences, slot_bytes
 from asyncspec.plugins.llama.layer_kinds import layer_output
 from asyncspec.plugins.llama.library import load_model, threads
 from asyncspec.plugins.llama.recurrent import new_engine
@@ -230,14 +230,13 @@ def load_engine(
         gpu_layers=options.gpu_layers,
         repack=repack,
     )
-    recurrent = model.recurrent
     settings = Settings(
-        exact=mode == "exact" and not recurrent,
+        exact=mode == "exact" and not model.recurrent,
         kv_type=_KV_TYPES[options.kv_type],
         flash=_FLASH[options.flash_attention],
         device=device.name if device else "",
         least_cells=first_cells(target),
-        sequences=kept_states(target, (first, last)) if recurrent else SEQUENCES,
+        sequences=sequences(target, (first, last)),
     )
     info = target.info
     return new_engine(

@@ -11,8 +11,9 @@ from asyncspec.backend.base import EngineOptions, Mode
 from asyncspec.core.errors import UserError
 from asyncspec.plugins.llama.cache_engine import Settings
 from asyncspec.plugins.llama.cut import VirtualFile, cut
+from asyncspec.plugins.llama.footprint import sequences
 from asyncspec.plugins.llama.library import load_model
-from asyncspec.plugins.llama.passes import Engine
+from asyncspec.plugins.llama.recurrent import new_engine
 from asyncspec.plugins.llama.self_test import run_tests
 from asyncspec.plugins.llama.stage import load_engine
 from asyncspec.plugins.llama.target import open_target
@@ -32,7 +33,8 @@ def main(path: str, first: str, last: str, mode: Mode = "exact", options: str = 
         if mode == "exact" and result.guarantee != "bitwise":
             raise UserError("repacked weights round differently in trees")
     else:
-        Engine(load_model(VirtualFile(*cut(target.model, *span)), path, weights=False), Settings())
+        model = load_model(VirtualFile(*cut(target.model, *span)), path, weights=False)
+        new_engine(model, Settings(sequences=sequences(target, span)))
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ class MemoryKills:
                 same = file == self._file
                 if same and now - self._looked_at < _LOOK_SECONDS:
                     return  # it may have ended a moment ago, as what it has written is read later
-                above = self._file is not None and file.parent in self._file.parents
-                if not same and self._file is not None and (above or file == self._machine):
+                outer = () if self._file is None or same else (*self._file.parents, self._machine)
+                if file.parent in outer or file in outer:
                     return  # a process that has ended is in a group above, or in none
                 self._looked_at = now
                 self._file, self._counts = file, (self._counts[1] if same else count, count)
