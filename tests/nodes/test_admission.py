@@ -12,6 +12,7 @@ from asyncspec.core.machine import Finish, LinkUp, Received, Submitted
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.http.streaming import PromptParameter, error_of
 from asyncspec_nodes.roles.draft.admission import refusal, slots_total, slots_used
+from asyncspec_nodes.roles.draft.memory_bound import MemoryBound
 from asyncspec_nodes.roles.draft.session import slots_needed
 from asyncspec_protocol.clients import TOO_LARGE
 from asyncspec_protocol.ids import Rank
@@ -134,6 +135,15 @@ def test_a_request_without_a_bound_gets_what_the_caches_hold() -> None:
         fitted = replace(request, max_new_tokens=opened.capacity - len(request.prompt))
         assert slots_needed(fitted, policy, 2) == min(448, slots_needed(request, policy, 2))
         driven = room(0, 448)
+
+
+def test_an_answer_ends_before_it_is_as_long_as_what_ended_a_stage() -> None:
+    driven = room(0)
+    driven.state = replace(driven.state, memory_bound=MemoryBound(tokens=30, stage=Rank(1)))
+    longest = driven.state.memory_bound.most_tokens
+    (opened,) = sent(driven.feed(Submitted(ask(1, prompt=(1,) * 10, max_new_tokens=50))), Open)
+    assert longest == 29
+    assert opened.capacity == longest
 
 
 @settings(max_examples=examples(100, quick=24))

@@ -35,7 +35,9 @@ from asyncspec_protocol.messages import (
     Fault,
     Message,
     Open,
+    PassTimes,
     PruneIndices,
+    Rates,
     Ready,
     Segment,
     Verdict,
@@ -392,6 +394,21 @@ def test_a_verdict_comes_from_the_last_stage_and_credit_from_the_first() -> None
     for peer, message in ((V1, verdict(0, {0: 5}).message), (V2, Credit(1000))):
         with pytest.raises(RemoteProtocolError, match="unexpected"):
             driven.feed(Received(peer, message))
+
+
+def test_speeds_of_users_and_pass_times_go_to_the_first_stage() -> None:
+    for message in (Rates(SessionId(0)), PassTimes(Rank(2), (1.0,), (0.1,))):
+        with pytest.raises(RemoteProtocolError, match="unexpected"):
+            stage(2, 3).feed(Received(DRAFT, message))
+
+
+def test_a_session_with_nothing_to_send_takes_no_credit_of_others() -> None:
+    driven = draft()
+    waiting = ask(1, prompt=(1,), policy="autoregressive")
+    assert len(sent(driven.feed(Submitted(waiting)), Segment)) == 1
+    long = ask(2, prompt=(1,) * 300, policy="autoregressive")
+    chunks = sent(driven.feed(Submitted(long)), Segment)
+    assert sum(len(chunk.ids) for chunk in chunks) == 300
 
 
 def test_a_stage_speaks_for_itself_alone() -> None:

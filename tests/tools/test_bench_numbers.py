@@ -14,7 +14,7 @@ from tools.bench.__main__ import KINDS, main
 FROM_ZERO = {"temperature", "seed", "latency-ms", "stage-seconds"}
 """Of these zero is as good as any."""
 
-RATES = ("report", "dipsd-run", "hybrid")
+RATES = ("report", "dipsd-run")
 """They tell what comes after the first token."""
 
 
@@ -67,7 +67,7 @@ def test_a_number_that_cannot_be_is_one_line(
 ) -> None:
     (tmp_path / "set.jsonl").write_text(json.dumps({"turns": ["x"]}) + "\n")
     argv = [kind, f"--{name}={value}"]
-    if kind in ("report", "hybrid", "record-language"):
+    if kind in ("report", "record-language"):
         argv += ["--prompts", str(tmp_path)]
     if kind == "report":
         argv += ["--out", str(tmp_path / "out")]

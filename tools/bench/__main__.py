@@ -24,7 +24,6 @@ from asyncspec_nodes.console.arguments import Parser, Version  # noqa: E402
 from tools.bench import (  # noqa: E402
     enlarge,
     grid,
-    hybrid,
     padded,
     placement,
     record_language,
@@ -45,7 +44,6 @@ KINDS = {
     "report": (report, "the papers' tables and figures"),
     "dipsd": (dipsd, "DiP-SD's Figures 3 and 4"),
     "dipsd-run": (dipsd_run, "a DiP-SD plan at run time next to greedy batching"),
-    "hybrid": (hybrid, "mixes of token sources next to the better of their parts"),
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, interleaved"),
