@@ -237,6 +237,23 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"sliding_window": 16}),
     "vaultgemma": ("vaultgemma", {"head_dim": 32, "sliding_window": 16}),
     "youtu": ("youtu", LATENT),
+    "minimax-m2": (
+        "minimax_m2",
+        {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
+    ),
+    # Chunks of attention, layers without rotary embedding whose queries grow, experts in some.
+    "llama4": (
+        "llama4_text",
+        {
+            "head_dim": 32,
+            "intermediate_size_mlp": 100,
+            "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+            "no_rope_layers": [1, 1, 0, 1, 1],
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+        },
+    ),
 }
 """Families with the parts of those in ``FAMILIES``, tried in fewer ways."""
 

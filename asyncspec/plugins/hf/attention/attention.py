@@ -44,10 +44,16 @@ class AttentionParams(Struct, frozen=True):
     scaling: float
     # Sliding window: positions a row looks back; None: all.
     window: int | None = None
+    # A row looks back to the last multiple of ``window`` instead.
+    chunked: bool = False
     # Scores are capped: softcap * tanh(score / softcap); None: they are not.
     softcap: float | None = None
     # Attention sinks [H]: a score of each head that takes a share of the softmax and has no value.
     sinks: Tensor | None = None
+
+
+Reach = tuple[int, bool] | None
+"""A window and whether it is chunked; None: rows see all."""
 
 
 class RecurrentLayer(Protocol):
@@ -166,8 +172,8 @@ class TreeAttention(TreeMask):
         first, end = slots[0], slots[0] + len(rows)
         self.dense = slice(first, end) if slots == list(range(first, end)) else None
         cache.positions[self.dense or slots] = self.row_positions
-        # By window and query heads of a key head, which differ between layers.
-        self._masks: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
+        # By reach and query heads of a key head, which differ between layers.
+        self._masks: dict[tuple[Reach, int], tuple[int, Tensor]] = {}
 
     @property
     def slices(self) -> list[slice]:
@@ -189,7 +195,7 @@ class TreeAttention(TreeMask):
         kv_heads = key.shape[0]
         # The query heads that share a key head become rows: faster than repeating keys.
         packed = query.reshape(kv_heads, heads // kv_heads * count, width)
-        mask = self._mask(params.window, heads // kv_heads)
+        mask = self._mask(params, heads // kv_heads)
         out = self.kernel(params, packed, *mask)
         return out.reshape(heads, count, -1).transpose(0, 1)
 
@@ -224,22 +230,25 @@ class TreeAttention(TreeMask):
         seen.reshape(-1)[indices] = True
         return seen
 
-    def seen(self, window: int | None) -> tuple[int, npt.NDArray[np.bool_]]:
+    def seen(self, reach: Reach) -> tuple[int, npt.NDArray[np.bool_]]:
         """The first slot that not all rows see, and which of the slots from there on each row sees,
         [n, end - start]."""
-        start = self.mask_start if window is None else 0
-        seen = self.visible(start)
-        if window is not None:
-            age = self.row_positions[:, None] - self.cache.positions[None, start : self.end]
-            seen &= age < window
-        return start, seen
+        if reach is None:
+            return self.mask_start, self.visible(self.mask_start)
+        seen, (window, chunked) = self.visible(0), reach
+        last = self.row_positions
+        first = last // window * window if chunked else last - window + 1
+        seen &= self.cache.positions[None, : self.end] >= first[:, None]
+        return 0, seen
 
-    def reached(self, window: int | None) -> int | None:
-        """None for a window that hides nothing yet."""
-        return None if window is not None and self.last_position < window else window
+    def reached(self, params: AttentionParams) -> Reach:
+        """How far rows look back; None also where they look beyond the first token."""
+        window = params.window
+        hides = window is not None and self.last_position >= window
+        return (window, params.chunked) if window is not None and hides else None
 
-    def _mask(self, window: int | None, groups: int) -> tuple[int, Tensor]:
-        key = (self.reached(window), groups)
+    def _mask(self, params: AttentionParams, groups: int) -> tuple[int, Tensor]:
+        key = (self.reached(params), groups)
         if key not in self._masks:
             start, seen = self.seen(key[0])
             rows = groups * len(self.rows)
@@ -321,6 +330,7 @@ def _attention_function(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    row_positions: Tensor | None = None,
     tree: TreeMask | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
@@ -339,7 +349,11 @@ def _attention_function(
         raise TypeError(f"attention with {', '.join(sorted(unknown))} is not known")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = getattr(module, "mask_window", sliding_window)
-    params = AttentionParams(module.layer_idx, scale, window, softcap, s_aux)
+    kinds: Any = getattr(module.config, "layer_types", None) or ()
+    chunked = bool(kinds) and kinds[module.layer_idx] == "chunked_attention"
+    params = AttentionParams(module.layer_idx, scale, window, chunked, softcap, s_aux)
+    if row_positions is not None:
+        query = module.query_scale(query, row_positions)
     out = tree.attend(params, query[0], key[0], value[0])
     return out.unsqueeze(0), None
 

@@ -95,7 +95,10 @@ class PathTable(TreeMask):
         self._kernel, self._table, self._shape = kernel, table, shape
 
     def attend(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        how = Scoring(params.layer, params.scaling, params.window, params.softcap, params.sinks)
+        how = Scoring(
+            *(params.layer, params.scaling, params.window, params.chunked),
+            *(params.softcap, params.sinks),
+        )
         return self._kernel(query, key, value, self._table, self._shape, how)
 
 

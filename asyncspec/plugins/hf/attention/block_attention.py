@@ -18,7 +18,7 @@ from torch import Tensor
 from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import BLOCK
-from asyncspec.plugins.hf.attention.attention import Array, AttentionParams
+from asyncspec.plugins.hf.attention.attention import Array, AttentionParams, Reach
 from asyncspec.plugins.hf.attention.cache import ONES, KVCache
 from asyncspec.plugins.hf.attention.exact_attention import ExactAttention
 from asyncspec.plugins.hf.kernels.cpu.capabilities import MAX_K, KernelSettings
@@ -55,8 +55,8 @@ class BlockAttention(ExactAttention):
         self._ordered = self.end if alone else self.region_start
         # A lone row whose ancestors lie in order: one of plain decoding.
         self._sees_all = len(rows) == 1 and rows[0].slot == self.last_position
-        # First masked block and mask, by window and query heads of a key head.
-        self._block_masks: dict[tuple[int | None, int], tuple[int, Array]] = {}
+        # First masked block and mask, by reach and query heads of a key head.
+        self._block_masks: dict[tuple[Reach, int], tuple[int, Array]] = {}
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         queries, keys, values = (x.transpose(0, 1).numpy() for x in (query, key, value))
@@ -120,11 +120,11 @@ class BlockAttention(ExactAttention):
             cap = np.float32(params.softcap)
             np.tanh(np.divide(scores, cap, out=scores), out=scores)
             scores *= cap
-        if self._sees_all and self.reached(params.window) is None:
+        if self._sees_all and self.reached(params) is None:
             # All slots up to its own, whose block is the last one.
             scores[:, :, -1, :, self.last_position % BLOCK + 1 :] = -np.inf
         else:
-            first, mask = self._block_mask(params.window, groups)
+            first, mask = self._block_mask(params, groups)
             scores[:, :, first:] += mask
         # Not both at once, which takes twice as long.
         highest = np.maximum.reduce(np.maximum.reduce(scores, 4, keepdims=True), 2, keepdims=True)
@@ -191,9 +191,9 @@ class BlockAttention(ExactAttention):
             rows_of_sums[:] = products[:, :, :groups].swapaxes(1, 2).reshape(rows_of_sums.shape)
             yield sums
 
-    def _block_mask(self, window: int | None, groups: int) -> tuple[int, Array]:
+    def _block_mask(self, params: AttentionParams, groups: int) -> tuple[int, Array]:
         """First masked block, and what is added to scores from there on, [T, B, r, S]."""
-        key = (self.reached(window), groups)
+        key = (self.reached(params), groups)
         if key not in self._block_masks:
             start, seen = self.seen(key[0])
             tiles, size = self._tiles(groups)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asyncspec.plugins.hf.checkpoint.expert_stacks import BIAS
+from asyncspec.plugins.hf.checkpoint.expert_stacks import BIAS, is_transposed
 from asyncspec.plugins.hf.kernels.cpu.linear import pad_rows
 
 _ROUTED_ROWS = 64
@@ -24,12 +24,15 @@ _ROUTED_ROWS = 64
 def split_experts(model: nn.Module) -> None:
     """Exchange routers and experts in place. The new linear layers have no weights yet."""
     block: Any
-    for block in list(model.modules()):
+    for path, block in list(model.named_modules()):
         experts: Any = getattr(block, "experts", None)
         if isinstance(getattr(experts, "gate_up_proj", None), nn.Parameter):
             block.experts = Experts(experts)
             name = "router" if hasattr(block, "router") else "gate"
-            if (route := getattr(block, "route_tokens_to_experts", None)) is not None:
+            if isinstance(getattr(block, name), nn.Linear):
+                block.router = Router(block.router)
+                model.set_submodule(path, ScaledMixture(block))
+            elif (route := getattr(block, "route_tokens_to_experts", None)) is not None:
                 block.gate = LogitsRouter(block.gate)
                 block.route_tokens_to_experts = partial(_routed, route)
             else:
@@ -53,11 +56,12 @@ class Router(nn.Module):
         family.hidden_dim = count
         self.family = family
 
-    def forward(self, hidden: Tensor) -> Any:
-        """hidden [n, H]. Returns logits [n, E], weights [n, k] and experts [n, k] (int64)."""
+    def forward(self, hidden: Tensor, *biases: Tensor) -> Any:
+        """hidden [n, H]; ``biases``: what the family's block hands on. Returns what the family's
+        router does, such as logits [n, E], weights [n, k] and experts [n, k] (int64)."""
         hidden = hidden.reshape(-1, hidden.shape[-1])
         logits = self.linear(hidden.to(self.dtype))
-        return _routed(self.family, logits)
+        return _routed(lambda rows: self.family(rows, *biases), logits)
 
 
 class LogitsRouter(nn.Module):
@@ -114,6 +118,21 @@ class Expert(nn.Module):
         return out
 
 
+class StackedExpert(nn.Module):
+    """An expert of Llama 4, whose gate and up are halves of one matrix."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(width, 2 * inner, bias=False, device="meta")
+        self.down_proj = nn.Linear(inner, width, bias=False, device="meta")
+
+    def forward(self, x: Tensor, activation: Any) -> Tensor:
+        """x [n, H] -> [n, H]."""
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        out: Tensor = self.down_proj(up * activation(gate))
+        return out
+
+
 class BiasedExpert(nn.Module):
     """An expert of gpt-oss: with biases, bounds on both halves, and gate and up in turn."""
 
@@ -154,7 +173,10 @@ class Experts(nn.ModuleList):
             self.act_fn = nn.Identity()
             return
         count, width, inner = family.down_proj.shape
-        super().__init__(Expert(width, inner) for _ in range(count))
+        if is_transposed(family.gate_up_proj.shape, family.down_proj.shape):
+            super().__init__(StackedExpert(inner, width) for _ in range(count))
+        else:
+            super().__init__(Expert(width, inner) for _ in range(count))
         self.act_fn = family.act_fn
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -167,3 +189,26 @@ class Experts(nn.ModuleList):
             x = expert(hidden[rows], self.act_fn)
             out.index_add_(0, rows, (x * weights[rows, places, None]).to(out.dtype))
         return out
+
+
+class ScaledMixture(nn.Module):
+    """Llama 4's experts, whose inputs are scaled in place of their outputs, and the expert that all
+    rows go through. The family gives every expert all rows, most of them zeros."""
+
+    def __init__(self, family: Any) -> None:
+        super().__init__()
+        self.router, self.experts = family.router, family.experts
+        self.shared_expert = family.shared_expert
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """hidden [1, n, H] -> [n, H], and logits [n, E]."""
+        rows = hidden.flatten(0, -2)
+        scores, logits = self.router(rows)
+        routed = torch.zeros_like(rows, dtype=torch.float32)
+        for number in range(scores.shape[1]):
+            (chosen,) = torch.where(scores[:, number] > 0)
+            if len(chosen):
+                scaled = rows[chosen] * scores[chosen, number, None]
+                out = self.experts[number](scaled, self.experts.act_fn)
+                routed.index_add_(0, chosen, out.float())
+        return self.shared_expert(rows) + routed.to(rows.dtype), logits

@@ -7,26 +7,34 @@ linear layers, whose weights are runs of a stack's bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from msgspec.structs import replace
 
 from asyncspec.plugins.hf.checkpoint.files.headers import TensorInfo
 
-ROUTERS = ("mlp.gate.linear", "mlp.router.linear")
+_BLOCKS = ("mlp", "feed_forward")
+ROUTERS = tuple(f"{block}.{name}.linear" for block in _BLOCKS for name in ("gate", "router"))
 """How the name of a router's linear layer ends."""
 GATES = (*ROUTERS, "mlp.shared_expert_gate.linear")
 """The same of linear layers that are too small, and matter too much, to be quantised."""
 
-_GATE = re.compile(r"(\.mlp\.(?:gate|router|shared_expert_gate))\.weight$")
-_LINEAR_GATE = re.compile(r"(\.mlp\.(?:gate|router|shared_expert_gate))\.linear\.weight$")
+_GATE_NAME = rf"(\.(?:{'|'.join(_BLOCKS)})\.(?:gate|router|shared_expert_gate))"
+_GATE = re.compile(rf"{_GATE_NAME}\.weight$")
+_LINEAR_GATE = re.compile(rf"{_GATE_NAME}\.linear\.weight$")
 BIAS = "gate_up_proj_bias"
 """What the experts of gpt-oss have: matrices [in, out], and gate and up in turn."""
 
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(rf"(.*\.(?:{'|'.join(_BLOCKS)})\.experts)\.(\d+)\.(\w+)\.weight")
+_STEMS = tuple(f".{block}.experts" for block in _BLOCKS)
+
+
+def is_transposed(gate_up: Sequence[int], down: Sequence[int]) -> bool:
+    """Whether stacks of these shapes have matrices [in, out]."""
+    return gate_up[2] == 2 * down[1]
 
 
 def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
@@ -34,8 +42,8 @@ def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     matrices: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         stem, _, stack = name.rpartition(".")
-        parts = _STACKS.get(stack) if stem.endswith(".mlp.experts") else None
-        if parts is not None and len(info.shape) == 3 and f"{stem}.{BIAS}" in tensors:
+        parts = _STACKS.get(stack) if stem.endswith(_STEMS) else None
+        if parts is not None and len(info.shape) == 3 and _transposes(tensors, stem):
             count, width, height = info.shape
             size = info.size // count
             for number in range(count):
@@ -54,6 +62,14 @@ def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
             matrix = replace(info, offset=info.offset + i * size, size=size, shape=shape)
             matrices[f"{stem}.{number}.{part}.weight"] = matrix
     return matrices
+
+
+def _transposes(tensors: Mapping[str, TensorInfo], stem: str) -> bool:
+    """Whether the stacks of a layer's experts have matrices [in, out]."""
+    if f"{stem}.{BIAS}" in tensors:
+        return True
+    shapes = [tensors[name].shape for part in _STACKS if (name := f"{stem}.{part}") in tensors]
+    return [*map(len, shapes)] == [3, 3] and is_transposed(*shapes)
 
 
 def split_name(name: str) -> str:

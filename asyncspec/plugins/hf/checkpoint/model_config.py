@@ -24,6 +24,8 @@ EXPERTS = frozenset(
         "FlexOlmoForCausalLM",
         "Glm4MoeLiteForCausalLM",
         "GptOssForCausalLM",
+        "Llama4ForCausalLM",
+        "MiniMaxM2ForCausalLM",
         "MixtralForCausalLM",
         "OlmoeForCausalLM",
         "Qwen2MoeForCausalLM",
@@ -54,6 +56,7 @@ SUPPORTED = EXPERTS | RECURRENT | {f"{name}ForCausalLM" for name in _OTHERS}
 TEXT_PARTS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }

@@ -23,6 +23,7 @@ from asyncspec.plugins.hf.attention.cache import CacheShape, KVCache, path_kerne
 from asyncspec.plugins.hf.attention.delta_net import install_delta_nets
 from asyncspec.plugins.hf.attention.latent import install_latent_attention
 from asyncspec.plugins.hf.attention.layer_shapes import layer_shapes
+from asyncspec.plugins.hf.attention.query_scale import install_query_scales
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
 from asyncspec.plugins.hf.checkpoint.placeholders import NoRandomWeights
 from asyncspec.plugins.hf.kernels.accelerator.linear import DeviceLinear
@@ -255,6 +256,7 @@ def load_shard(
     device.place(model)
     install_delta_nets(model, device)
     install_latent_attention(model, device)
+    install_query_scales(model)
     if mode == "exact" and device.torch.type == "cpu":
         pad_elementwise(model)
     if first:

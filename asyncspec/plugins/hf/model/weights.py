@@ -57,6 +57,10 @@ _BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
 """Tensors of which every layer of Gemma 4 E2B and E4B reads a part, by the token."""
 
 
+_LAYER_NUMBERS = ("moe_layers",)
+"""Settings that list layers by their numbers."""
+
+
 def cut_problem(config: Any) -> str:
     """Why only all layers together can be a stage; empty where others can."""
     for name, why in (
@@ -90,6 +94,9 @@ def sub_config(config: Any, first: int, last: int) -> Any:
             i: {name: getattr(one, name) for name in names} for i, one in enumerate(each)
         }
     sub.num_hidden_layers = last - first
+    for name in filter(partial(hasattr, config), _LAYER_NUMBERS):
+        numbers = [i - first for i in getattr(config, name) if first <= i < last]
+        setattr(sub, name, numbers)
     if hasattr(config, "decoder_sparse_step"):
         # Which layers have experts depends on their numbers.
         step, dense = config.decoder_sparse_step, set(config.mlp_only_layers)

@@ -75,6 +75,7 @@ class Scoring(Struct, frozen=True):
     layer: int
     scaling: float
     window: int | None = None
+    chunked: bool = False
     softcap: float | None = None
     sinks: Tensor | None = None
 
@@ -138,7 +139,7 @@ def attend_row_by_row(
         end = line[POSITION] + 1
         path = line[shape.columns - shape.path :]
         slots = [*range(min(line[COMMITTED], end)), *path[: max(0, end - line[COMMITTED])]]
-        slots = slots[0 if how.window is None else max(0, end - how.window) :]
+        slots = slots[_first(how, end) :]
         groups = len(query) // len(keys)
         own_keys, own_values = (x[:, slots].repeat_interleave(groups, 0) for x in (keys, values))
         scores = own_keys.float() @ query[:, row].float().unsqueeze(2) * how.scaling
@@ -150,6 +151,13 @@ def attend_row_by_row(
         weights = scores.softmax(1)[:, : len(slots)].unsqueeze(1)
         attended[row] = (weights @ own_values.float()).squeeze(1).to(query.dtype)
     return attended
+
+
+def _first(how: Scoring, end: int) -> int:
+    """The first position that the row at ``end`` - 1 sees."""
+    if how.window is None:
+        return 0
+    return (end - 1) // how.window * how.window if how.chunked else max(0, end - how.window)
 
 
 def _caches(line: Sequence[int], layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -177,15 +185,15 @@ def agrees(kernel: PathKernel, device: torch.device) -> bool:
     rows.append(Row(committed + 2, committed + 1, (committed + 5, committed + 2)))
     heads = noise(2 * kv_heads, 3, width), noise(kv_heads, 3, width), noise(kv_heads, 3, width)
     caches = noise(2, kv_heads, capacity, width)
-    results = []
+    results: list[list[Tensor]] = []
     for run, where in ((attend_row_by_row, torch.device("cpu")), (kernel, device)):
         keys, values = (x.to(where, copy=True) for x in caches)
         addresses = np.array([keys.data_ptr(), values.data_ptr()], np.int64)
         session = [Session(rows, committed, capacity, addresses)]
         shape = table_shape(session)
         table = torch.from_numpy(path_table(session, 3, shape)).to(where)
-        how = Scoring(0, width**-0.5, window=SPAN)
         query, key, value = (x.to(where) for x in heads)
-        results.append(run(query, key, value, table, shape, how).cpu())
-    want, got = results
-    return bool(torch.allclose(got, want, rtol=1e-4, atol=1e-5))
+        hows = [Scoring(0, width**-0.5, SPAN, chunked) for chunked in (False, True)]
+        results.append([run(query, key, value, table, shape, how).cpu() for how in hows])
+    each = zip(*results, strict=True)
+    return all(torch.allclose(got, want, rtol=1e-4, atol=1e-5) for want, got in each)

@@ -93,6 +93,7 @@ def _span_kernel(
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
     CAPPED: tl.constexpr,
 ):
     row, head, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -101,6 +102,8 @@ def _span_kernel(
     first = 0
     if WINDOWED:
         first = tl.maximum(position + 1 - window, 0)
+        if CHUNKED:
+            first = position // window * window
     start = tl.maximum(span * SPAN, first // BLOCK * BLOCK)
     end = tl.minimum(span * SPAN + SPAN, position + 1)
     if start < end:
@@ -176,6 +179,7 @@ def _join_kernel(
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CHUNKED: tl.constexpr,
     SINKS: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
@@ -186,7 +190,10 @@ def _join_kernel(
     if position >= 0:
         first = 0
         if WINDOWED:
-            first = tl.maximum(position + 1 - window, 0) // BLOCK * BLOCK
+            first = tl.maximum(position + 1 - window, 0)
+            if CHUNKED:
+                first = position // window * window
+            first = first // BLOCK * BLOCK
         top = tl.full([VALUE_TILE], float("-inf"), tl.float32)
         total = tl.zeros([VALUE_TILE], tl.float32)
         for span in range(first // SPAN, position // SPAN + 1):
@@ -238,6 +245,7 @@ def attend(
         "BLOCK": _BLOCK,
         "SPAN": SPAN,
         "WINDOWED": how.window is not None,
+        "CHUNKED": how.chunked,
     }
     _span_kernel[rows, kv_heads, shape.spans](
         *(query, table, sums, totals, highest, how.layer, shape.columns),

@@ -43,11 +43,14 @@ class PaddedRotary(nn.Module):
 
     def forward(
         self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """position_ids [..., 1, n] -> cos, sin [1, n, head_dim]."""
+    ) -> tuple[Tensor, Tensor] | Tensor:
+        """position_ids [..., 1, n] -> cos, sin [1, n, head_dim], or in Llama 4 complex numbers."""
         rows = position_ids.shape[-1]
         padded = torch.nn.functional.pad(position_ids, (0, -rows % 32))
-        cos, sin = self.function(x, padded, *args, **kwargs)
+        turns = self.function(x, padded, *args, **kwargs)
+        if isinstance(turns, Tensor):
+            return turns[:, :rows]
+        cos, sin = turns
         return cos[:, :rows], sin[:, :rows]
 
 
