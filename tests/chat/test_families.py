@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncspec_nodes.chat.answers import answer_parser
 from asyncspec_nodes.chat.calls import Call, Tool
-from asyncspec_nodes.chat.parser import Part, WholeCalls
+from asyncspec_nodes.chat.stepwise import Part, WholeCalls
 from asyncspec_nodes.serving.syntax.registry import SYNTAXES
 from asyncspec_nodes.serving.templates import ChatFacts, answer_markers, facts_of
 from chat.families import FAMILIES, Family

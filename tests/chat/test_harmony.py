@@ -15,7 +15,7 @@ from asyncspec.constraint import text
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec_nodes.chat.calls import Call, Tool
 from asyncspec_nodes.chat.harmony import HarmonyParser, call_grammar, in_final
-from asyncspec_nodes.chat.parser import Part, WholeCalls
+from asyncspec_nodes.chat.stepwise import Part, WholeCalls
 from asyncspec_nodes.serving.syntax.families.harmony import HARMONY_MARKERS
 from asyncspec_nodes.serving.templates import ChatFacts, answer_markers, facts_of
 from asyncspec_nodes.serving.text import AnswerText

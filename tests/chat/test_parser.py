@@ -24,8 +24,9 @@ from asyncspec_nodes.chat.calls import (
     calls_grammar,
     read_calls,
 )
-from asyncspec_nodes.chat.parser import AnswerParser, Part, WholeCalls
+from asyncspec_nodes.chat.parser import AnswerParser
 from asyncspec_nodes.chat.pattern import MAX_BEGINNING
+from asyncspec_nodes.chat.stepwise import Part, WholeCalls
 from asyncspec_nodes.serving.syntax.registry import SYNTAXES
 from asyncspec_nodes.serving.templates import (
     EFFORT,

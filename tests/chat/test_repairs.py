@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncspec_nodes.chat.calls import Call, Tool, calls_grammar
-from asyncspec_nodes.chat.parser import AnswerParser, Part
+from asyncspec_nodes.chat.parser import AnswerParser
+from asyncspec_nodes.chat.stepwise import Part
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
 from chat.test_families import TOOLS, taken
 from effort import examples

@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 
 from asyncspec.actor.inbox import Event
-from asyncspec_nodes.http.api.chat import ChatCompletion
+from asyncspec_nodes.http.api.chat_answers import ChatCompletion
 from asyncspec_nodes.http.api.completions import Completion, TextCompletion
 from asyncspec_nodes.http.streaming import EngineClient, Responder
-from asyncspec_nodes.plugins.dialects.anthropic import AnthropicMessage
+from asyncspec_nodes.plugins.dialects.anthropic_answers import AnthropicMessage
 from asyncspec_nodes.plugins.dialects.ollama import OllamaChat
-from asyncspec_nodes.plugins.dialects.responses import Response
+from asyncspec_nodes.plugins.dialects.responses_answers import Response
 from asyncspec_protocol.messages import Finished, Submit
 from toy_service import Toy
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from asyncspec_nodes.chat import harmony
 from asyncspec_nodes.chat.calls import Tool, after_reasoning, calls_grammar
-from asyncspec_nodes.chat.parser import AnswerParser, Parser
+from asyncspec_nodes.chat.parser import AnswerParser
+from asyncspec_nodes.chat.stepwise import Parser
 from asyncspec_nodes.serving.syntax.registry import SYNTAXES
 from asyncspec_nodes.serving.templates import ChatFacts
 

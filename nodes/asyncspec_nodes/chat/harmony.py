@@ -13,7 +13,7 @@ from typing import Literal
 
 from asyncspec.constraint import text
 from asyncspec_nodes.chat.calls import CallArguments, CallBegin, CallEnd, Tool
-from asyncspec_nodes.chat.parser import AnswerPart, Part, StepwiseParser
+from asyncspec_nodes.chat.stepwise import AnswerPart, Part, StepwiseParser
 from asyncspec_nodes.serving.syntax.families.harmony import CHANNEL
 from asyncspec_nodes.serving.text import partial_stop_length
 

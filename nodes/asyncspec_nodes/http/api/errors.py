@@ -69,3 +69,9 @@ HEADERS = {
 def frame(value: object) -> bytes:
     """One event. JSON has no line breaks, so one ``data`` line is enough."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def event(name: str, data: dict[str, object]) -> bytes:
+    """A named event."""
+    body = msgspec.json.encode({"type": name, **data})
+    return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"

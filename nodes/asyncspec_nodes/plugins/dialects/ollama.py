@@ -10,13 +10,13 @@ import msgspec
 from msgspec import Struct
 
 from asyncspec_nodes.chat.calls import Call
-from asyncspec_nodes.chat.parser import WholeCalls
+from asyncspec_nodes.chat.stepwise import WholeCalls
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
-from asyncspec_nodes.http.api.chat import (
+from asyncspec_nodes.http.api.chat import ChatRequest
+from asyncspec_nodes.http.api.chat_answers import ChatCompletion
+from asyncspec_nodes.http.api.chat_messages import (
     CalledFunction,
-    ChatCompletion,
     ChatMessage,
-    ChatRequest,
     ToolCall,
     ToolSpec,
     ends_open,

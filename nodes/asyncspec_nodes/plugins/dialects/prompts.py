@@ -9,7 +9,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from asyncspec_nodes.http.api.answers import RequestContext
-from asyncspec_nodes.http.api.chat import ChatMessage, ChatRequest, ToolSpec
+from asyncspec_nodes.http.api.chat import ChatRequest
+from asyncspec_nodes.http.api.chat_messages import ChatMessage, ToolSpec
 from asyncspec_nodes.http.api.errors import invalid
 from asyncspec_nodes.plugins.dialects.anthropic import MessagesRequest
 from asyncspec_nodes.serving.templates import ChatFacts

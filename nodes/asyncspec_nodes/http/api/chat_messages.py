@@ -1,0 +1,204 @@
+"""Messages and tools of a chat's request, and how chat templates read them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from asyncspec_nodes.chat.calls import Call
+from asyncspec_nodes.http.api.completions import Json
+from asyncspec_nodes.http.api.errors import invalid, unsupported
+
+
+class ContentPart(Struct, frozen=True):
+    """A part of a message's content; only text is supported."""
+
+    type: str
+    text: str | None = None
+    # Text of an assistant's part of type "refusal".
+    refusal: str | None = None
+
+
+class CalledFunction(Struct, frozen=True):
+    """What was called; ``arguments`` is JSON."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = "{}"
+
+
+class ToolCall(Struct, frozen=True):
+    """A call in a history."""
+
+    function: CalledFunction
+    id: str | None = None
+    # Null in histories that clients join from a stream's deltas.
+    type: Literal["function"] | None = "function"
+
+
+class ChatMessage(Struct, frozen=True):
+    """One message; ``refusal`` and ``annotations``, which cannot change the prompt, are ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | tuple[ContentPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    function_call: object = None
+    audio: object = None
+
+
+class FunctionTool(Struct, frozen=True):
+    """``tools[...].function``"""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Struct, frozen=True):
+    """``tools[...]``"""
+
+    function: FunctionTool
+    type: Literal["function"] = "function"
+
+    def plain(self) -> Json:
+        """As chat templates read it, and print it: in the order of OpenAI's documentation."""
+        fields = asdict(self.function).items()
+        function = {name: value for name, value in fields if value is not None}
+        return {"type": self.type, "function": function}
+
+
+class NamedTool(Struct, frozen=True):
+    """``tool_choice.function``"""
+
+    name: str
+
+
+class ListedTool(Struct, frozen=True):
+    """``tool_choice.allowed_tools.tools[...]``; those of other types are not served."""
+
+    type: str = "function"
+    function: NamedTool | None = None
+
+
+class AllowedTools(Struct, frozen=True):
+    """``tool_choice.allowed_tools``: the tools that may be called, of those in the prompt."""
+
+    tools: tuple[ListedTool, ...]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class ToolChoice(Struct, frozen=True):
+    """``tool_choice`` that names a function, or some of them."""
+
+    function: NamedTool | None = None
+    type: Literal["function", "allowed_tools"] = "function"
+    allowed_tools: AllowedTools | None = None
+
+    @property
+    def required(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.allowed_tools is None or self.allowed_tools.mode == "required"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The functions that may be called."""
+        listed = self.allowed_tools.tools if self.allowed_tools else ()
+        functions = (self.function, *(tool.function for tool in listed))
+        return frozenset(function.name for function in functions if function is not None)
+
+
+def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
+    """A message as chat templates read it. ``native``: the template knows calls. Raises
+    ``ApiError``."""
+    for field in ("function_call", "audio"):
+        if getattr(message, field):
+            raise unsupported(f"{where}.{field}", field)
+    if message.role == "function":
+        raise unsupported(f"{where}.role", "the role function")
+    calls = message.tool_calls or ()
+    if calls and message.role != "assistant":
+        raise invalid(f"{where}.tool_calls: only an assistant calls tools", f"{where}.tool_calls")
+    role = "system" if message.role == "developer" else message.role
+    plain_message: dict[str, Any] = {"role": role, "content": _text(message, f"{where}.content")}
+    if calls and not native:
+        written = msgspec.json.encode([_function(one) for one in calls]).decode()
+        plain_message["content"] = _lines(plain_message["content"], written)
+    elif calls:
+        plain_message["tool_calls"] = [
+            {"id": one.id or "", "type": "function", "function": _function(one)} for one in calls
+        ]
+    if role == "tool" and not native:
+        return {"role": "user", "content": f"The call returned: {plain_message['content']}"}
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        if (value := getattr(message, name)) is not None and native:
+            plain_message[name] = value
+    if native and message.reasoning_content and not (calls and plain_message["content"]):
+        # The name in gpt-oss's template, which takes one text beside a call.
+        plain_message["thinking"] = message.reasoning_content
+    return plain_message
+
+
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
+
+
+def _function(call: ToolCall) -> Json:
+    """With the arguments as an object: templates write it as JSON themselves."""
+    name, arguments = call.function.name, call.function.arguments
+    if not isinstance(arguments, dict):
+        arguments = Call(name, arguments or "{}").given
+    return {"name": name, "arguments": arguments}
+
+
+def _text(message: ChatMessage, where: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role in ("assistant", "tool"):
+            return ""
+        raise invalid(f"{where} is missing; give some text", where)
+    texts = []
+    for i, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in _TEXTS or text is None:
+            raise unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
+        texts.append(text)
+    return "".join(texts)
+
+
+_TEXTS = frozenset(("text", "refusal", "input_text", "output_text"))
+"""Types of parts of text, with those of Responses, which clients of both send."""
+
+
+def ends_open(messages: Sequence[ChatMessage]) -> bool:
+    """Whether a conversation ends with words of the assistant, with which Anthropic's and Ollama's
+    answers go on."""
+    last = messages[-1] if messages else None
+    return bool(last and last.role == "assistant" and last.content and not last.tool_calls)
+
+
+def joined(messages: Sequence[dict[str, Any]]) -> list[Json]:
+    """With neighbours of one role as one message: templates may want roles to alternate."""
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        if merged and merged[-1]["role"] == message["role"]:
+            last = merged.pop()
+            message = {**last, "content": _lines(last["content"], message["content"])}
+        merged.append(message)
+    return merged
+
+
+def reported(messages: list[Json], what: str) -> list[Json]:
+    """A conversation with something more in its system message."""
+    if messages[0]["role"] == "system":
+        first = {**messages[0], "content": f"{messages[0]['content']}\n\n{what}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": what}, *messages]
