@@ -14,35 +14,6 @@ ORIGINS = {"one", "found", "known", "own", "most", "given", "before", "other"}
 MAX_ORIGINS = 45
 """Bindings in the product that are still called so: a ratchet."""
 
-SENTENCES = (
-    "protocol/asyncspec_protocol",
-    "asyncspec/actor",
-    "asyncspec/backend",
-    "asyncspec/constraint",
-    "asyncspec/core",
-    "asyncspec/placement",
-    "asyncspec/plugins",
-    "asyncspec/policy",
-    "asyncspec/sim",
-    "asyncspec/source",
-    "asyncspec/testing",
-    "asyncspec/trace",
-    "nodes/asyncspec_nodes/chat",
-    "nodes/asyncspec_nodes/cli",
-    "nodes/asyncspec_nodes/client",
-    "nodes/asyncspec_nodes/cluster",
-    "nodes/asyncspec_nodes/console",
-    "nodes/asyncspec_nodes/local",
-    "nodes/asyncspec_nodes/node",
-    "nodes/asyncspec_nodes/plugins/dipsd",
-    "nodes/asyncspec_nodes/plugins/page",
-    "nodes/asyncspec_nodes/plugins/simulation",
-    "nodes/asyncspec_nodes/plugins/viewer",
-    "nodes/asyncspec_nodes/roles",
-    "nodes/asyncspec_nodes/serving",
-)
-"""Packages whose comments and docstrings begin with a subject; further ones join the list."""
-
 
 def sources(*packages: str) -> Iterator[Path]:
     for package in packages:
@@ -86,7 +57,7 @@ def test_bindings_are_counted() -> None:
 
 def test_comments_and_docstrings_begin_with_a_subject() -> None:
     wrong = []
-    for path in sources(*SENTENCES):
+    for path in sources(*PRODUCT):
         previous = 0
         with path.open("rb") as file:
             for token in tokenize.tokenize(file.readline):

@@ -72,6 +72,12 @@ def first_session(rank: Rank) -> SessionId:
     return SessionId(draft_number(rank) << _SESSION_BITS)
 
 
+def first_session_since(rank: Rank, nanoseconds: int) -> SessionId:
+    """Smallest session id of a draft node's process that was started at this wall-clock time
+    (``time.time_ns()``), above those of its earlier processes."""
+    return SessionId(first_session(rank) + nanoseconds // 1_000_000)
+
+
 def owner(session: SessionId) -> Rank:
     """Rank of the draft node that issued a session's id; a rank out of use where none did."""
     number = session >> _SESSION_BITS

@@ -42,11 +42,11 @@ class Parameters(Protocol):
 
     @property
     def prompt_name(self) -> str:
-        """Of the prompt."""
+        """The request's parameter that has the prompt, for errors."""
 
     @property
     def form_name(self) -> str:
-        """Of the answer's grammar."""
+        """The request's parameter that has the answer's grammar, for errors."""
 
 
 class PromptParameter(Struct, frozen=True):
@@ -162,7 +162,8 @@ class Responder:
 
     @property
     def tokens(self) -> int:
-        """Of prompts and of the answers so far; before they end, as many of prompts as expected."""
+        """Tokens of prompts and of the answers so far; as many of prompts as expected until they
+        end."""
         return sum(answer.used for answer in self._answers)
 
     @property

@@ -60,7 +60,7 @@ from asyncspec_nodes.roles.verify.config import VerifyConfig, max_sessions
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.serving.requests import ChatText, ServingConfig, encode_chat, read_defaults
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
-from asyncspec_protocol.ids import Rank, SessionId, first_session
+from asyncspec_protocol.ids import Rank, first_session_since
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.links import MIXED, role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
@@ -237,7 +237,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 source_remembers=any(kind.remembers for kind in source_kinds(config)),
                 min_common_prefix=MIN_COMMON_PREFIX if target.info.shares_prefixes else NO_PREFIX,
                 slots=source_slots(config, rank, source),
-                first_session=SessionId(first_session(rank) + time.time_ns() // 1_000_000),
+                first_session=first_session_since(rank, time.time_ns()),
             )
         ),
         run_job=source.source.run,

@@ -19,7 +19,7 @@ from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.node import listen
 from asyncspec_nodes.roles.stage_probe import CHUNK, StageProbe, StageProbeConfig, StageStates
-from asyncspec_protocol.ids import MAX_DRAFTS, Rank, SessionId, draft_rank, first_session
+from asyncspec_protocol.ids import MAX_DRAFTS, Rank, draft_rank, first_session_since
 from asyncspec_protocol.messages import Hello, Welcome
 
 LINK_SECONDS = 10.0
@@ -30,7 +30,7 @@ ROWS = 4096
 """Tokens of all texts together that are read, where there are a few."""
 
 RANK = draft_rank(MAX_DRAFTS - 1)
-"""Of the probe: an operator's own draft nodes count from 0."""
+"""The probe's rank: an operator's own draft nodes count from 0."""
 
 
 class WireTensors:
@@ -74,7 +74,7 @@ async def probe(
     addresses = tuple((node.host, node.port) for node in nodes)
     rows = max(CHUNK, ROWS // max(1, len(texts)))
     facts = asdict(welcome) | {"rank": RANK, "role": "draft", "layers": (0, 0)}
-    first = SessionId(first_session(RANK) + time.time_ns() // 1_000_000)
+    first = first_session_since(RANK, time.time_ns())
     texts = tuple(text[:rows] for text in texts)
     machine = StageProbe(StageProbeConfig(len(addresses), texts, depths, first))
     end = _End()

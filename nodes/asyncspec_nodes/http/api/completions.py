@@ -19,7 +19,7 @@ from asyncspec_protocol.messages import Finished, Submit
 from asyncspec_protocol.sampling import MAX_INT, TopLogprobs
 
 _UNSCORED: dict[str, Any] = {"echo": False, "prompt_logprobs": -1}
-"""Of further answers to a prompt, which come with that of the first one."""
+"""Fields of further answers to a prompt: its scores come with the first answer."""
 
 FINGERPRINT = f"asyncspec-{version('asyncspec')}"
 
@@ -61,7 +61,7 @@ class Completion:
         # The parameter blamed in errors of the answer's grammar.
         _, self.form_name = request.form()
         self._logprobs = submits[0].log_probs
-        # Of the prompt, in the response's own field.
+        # The prompt's scores have a field of their own in the response.
         self.prompt_logprobs = request.prompt_logprobs
         self._details = bool(request.return_details)
         options = request.stream_options
@@ -76,7 +76,7 @@ class Completion:
     # Whether ``begin`` says how many tokens the prompt has, which is known with the first token.
     counts_prompt: ClassVar[bool] = False
 
-    # Of a stream: its headers, and what is written where there is nothing to say.
+    # A stream's headers, and what is written where there is nothing to say.
     headers: ClassVar[Mapping[str, str]] = HEADERS
     alive: ClassVar[bytes] = ALIVE
 

@@ -78,7 +78,7 @@ class OllamaMessage(Struct, frozen=True):
 
 
 class OllamaParameters(Struct, frozen=True, kw_only=True):
-    """Of both endpoints."""
+    """Parameters of both ``/api/chat`` and ``/api/generate``."""
 
     model: str | None = None
     stream: bool | None = None
@@ -244,7 +244,7 @@ def _conversation(messages: Sequence[OllamaMessage], facts: ChatFacts) -> list[C
 
 
 def _call_id(facts: ChatFacts, name: str, number: int) -> str:
-    """Of a history's call, in the one form that Kimi's templates show or Mistral's take."""
+    """The id of a past call, in the one form that Kimi's templates show or Mistral's take."""
     return f"functions.{name}:{number}" if facts.syntax == "kimi-k2" else f"call{number:05d}"
 
 
@@ -349,7 +349,7 @@ class OllamaChat(ChatCompletion):
 
 
 class OllamaGenerated(OllamaChat):
-    """Of ``/api/generate``: one text."""
+    """An answer of ``/api/generate``: one text."""
 
     def _line(self, message: Json) -> Json:
         thought = {"thinking": message["thinking"]} if "thinking" in message else {}

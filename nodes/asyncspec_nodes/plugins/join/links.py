@@ -156,7 +156,7 @@ class Links:
         self._say(f"{self._named(rank, 'reaches')} again")
 
     def _ids(self, rank: int) -> tuple[str, str]:
-        """Of the machines of a stage and of the next one."""
+        """The ids of the machines of a stage and of the next one."""
         assignment = self._members.assignment
         return assignment[rank - 1].member, assignment[rank].member
 

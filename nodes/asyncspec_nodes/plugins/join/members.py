@@ -142,7 +142,7 @@ class Members:
 
     @property
     def devices(self) -> list[Device]:
-        """Of all who are here, or were a moment ago."""
+        """The devices of all members who are here, or were a moment ago."""
         return [member.device for member in self.by_id.values()]
 
     @property

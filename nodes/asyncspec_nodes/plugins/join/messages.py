@@ -17,10 +17,10 @@ Rank = Annotated[int, Meta(ge=1, le=64)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 
 MAX_BYTES = 1 << 22
-"""Of a message."""
+"""Largest message."""
 
 PORTS = 4
-"""Of a member, each for one stage."""
+"""Most ports of a member, each for one stage."""
 
 KEEP_SECONDS = 6.0
 """For so long a member without a connection keeps its stages, which it may be given again where
@@ -54,7 +54,7 @@ class Admitted(Struct, frozen=True, tag="admitted"):
 
     authority: Text
     certificate: Text
-    # Of this run of the cluster: stages of an earlier one are stopped.
+    # This run of the cluster: stages of an earlier one are stopped.
     run: Name = ""
 
 

@@ -212,7 +212,7 @@ class Stages:
             node = SupervisedNode(start, self._say)
             await node.start()
             raise await node.run(lambda report: self._report(rank, report))
-        # Of files here, and of orders or answers of another version, too.
+        # Files here raise these, and so do orders or answers of another version.
         except (AsyncSpecError, OSError, ValueError) as error:
             self._say(str(error))
             text = " ".join(str(error).split())[:MAX_LINE]
