@@ -168,7 +168,9 @@ def test_cells_notice_a_fault(
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("family", ["gpt-oss", "deepseek-v3", "qwen3.5", "gemma4"])
+@pytest.mark.parametrize(
+    "family", ["gpt-oss", "deepseek-v3", "qwen3.5", "lfm2", "nemotron-h", "gemma4"]
+)
 def test_cells_of_other_families(tiny: Callable[..., Path], family: str) -> None:
     """Sinks, latent attention, states, and layers of different shapes under prunes, abandoned
     passes and compaction."""

@@ -1,4 +1,4 @@
-"""States of gated delta net layers: whatever is kept or computed again, the bits are the same."""
+"""States of recurrent layers: whatever is kept or computed again, the bits are the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from asyncspec.backend.reference import decode
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.sampling import Sampling
@@ -23,24 +25,28 @@ from asyncspec.plugins.hf.model.stage import load_stage
 from asyncspec.testing import engines
 from asyncspec_protocol.ids import NodeId
 from backend.probe import cut
+from backend.tiny import generated
 
 pytestmark = pytest.mark.torch
 
-SHAPE = StateShape(heads=2, key_width=3, value_width=5, channels=7, kernel=4)
+SHAPE = StateShape(heads=2, key_width=3, value_width=5, channels=7, kernel=4, key_heads=2)
+# As Mamba-2 has them: heads share keys, and values are added.
+SHARED = replace(SHAPE, key_heads=1)
 VOCAB = 16
 
 
 class Node:
     """A node's inputs; its state and window are those of the recurrence as it is defined."""
 
-    def __init__(self, number: int, above: Node | None) -> None:
+    def __init__(self, number: int, above: Node | None, shape: StateShape = SHAPE) -> None:
         generator = torch.Generator().manual_seed(number)
 
         def random(*size: int) -> torch.Tensor:
             return torch.rand(*size, generator=generator)
 
         self.channels, self.query = random(7), random(2, 3)
-        self.inputs = Inputs(random(2, 3), random(2, 5), random(2), random(2))
+        strength = random(2) if shape is SHAPE else None
+        self.inputs = Inputs(random(shape.key_heads, 3), random(2, 5), random(2), strength)
         before = torch.zeros(2, 3, 5) if above is None else above.state
         self.state: torch.Tensor = step(before, self.inputs)
         window = torch.zeros(4, 7) if above is None else above.window
@@ -53,12 +59,12 @@ class Node:
 
 
 @settings(deadline=None)
-@given(seed=st.integers(0, 10**6), kept=st.integers(1, 9))
-def test_a_node_reads_the_state_of_its_path(seed: int, kept: int) -> None:
+@given(seed=st.integers(0, 10**6), kept=st.integers(1, 9), shape=st.sampled_from([SHAPE, SHARED]))
+def test_a_node_reads_the_state_of_its_path(seed: int, kept: int, shape: StateShape) -> None:
     """A tree that grows, is pruned, compacted and committed at random."""
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(recurrent, "KEPT_STATES", kept)
-    random, cache, table = Random(seed), StateCache(SHAPE), SlotTable()
+    random, cache, table = Random(seed), StateCache(shape), SlotTable()
     nodes: dict[NodeId, Node] = {}
     committed: set[NodeId] = set()
     for _ in range(random.randint(1, 12)):
@@ -66,7 +72,7 @@ def test_a_node_reads_the_state_of_its_path(seed: int, kept: int) -> None:
         parents: list[NodeId] = []
         for i, node in enumerate(ids):
             parents.append(random.choice([table.tip, *table.speculative_nodes, *ids[:i]]))
-            nodes[node] = Node(node, nodes.get(parents[-1]))
+            nodes[node] = Node(node, nodes.get(parents[-1]), shape)
         start = table.committed
         table, rows = allocate(table, ids, parents, committed.__contains__)
         fresh = [nodes[node] for node in ids]
@@ -184,9 +190,15 @@ def test_a_state_that_is_gone_is_no_prefix() -> None:
         assert torch.equal(read[0], after.read())
 
 
-@pytest.fixture(scope="module")
-def make(tiny: Callable[..., Path]) -> engines.MakeStages:
-    stages = cut(open_checkpoint(tiny("qwen3.5")), 2)
+def test_a_value_is_added_at_the_key_that_heads_share() -> None:
+    state, key, value = torch.ones(2, 1, 1), torch.tensor([[3.0]]), torch.tensor([[2.0], [5.0]])
+    after = step(state, Inputs(key, value, torch.tensor([0.5, 0.25])))
+    assert after.flatten().tolist() == [0.5 + 6, 0.25 + 15]
+
+
+@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "nemotron-h"])
+def make(tiny: Callable[..., Path], request: pytest.FixtureRequest) -> engines.MakeStages:
+    stages = cut(open_checkpoint(tiny(request.param)), 2)
     return lambda _: stages
 
 
@@ -198,6 +210,26 @@ def test_conformance_with_states(make: engines.MakeStages) -> None:
     engines.check_sessions_apart(make, VOCAB)
     engines.check_batches_equal_sequential(make, VOCAB, 0, (Sampling(), sampled), length=15)
     engines.check_begins_like_another(make, VOCAB, 1)
+
+
+def test_steps_are_bounded_as_in_a_whole_text(tiny: Callable[..., Path]) -> None:
+    """transformers bounds Mamba-2's time steps where it reads several tokens at once."""
+    path = tiny("nemotron-h", time_step_min=1e-3, time_step_floor=1e-4)
+    prompt = [5, 17, 99, 3, 64] * 8
+    want = generated(path, prompt, 8, use_cache=False)
+    assert decode(cut(open_checkpoint(path), 2), prompt, 8) == want
+
+
+@pytest.mark.parametrize("family", ["lfm2", "nemotron-h"])
+def test_memory_of_other_states_is_counted(family: str, tiny: Callable[..., Path]) -> None:
+    path = tiny(family)
+    info = inspect_checkpoint(path)
+    assert not info.shares_prefixes
+    stage = load_stage(open_checkpoint(path), 0, 3, mode="fast")
+    foretold = footprint(path, info, (0, 3), "float32", "fast")
+    assert foretold.session == stage.session_bytes > 0
+    assert stage.cache_bytes(1) == foretold.slot > 0
+    assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
 
 
 def test_memory_of_states_is_counted(tiny: Callable[..., Path]) -> None:

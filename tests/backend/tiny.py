@@ -136,6 +136,7 @@ SHARED_EXPERTS = {
     "num_experts_per_tok": 3,
     "shared_expert_intermediate_size": 44,
 }
+NEMOTRON_LAYERS = ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]
 # Routers in groups, one dense layer, shared experts.
 DEEPSEEK = {
     "moe_intermediate_size": 36,
@@ -168,6 +169,35 @@ FAMILIES |= {
     ),
     "qwen3.5": ("qwen3_5_text", GATED_DELTA),
     "deepseek-v3": ("deepseek_v3", DEEPSEEK | LATENT),
+    "lfm2": (
+        "lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron-h": (
+        "nemotron_h",
+        {
+            "layers_block_type": NEMOTRON_LAYERS,
+            "head_dim": 32,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 20,
+            "n_groups": 2,
+            "conv_kernel": 4,
+            "chunk_size": 8,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 36,
+            "moe_shared_expert_intermediate_size": 44,
+            "moe_latent_size": 40,
+            # Bounds that transformers applies to prompts alone are out of reach.
+            "time_step_min": 1e-9,
+            "time_step_floor": 0.02,
+        },
+    ),
     "gemma4": (
         "gemma4_text",
         {
@@ -237,6 +267,16 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", {"sliding_window": 16}),
     "vaultgemma": ("vaultgemma", {"head_dim": 32, "sliding_window": 16}),
     "youtu": ("youtu", LATENT),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+            "num_dense_layers": 2,
+            "moe_intermediate_size": 36,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
     "minimax-m2": (
         "minimax_m2",
         {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},
@@ -257,7 +297,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families with the parts of those in ``FAMILIES``, tried in fewer ways."""
 
-OWN_CODE = frozenset({"gpt-oss", "qwen3.5", "deepseek-v3", "gemma4"})
+OWN_CODE = frozenset({"gpt-oss", "qwen3.5", "deepseek-v3", "gemma4", "lfm2", "nemotron-h"})
 """Those of ``FAMILIES`` whose layers run in transformers' own code."""
 
 for _families in (FAMILIES, PLAIN):
@@ -286,7 +326,7 @@ def save_tiny(directory: Path, family: str = "llama", seed: int = 0, **changes: 
     return directory
 
 
-def generated(path: Path, prompt: list[int], count: int) -> list[int]:
+def generated(path: Path, prompt: list[int], count: int, **how: Any) -> list[int]:
     """What transformers itself says after ``prompt``: greedy, in float32, whatever ends a text."""
     # The attention that transformers 5.10 chooses by itself leaves out the cap on Gemma 2's scores.
     model = AutoModelForCausalLM.from_pretrained(
@@ -298,6 +338,7 @@ def generated(path: Path, prompt: list[int], count: int) -> list[int]:
         max_new_tokens=count,
         do_sample=False,
         eos_token_id=None,
+        **how,
     )
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens

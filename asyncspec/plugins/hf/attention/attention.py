@@ -22,7 +22,7 @@ from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.jobs import Row
 from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.plugins.hf.attention.cache import KVCache
-from asyncspec.plugins.hf.attention.recurrent import Inputs, StateShape
+from asyncspec.plugins.hf.attention.recurrent import StateCache, StateShape
 from asyncspec.plugins.hf.kernels.cpu.capabilities import RowTiles
 from asyncspec.plugins.hf.kernels.cpu.linear import pad_rows
 from asyncspec.plugins.hf.kernels.device import Device
@@ -57,15 +57,16 @@ Reach = tuple[int, bool] | None
 
 
 class RecurrentLayer(Protocol):
-    """A layer with a state in place of keys and values (``delta_net.py``)."""
+    """A layer with a state in place of keys and values (``recurrent_layers.py``)."""
 
     layer_idx: int
     shape: StateShape
 
-    def heads(
-        self, windows: Tensor, strength: Tensor, step_size: Tensor
-    ) -> tuple[Tensor, list[Inputs]]:
-        """Queries and inputs of the state, from windows of the convolution's inputs."""
+    def read(
+        self, states: StateCache, committed: int, rows: Sequence[Row], *inputs: Tensor
+    ) -> Tensor:
+        """What rows behind ``committed`` slots read from their states, of the layer's inputs
+        [n, ...] at these rows: [n, *shape.read], float32."""
 
 
 class TreeMask:
@@ -106,7 +107,7 @@ class TreeMask:
 
     def recur(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
         """In place of attention in a layer with a state: of the layer's inputs [n, ...] what rows
-        read from their states [n, heads, V] (float32); n as in ``attend``. Raises
+        read from their states [n, *shape.read] (float32); n as in ``attend``. Raises
         ``Abandoned``."""
         if self.stop():
             raise Abandoned
@@ -200,10 +201,8 @@ class TreeAttention(TreeMask):
         return out.reshape(heads, count, -1).transpose(0, 1)
 
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
-        channels, *gates = inputs
-        states, where = self.cache.states[layer.layer_idx], (self.committed, self.rows)
-        queries, updates = layer.heads(states.windows(*where, channels), *gates)
-        return states.read(*where, queries, updates)
+        states = self.cache.states[layer.layer_idx]
+        return layer.read(states, self.committed, self.rows, *inputs)
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         """query [Hkv, G*n, K] -> [Hkv, G*n, V]. ``mask`` [rows, end - start] is added to the

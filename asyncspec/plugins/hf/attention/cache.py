@@ -40,10 +40,14 @@ class LayerShape(Struct, frozen=True):
     groups: int = 1
 
 
+Shape = LayerShape | StateShape | None
+"""What a layer keeps; None: nothing."""
+
+
 class CacheShape(Struct, frozen=True):
     """What one slot of a stage holds."""
 
-    layers: tuple[LayerShape | StateShape, ...]
+    layers: tuple[Shape, ...]
     dtype: torch.dtype
     # Exact attention sums in float32 and keeps ones beside the values.
     exact: bool
@@ -61,7 +65,7 @@ class CacheShape(Struct, frozen=True):
         """Bytes per slot over all layers."""
         total = 0
         for layer in self.layers:
-            if isinstance(layer, StateShape):
+            if not isinstance(layer, LayerShape):
                 continue
             keys = layer.key_width * self.dtype.itemsize
             values = self.value_columns(layer) * self.value_dtype.itemsize
@@ -77,12 +81,12 @@ class CacheShape(Struct, frozen=True):
         return self.slot_bytes() * 3 // 2
 
 
-def path_kernel(layers: Sequence[LayerShape | StateShape], device: Device) -> PathKernel | None:
+def path_kernel(layers: Sequence[Shape], device: Device) -> PathKernel | None:
     """A device's kernel for attention over paths, where it takes all layers."""
     return device.path_kernel if paths_fit(layers) else None
 
 
-def paths_fit(layers: Sequence[LayerShape | StateShape]) -> bool:
+def paths_fit(layers: Sequence[Shape]) -> bool:
     """Whether a kernel for attention over paths takes all layers."""
     shapes = [one for one in layers if isinstance(one, LayerShape)]
     return all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in shapes)
@@ -113,6 +117,7 @@ class KVCache:
         for i, layer in enumerate(shape.layers):
             if isinstance(layer, StateShape):
                 self.states[i] = StateCache(layer, device)
+            if not isinstance(layer, LayerShape):
                 continue
             columns = shape.value_columns(layer)
             for stored, width, kind in (

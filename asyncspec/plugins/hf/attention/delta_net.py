@@ -3,19 +3,17 @@ scan, made of the family's modules."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from asyncspec.core.errors import CheckpointError
 from asyncspec.core.jobs import Row
-from asyncspec.plugins.hf.attention.attention import RecurrentLayer, TreeMask
-from asyncspec.plugins.hf.attention.recurrent import Inputs, StateCache, StateShape
-from asyncspec.plugins.hf.kernels.cpu.elementwise import PaddedActivation
+from asyncspec.plugins.hf.attention.attention import TreeMask
+from asyncspec.plugins.hf.attention.recurrent import Inputs, StateCache, StateShape, convolved
+from asyncspec.plugins.hf.kernels.cpu.elementwise import Exp, PaddedActivation
 from asyncspec.plugins.hf.kernels.cpu.linear import pad_rows
-from asyncspec.plugins.hf.kernels.device import Device
-from asyncspec.plugins.hf.kernels.probing import PROBE_ROWS, noise, same_up_to_rounding
 
 _EPSILON = 1e-6
 """Epsilon of the norm of queries and keys, in all families."""
@@ -32,6 +30,7 @@ def state_shape(family: Any) -> StateShape:
         value_width=family.head_v_dim,
         channels=family.conv_dim,
         kernel=family.conv_kernel_size,
+        key_heads=family.num_v_heads,
     )
 
 
@@ -50,11 +49,9 @@ class DeltaNet(nn.Module):
         self._activation, self._sigmoid, self._softplus = (
             PaddedActivation(kind) for kind in (nn.SiLU(), nn.Sigmoid(), nn.Softplus())
         )
-        self._exp = PaddedActivation(_Exp())
+        self._exp = PaddedActivation(Exp())
         if family.activation not in ("silu", "swish"):
             raise AttributeError(f"a convolution followed by {family.activation}")
-        if family.conv1d.bias is not None:
-            raise AttributeError("a convolution with a bias")
 
     def forward(self, hidden_states: Tensor, tree: TreeMask, **_: Any) -> Tensor:
         """Hidden states [1, n, H] -> [1, n, H]."""
@@ -80,19 +77,23 @@ class DeltaNet(nn.Module):
         channels = torch.cat([part.flatten(2) for part in (query, key, value)], -1)
         return channels, gate, strength, step_size
 
-    def heads(
+    def read(
+        self, states: StateCache, committed: int, rows: Sequence[Row], *inputs: Tensor
+    ) -> Tensor:
+        """As ``RecurrentLayer``."""
+        channels, strength, step_size = inputs
+        windows = states.windows(committed, rows, channels)
+        return states.read(committed, rows, *self._heads(windows, strength, step_size))
+
+    def _heads(
         self, windows: Tensor, strength: Tensor, step_size: Tensor
     ) -> tuple[Tensor, list[Inputs]]:
         """Queries [n, heads, K] of rows, and what each adds to the state, from their windows of
         inputs [n, kernel, channels] in float32."""
         family, shape = self.family, self.shape
-        kind = strength.dtype
-        weight = family.conv1d.weight[:, 0].float()
-        mixed = windows[:, 0] * weight[:, 0]
-        for place in range(1, shape.kernel):
-            mixed += windows[:, place] * weight[:, place]
+        mixed = convolved(windows, family.conv1d)
         # Rounded where the family rounds.
-        mixed = self._activation(mixed.to(kind)).float()
+        mixed = self._activation(mixed.to(strength.dtype)).float()
         query, key, value = mixed.split_with_sizes(self._sizes, -1)
         count = len(mixed)
         groups = shape.heads // self._key_heads
@@ -106,50 +107,6 @@ class DeltaNet(nn.Module):
         decay, strength = self._exp(-rate), self._sigmoid(strength).float()
         each = zip(key, value, decay, strength, strict=True)
         return query, [Inputs(*(part.clone() for part in parts)) for parts in each]
-
-
-def install_delta_nets(model: Any, device: Device) -> None:
-    """Replace a model's layers with a state, in place, once their weights are loaded. Raises
-    ``CheckpointError`` where the family's own code computes something else."""
-    for i, layer in enumerate(model.model.layers):
-        family = getattr(layer, "linear_attn", None)
-        if family is None:
-            continue
-        try:
-            layer.linear_attn = DeltaNet(family, i)
-            agrees = _agrees(layer.linear_attn, family, device)
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{type(family).__name__} is not known: {error}") from error
-        if not agrees:
-            raise CheckpointError(f"{type(family).__name__} computes another state than is known")
-
-
-def _agrees(ours: DeltaNet, family: Any, device: Device) -> bool:
-    """Whether both give the same on a short sequence, up to rounding."""
-    projection = family.out_proj
-    hidden = noise(1, PROBE_ROWS, projection.out_features).to(projection.dtype)
-    hidden = device.put(hidden)
-    want, got = family(hidden), ours(hidden, _Sequence(device))
-    return same_up_to_rounding(got, want)
-
-
-class _Sequence(TreeMask):
-    """One sequence of ``PROBE_ROWS`` rows."""
-
-    def __init__(self, device: Device) -> None:
-        super().__init__(PROBE_ROWS)
-        self._device = device
-
-    def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
-        rows = [Row(i, i, (*range(i + 1),)) for i in range(PROBE_ROWS)]
-        states, (channels, *gates) = StateCache(layer.shape, self._device), inputs
-        queries, updates = layer.heads(states.windows(0, rows, channels), *gates)
-        return states.read(0, rows, queries, updates)
-
-
-class _Exp(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.exp()
 
 
 def _normalized(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.plugins.hf.checkpoint.expert_stacks import BIAS, is_transposed
+from asyncspec.plugins.hf.kernels.cpu.elementwise import Function
 from asyncspec.plugins.hf.kernels.cpu.linear import pad_rows
 
 _ROUTED_ROWS = 64
@@ -26,7 +27,7 @@ def split_experts(model: nn.Module) -> None:
     block: Any
     for path, block in list(model.named_modules()):
         experts: Any = getattr(block, "experts", None)
-        if isinstance(getattr(experts, "gate_up_proj", None), nn.Parameter):
+        if isinstance(getattr(experts, "down_proj", None), nn.Parameter):
             block.experts = Experts(experts)
             name = "router" if hasattr(block, "router") else "gate"
             if isinstance(getattr(block, name), nn.Linear):
@@ -118,6 +119,20 @@ class Expert(nn.Module):
         return out
 
 
+class PlainExpert(nn.Module):
+    """A feed-forward layer without a gate, as an expert of Nemotron 3."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(width, inner, bias=False, device="meta")
+        self.down_proj = nn.Linear(inner, width, bias=False, device="meta")
+
+    def forward(self, x: Tensor, activation: Any) -> Tensor:
+        """x [n, H] -> [n, H]."""
+        out: Tensor = self.down_proj(activation(self.up_proj(x)))
+        return out
+
+
 class StackedExpert(nn.Module):
     """An expert of Llama 4, whose gate and up are halves of one matrix."""
 
@@ -170,25 +185,30 @@ class Experts(nn.ModuleList):
         if hasattr(family, BIAS):
             count = len(family.down_proj)
             super().__init__(BiasedExpert(family, number) for number in range(count))
-            self.act_fn = nn.Identity()
+            self.act_fn: nn.Module = nn.Identity()
             return
         count, width, inner = family.down_proj.shape
-        if is_transposed(family.gate_up_proj.shape, family.down_proj.shape):
+        if not hasattr(family, "gate_up_proj"):
+            super().__init__(PlainExpert(width, inner) for _ in range(count))
+        elif is_transposed(family.gate_up_proj.shape, family.down_proj.shape):
             super().__init__(StackedExpert(inner, width) for _ in range(count))
         else:
             super().__init__(Expert(width, inner) for _ in range(count))
-        self.act_fn = family.act_fn
+        activation = family.act_fn
+        self.act_fn = activation if isinstance(activation, nn.Module) else Function(activation)
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """hidden [n, H]; chosen (int64) and weights [n, k]. Returns [n, H]: for each row the sum of
         its experts in the order of their numbers, whatever other rows there are."""
-        out = torch.zeros_like(hidden)
+        # Nemotron 3 rounds the sum alone.
+        kind = weights.dtype if isinstance(self[0], PlainExpert) else hidden.dtype
+        out = torch.zeros_like(hidden, dtype=kind)
         for number in sorted(set(chosen.flatten().tolist())):
             rows, places = torch.where(chosen == number)
             expert: Any = self[number]
             x = expert(hidden[rows], self.act_fn)
             out.index_add_(0, rows, (x * weights[rows, places, None]).to(out.dtype))
-        return out
+        return out.to(hidden.dtype)
 
 
 class ScaledMixture(nn.Module):

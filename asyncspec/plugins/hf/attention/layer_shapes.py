@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from asyncspec.core.errors import CheckpointError
-from asyncspec.plugins.hf.attention.cache import LayerShape
-from asyncspec.plugins.hf.attention.delta_net import state_shape
+from asyncspec.plugins.hf.attention.cache import LayerShape, Shape
 from asyncspec.plugins.hf.attention.latent import latent_shape
-from asyncspec.plugins.hf.attention.recurrent import StateShape
+from asyncspec.plugins.hf.attention.recurrent_layers import recurrent_shape
 
 
-def layer_shapes(model: Any) -> tuple[LayerShape | StateShape, ...]:
+def layer_shapes(model: Any) -> tuple[Shape, ...]:
     """Shapes of the layers of a causal LM, which may be on the meta device. Raises
     ``CheckpointError`` for layers of another structure."""
     try:
@@ -21,10 +20,12 @@ def layer_shapes(model: Any) -> tuple[LayerShape | StateShape, ...]:
         raise CheckpointError(f"{name} of this transformers is not known: {error}") from error
 
 
-def _layer_shape(layer: Any) -> LayerShape | StateShape:
-    if (family := getattr(layer, "linear_attn", None)) is not None:
-        return state_shape(family)
-    attention = layer.self_attn
+def _layer_shape(layer: Any) -> Shape:
+    if (state := recurrent_shape(layer)) is not None:
+        return state
+    attention = layer.mixer if hasattr(layer, "mixer") else layer.self_attn
+    if hasattr(attention, "up_proj") or hasattr(attention, "experts"):
+        return None  # a feed-forward layer by itself
     if hasattr(attention, "kv_b_proj"):
         return latent_shape(attention)
     config = attention.config

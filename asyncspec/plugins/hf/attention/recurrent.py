@@ -1,4 +1,5 @@
-"""Gated delta net layers over a tree: a state of a fixed size in place of keys and values.
+"""Layers with a state of a fixed size in place of keys and values, over a tree: gated delta nets,
+Mamba-2, short convolutions, which have the last inputs alone.
 
 The state after a token is a function of the state after its parent and of the token's key, value,
 decay and write strength (Gated Delta Networks, section 3.1; ``step``). A node's state is megabytes
@@ -14,7 +15,7 @@ from itertools import chain
 
 import torch
 from msgspec import Struct
-from torch import Tensor
+from torch import Tensor, nn
 
 from asyncspec.core.jobs import Row
 from asyncspec.plugins.hf.kernels.device import CPU, Device
@@ -32,7 +33,7 @@ _FLOAT = 4  # bytes: states and their inputs are float32
 
 
 class StateShape(Struct, frozen=True):
-    """Sizes of a layer's state."""
+    """Sizes of a layer's state; a short convolution has no heads."""
 
     heads: int
     key_width: int
@@ -40,12 +41,20 @@ class StateShape(Struct, frozen=True):
     # Channels of the convolution over the inputs of queries, keys and values, and its tokens.
     channels: int
     kernel: int
+    # Heads share keys in equal groups.
+    key_heads: int
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """Shape of what a row reads."""
+        return (self.heads, self.value_width) if self.heads else (self.channels,)
 
     def session_bytes(self) -> int:
         """Bytes of the states that a session keeps at most, one of them in the making, and of the
         inputs of ``UNCOMMITTED`` nodes."""
         state = self.heads * self.key_width * self.value_width
-        node = self.channels + self.heads * (self.key_width + self.value_width + 2)
+        node = self.channels + self.key_heads * self.key_width
+        node += self.heads * (self.value_width + 2)
         numbers = (KEPT_STATES + 2) * state + self.kernel * self.channels + UNCOMMITTED * node
         return numbers * _FLOAT
 
@@ -53,20 +62,34 @@ class StateShape(Struct, frozen=True):
 class Inputs(Struct, frozen=True):
     """What enters the state at one node, in float32, in memory of its own."""
 
-    # Key [heads, K], normalized; value [heads, V].
+    # Key [key heads, K]; value [heads, V].
     key: Tensor
     value: Tensor
-    # Factor of the old state, and share of the new value [heads].
+    # Factor of the old state [heads].
     decay: Tensor
-    strength: Tensor
+    # Share of the value that replaces what is stored at the key [heads]; None: it is added.
+    strength: Tensor | None = None
 
 
 def step(state: Tensor, inputs: Inputs) -> Tensor:
     """The state [heads, K, V] after a node, from the one after its parent."""
     new = state * inputs.decay[:, None, None]
-    remembered = torch.bmm(inputs.key[:, None], new)
+    key = inputs.key.repeat_interleave(len(state) // len(inputs.key), 0)
+    if inputs.strength is None:
+        return new.baddbmm_(key[:, :, None], inputs.value[:, None])
+    remembered = torch.bmm(key[:, None], new)
     delta = (inputs.value[:, None] - remembered) * inputs.strength[:, None, None]
-    return new.baddbmm_(inputs.key[:, :, None], delta)
+    return new.baddbmm_(key[:, :, None], delta)
+
+
+def convolved(windows: Tensor, convolution: nn.Module) -> Tensor:
+    """What a convolution by channel makes of windows [n, kernel, channels]: [n, channels], in
+    float32 and in one order."""
+    weight, bias = convolution.get_parameter("weight")[:, 0].float(), convolution.bias
+    mixed = windows[:, 0] * weight[:, 0]
+    for place in range(1, windows.shape[1]):
+        mixed += windows[:, place] * weight[:, place]
+    return mixed + bias.float() if isinstance(bias, Tensor) else mixed
 
 
 class StateCache:
@@ -126,7 +149,8 @@ class StateCache:
         self.base, self._state, self._window = source.base, source._state, source._window.clone()
         for slot in range(self.base, slots):
             self._channels[slot] = source._channels[slot]
-            self._inputs[slot] = source._inputs[slot]
+            if self.shape.heads:
+                self._inputs[slot] = source._inputs[slot]
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` gets the contents of slot ``keep[i]``; other slots are freed."""
@@ -160,9 +184,11 @@ class StateCache:
         path = (*range(self.base, base),)
         if not path:
             return
-        if unknown := [slot for slot in path if slot not in self._inputs]:
+        computed = self._inputs if self.shape.heads else self._channels
+        if unknown := [slot for slot in path if slot not in computed]:
             raise ValueError(f"slot {unknown[0]} was never computed")
-        self._state = self._after(path)
+        if self.shape.heads:
+            self._state = self._after(path)
         recent = [*self._window.unbind(), *(self._channels[slot] for slot in path)]
         self._window = torch.stack(recent[len(recent) - len(self._window) :])
         self.base = base

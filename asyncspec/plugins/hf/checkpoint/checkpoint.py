@@ -30,12 +30,12 @@ from asyncspec.plugins.hf.checkpoint.formats.settings import SETTINGS
 from asyncspec.plugins.hf.checkpoint.formats.tensors import QuantizedTensor
 from asyncspec.plugins.hf.checkpoint.model_config import (
     EXPERTS,
-    TEXT_PARTS,
     architecture,
     inspect_checkpoint,
     read_config,
     text_config,
 )
+from asyncspec.plugins.hf.checkpoint.tensor_names import usual_prefixes
 
 _CONVERTED = 16 << 20
 """Bytes converted at a time."""
@@ -123,9 +123,11 @@ def model_tensors(files: CheckpointFiles) -> tuple[dict[str, TensorInfo], dict[s
     settings = read_config(files.directory)
     stored = files.tensors()
     tensors = quantized_tensors(text_config(settings), stored)
-    if architecture(settings) in TEXT_PARTS:
-        stored, tensors = text_tensors(stored), text_tensors(tensors)
-    if architecture(text_config(settings)) in EXPERTS:
+    name = architecture(text_config(settings))
+    prefixes = {**(TEXT_PREFIXES if name != architecture(settings) else {}), **usual_prefixes(name)}
+    if prefixes:
+        stored, tensors = renamed(stored, prefixes), renamed(tensors, prefixes)
+    if name in EXPERTS:
         stored, tensors = unstack_experts(stored), unstack_experts(tensors)
     return stored, tensors
 
@@ -142,13 +144,15 @@ def text_part(config: Any) -> Any:
     return text
 
 
-def text_tensors(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Tensors by the names that they have in a model of text alone."""
-    renamed: dict[str, TensorInfo] = {}
+def renamed(
+    tensors: Mapping[str, TensorInfo], prefixes: Mapping[str, str]
+) -> dict[str, TensorInfo]:
+    """Tensors by other names: the first of ``prefixes`` that a name begins with is replaced."""
+    named: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
-        prefix = next(filter(name.startswith, TEXT_PREFIXES), "")
-        renamed[TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = info
-    return renamed
+        prefix = next(filter(name.startswith, prefixes), "")
+        named[prefixes.get(prefix, "") + name.removeprefix(prefix)] = info
+    return named
 
 
 def _check_names(path: Path, tensors: Mapping[str, TensorInfo]) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.plugins.hf.checkpoint.files.headers import TensorInfo
 
-_BLOCKS = ("mlp", "feed_forward")
+_BLOCKS = ("mlp", "feed_forward", "mixer")
 ROUTERS = tuple(f"{block}.{name}.linear" for block in _BLOCKS for name in ("gate", "router"))
 """How the name of a router's linear layer ends."""
 GATES = (*ROUTERS, "mlp.shared_expert_gate.linear")
@@ -27,7 +27,8 @@ BIAS = "gate_up_proj_bias"
 """What the experts of gpt-oss have: matrices [in, out], and gate and up in turn."""
 
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-_STACKS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_GATED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+_STACKS = {**_GATED, "up_proj": ("up_proj",)}
 _EXPERT = re.compile(rf"(.*\.(?:{'|'.join(_BLOCKS)})\.experts)\.(\d+)\.(\w+)\.weight")
 _STEMS = tuple(f".{block}.experts" for block in _BLOCKS)
 
@@ -68,7 +69,7 @@ def _transposes(tensors: Mapping[str, TensorInfo], stem: str) -> bool:
     """Whether the stacks of a layer's experts have matrices [in, out]."""
     if f"{stem}.{BIAS}" in tensors:
         return True
-    shapes = [tensors[name].shape for part in _STACKS if (name := f"{stem}.{part}") in tensors]
+    shapes = [tensors[name].shape for part in _GATED if (name := f"{stem}.{part}") in tensors]
     return [*map(len, shapes)] == [3, 3] and is_transposed(*shapes)
 
 
@@ -92,13 +93,17 @@ def expected_shapes(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, 
             stem, number, _ = expert.groups()
             counts[stem] = max(counts.get(stem, 0), int(number) + 1)
     for stem, count in counts.items():
-        for part in _STACKS:
+        for part in _GATED:
             matrix = matrices.get(f"{stem}.0.{part}.weight")
             if matrix is not None and matrix.transposed:
                 shapes[f"{stem}.{part}"] = (count, *reversed(matrix.shape))
         gate, down = (
             matrices.get(f"{stem}.0.{part}.weight") for part in ("gate_proj", "down_proj")
         )
+        up = matrices.get(f"{stem}.0.up_proj.weight")
+        if gate is None and up is not None and down is not None:
+            shapes[f"{stem}.up_proj"] = (count, *up.shape)
+            shapes[f"{stem}.down_proj"] = (count, *down.shape)
         if gate is not None and down is not None and not down.transposed:
             inner, width = gate.shape
             shapes[f"{stem}.gate_up_proj"] = (count, 2 * inner, width)

@@ -24,9 +24,11 @@ EXPERTS = frozenset(
         "FlexOlmoForCausalLM",
         "Glm4MoeLiteForCausalLM",
         "GptOssForCausalLM",
+        "Lfm2MoeForCausalLM",
         "Llama4ForCausalLM",
         "MiniMaxM2ForCausalLM",
         "MixtralForCausalLM",
+        "NemotronHForCausalLM",
         "OlmoeForCausalLM",
         "Qwen2MoeForCausalLM",
         "Qwen3MoeForCausalLM",
@@ -37,8 +39,17 @@ EXPERTS = frozenset(
 )
 """Families whose gated experts become linear layers of their own (``experts.py``)."""
 
-RECURRENT = frozenset({"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
-"""Families with gated delta net layers (``delta_net.py``)."""
+RECURRENT = frozenset(
+    {
+        "Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM",
+        "NemotronHForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeForCausalLM",
+    }
+)
+"""Families with layers that have a state (``recurrent_layers.py``)."""
 
 LATENT = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"})
 """Families with latent attention (``latent.py``)."""
@@ -112,7 +123,7 @@ def inspect_checkpoint(directory: Path) -> ModelInfo:
         )
     return ModelInfo(
         architecture=name,
-        layers=_number(config, "num_hidden_layers", directory),
+        layers=_layers(config, directory),
         hidden_size=_number(config, "hidden_size", directory),
         vocab_size=_number(config, "vocab_size", directory),
         context_length=context_length(config, directory),
@@ -168,6 +179,14 @@ def _number(config: Mapping[str, Any], name: str, where: Path) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise CheckpointError(f"config.json of {where} needs a positive number as {name}")
     return value
+
+
+def _layers(config: Mapping[str, Any], directory: Path) -> int:
+    """The number of layers; Nemotron-H may have a list or a string of their kinds alone."""
+    kinds = config.get("layers_block_type") or config.get("hybrid_override_pattern")
+    if isinstance(kinds, list | str):
+        return len(kinds)
+    return _number(config, "num_hidden_layers", directory)
 
 
 def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:

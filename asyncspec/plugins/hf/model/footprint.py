@@ -41,6 +41,7 @@ from asyncspec.plugins.hf.model.weights import (
     BITS,
     cut_ends,
     cut_problem,
+    embedding_of,
     is_plain_embedding,
     layer_of,
     layer_tensors,
@@ -99,7 +100,7 @@ def footprint(
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
     looked_up = 0
     if first == 0 and not tied:
-        embedding = model.model.embed_tokens
+        embedding = embedding_of(model)
         held = in_linear if is_plain_embedding(embedding) else computed
         looked_up = sum(p.numel() for p in embedding.parameters()) * held.itemsize
     scores = pass_scores(config.num_attention_heads)
@@ -205,7 +206,7 @@ def _weights(
     """Bytes of a model's numbers, of type ``dtype``; those of linear layers, and of an embedding
     kept as stored, are ``in_linear``. ``tied``: the head is the embedding, held once if alike."""
     bits = _known_bits(device)
-    kept = in_linear != dtype and is_plain_embedding(model.model.embed_tokens)
+    kept = in_linear != dtype and is_plain_embedding(embedding_of(model))
     counts: Counter[str] = Counter()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):

@@ -385,6 +385,7 @@ def _random_cache(shard: Shard) -> KVCache:
             state = noise(layer.heads, layer.key_width, layer.value_width, seed=2 * i)
             window = noise(layer.kernel - 1, layer.channels, seed=2 * i + 1)
             cache.states[i].begin(prefix, device.put(state), device.put(window))
+        if not isinstance(layer, LayerShape):
             continue
         keys = noise(layer.kv_heads, prefix, layer.key_width, seed=2 * i)
         values = noise(layer.kv_heads, prefix, layer.value_width, seed=2 * i + 1)

@@ -20,12 +20,13 @@ from asyncspec.core.jobs import Row
 from asyncspec.plugins.hf.attention.attention import IMPLEMENTATION, TreeMask, register
 from asyncspec.plugins.hf.attention.batched_attention import attention_of
 from asyncspec.plugins.hf.attention.cache import CacheShape, KVCache, path_kernel
-from asyncspec.plugins.hf.attention.delta_net import install_delta_nets
 from asyncspec.plugins.hf.attention.latent import install_latent_attention
 from asyncspec.plugins.hf.attention.layer_shapes import layer_shapes
 from asyncspec.plugins.hf.attention.query_scale import install_query_scales
+from asyncspec.plugins.hf.attention.recurrent_layers import install_recurrent_layers
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
 from asyncspec.plugins.hf.checkpoint.placeholders import NoRandomWeights
+from asyncspec.plugins.hf.checkpoint.tensor_names import family_name, norm_name
 from asyncspec.plugins.hf.kernels.accelerator.linear import DeviceLinear
 from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.plugins.hf.kernels.cpu.elementwise import pad_elementwise
@@ -44,6 +45,7 @@ from asyncspec.plugins.hf.model.optimized.model import (
     optimize_model,
 )
 from asyncspec.plugins.hf.model.weights import (
+    NORM_PREFIX,
     MatrixFormat,
     ShardTensors,
     cut_ends,
@@ -254,7 +256,7 @@ def load_shard(
     shard = Shard(model, checkpoint, first, last, dtype, device)
     load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied, device))
     device.place(model)
-    install_delta_nets(model, device)
+    install_recurrent_layers(model, device)
     install_latent_attention(model, device)
     install_query_scales(model)
     if mode == "exact" and device.torch.type == "cpu":
@@ -304,7 +306,7 @@ def _check_input(checkpoint: Checkpoint, shard: Shard) -> None:
     try:
         tree = TreeMask(len(inputs))
         positions = shard.device.integers(_PROBE_POSITIONS)
-        want, got = body.norm(inputs), shard.hidden(inputs, positions, tree)
+        want, got = getattr(body, norm_name(body))(inputs), shard.hidden(inputs, positions, tree)
     except Exception as error:
         raise CheckpointError(
             f"{checkpoint.info.architecture} cannot be cut: {first_line(error)}"
@@ -362,7 +364,8 @@ def _build(
         # A mismatched one comes with both shapes.
         keys = sorted(x if isinstance(x, str) else x[0] for x in info.get(problem, ()))
         # Keys of the last norm beside its weight: ``cut_ends`` removes it where there is no head.
-        keys = [key for key in keys if last == total or not key.startswith("model.norm.")]
+        norm = family_name(checkpoint.info.architecture, NORM_PREFIX)
+        keys = [key for key in keys if last == total or not key.startswith(norm)]
         if keys:
             kind = problem.removesuffix("_keys")
             raise CheckpointError(

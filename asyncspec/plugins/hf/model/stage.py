@@ -23,6 +23,7 @@ from asyncspec.plugins.hf.attention.cache import POSITION_BYTES, KVCache
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.plugins.hf.checkpoint.formats.settings import check_requantized
 from asyncspec.plugins.hf.checkpoint.model_config import read_config, text_config
+from asyncspec.plugins.hf.checkpoint.tensor_names import norm_name
 from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
 from asyncspec.plugins.hf.kernels.cpu.dense import tune_min_rows
 from asyncspec.plugins.hf.kernels.cpu.quantized import check_quantize
@@ -309,7 +310,7 @@ def _hook(shard: Shard, depth: int, captured: dict[int, Tensor]) -> Any:
         captured[depth] = (output[0] if isinstance(output, tuple) else output)[0]
 
     if depth == FINAL:
-        return inner.norm.register_forward_hook(on_output)
+        return getattr(inner, norm_name(inner)).register_forward_hook(on_output)
     if depth == 0:
         return inner.layers[0].register_forward_pre_hook(on_input, with_kwargs=True)
     return inner.layers[depth - 1 - shard.layers.start].register_forward_hook(on_output)

@@ -36,6 +36,11 @@ from asyncspec.plugins.hf.checkpoint.files.headers import EMBEDDING, HEAD, Tenso
 from asyncspec.plugins.hf.checkpoint.files.stored import TORCH_DTYPES
 from asyncspec.plugins.hf.checkpoint.formats.tensors import QuantizedTensor
 from asyncspec.plugins.hf.checkpoint.model_config import EXPERTS
+from asyncspec.plugins.hf.checkpoint.tensor_names import (
+    embedding_name,
+    family_name,
+    norm_name,
+)
 from asyncspec.plugins.hf.kernels.accelerator.linear import DenseDeviceLinear
 from asyncspec.plugins.hf.kernels.cpu import stacked
 from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
@@ -57,8 +62,11 @@ _BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
 """Tensors of which every layer of Gemma 4 E2B and E4B reads a part, by the token."""
 
 
-_LAYER_NUMBERS = ("moe_layers",)
+_LAYER_NUMBERS = ("full_attn_idxs", "moe_layers")
 """Settings that list layers by their numbers."""
+
+_DENSE_COUNTS = ("first_k_dense_replace", "num_dense_layers")
+"""Settings that count the first layers, which have no experts."""
 
 
 def cut_problem(config: Any) -> str:
@@ -95,7 +103,7 @@ def sub_config(config: Any, first: int, last: int) -> Any:
         }
     sub.num_hidden_layers = last - first
     for name in filter(partial(hasattr, config), _LAYER_NUMBERS):
-        numbers = [i - first for i in getattr(config, name) if first <= i < last]
+        numbers = [i - first for i in getattr(config, name) or () if first <= i < last]
         setattr(sub, name, numbers)
     if hasattr(config, "decoder_sparse_step"):
         # Which layers have experts depends on their numbers.
@@ -104,8 +112,8 @@ def sub_config(config: Any, first: int, last: int) -> Any:
             i - first for i in range(first, last) if i in dense or (i + 1) % step
         ]
         sub.decoder_sparse_step = 1
-    if hasattr(config, "first_k_dense_replace"):
-        sub.first_k_dense_replace = max(0, config.first_k_dense_replace - first)
+    for name in filter(partial(hasattr, config), _DENSE_COUNTS):
+        setattr(sub, name, max(0, getattr(config, name) - first))
     if first and hasattr(sub, "embedding_multiplier"):
         sub.embedding_multiplier = 1.0
     return sub
@@ -116,9 +124,9 @@ def cut_ends(model: Any, *, embedding: bool, head: bool) -> None:
     otherwise than transformers has them."""
     if not embedding:
         # A tied head reads the matrix for itself.
-        model.model.embed_tokens = nn.Identity()
+        setattr(model.model, embedding_name(model.model), nn.Identity())
     if not head:
-        model.model.norm = nn.Identity()
+        setattr(model.model, norm_name(model.model), nn.Identity())
         model.lm_head = nn.Identity()
     keep_expansions(model)
     if type(model).__name__ in EXPERTS:
@@ -193,6 +201,8 @@ def read_shard_tensors(
         if not tied:
             placeholders[HEAD] = (vocab, width)
     state |= {n: torch.empty(1, dtype=dtype).expand(shape) for n, shape in placeholders.items()}
+    family = checkpoint.info.architecture
+    state = {family_name(family, n): x for n, x in state.items()}
     return ShardTensors(state, matrices, tied)
 
 
@@ -248,15 +258,20 @@ def load_matrices(model: Any, tensors: ShardTensors, wanted: MatrixFormat) -> No
                 raise CheckpointError(f"tensor {name} has shape {[*shape]}, not {[*fits]}")
             _check_bias(owner, sources[name], linears[owner], tensors.state)
             model.set_submodule(owner, _linear(model, owner, sources[name], counts, wanted))
-        elif name == EMBEDDING and isinstance(model.model.embed_tokens, nn.Embedding):
-            body, stored, device = model.model, stored_type(sources[name]), wanted.device
+        elif name == EMBEDDING and isinstance(embedding_of(model), nn.Embedding):
+            embedding, stored, device = (
+                embedding_of(model),
+                stored_type(sources[name]),
+                wanted.device,
+            )
             kept = kept_dtype(stored, wanted.dtype, accelerator=device.is_accelerator)
-            if kept != wanted.dtype and is_plain_embedding(body.embed_tokens):
+            if kept != wanted.dtype and is_plain_embedding(embedding):
                 weight = read_tensor(sources[name], kept)
-                body.embed_tokens = UpcastEmbedding(weight, wanted.dtype)
+                upcast = UpcastEmbedding(weight, wanted.dtype)
+                setattr(model.model, embedding_name(model.model), upcast)
             else:
                 weight = read_to(device, sources[name], wanted.dtype)
-                body.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
+                embedding.weight = nn.Parameter(weight, requires_grad=False)
         else:
             _read_parameter(model, name, sources[name], wanted.device)
         free_heap(sources[name].size)
@@ -318,11 +333,11 @@ def _linear(
     bias = None if bias is None else bias.detach()
     quantization, device = quantization_of(name, wanted.quantize), wanted.device
     tied = name == "lm_head" and model.config.tie_word_embeddings
-    shares = tied and wanted.share_tied and isinstance(model.model.embed_tokens, nn.Embedding)
+    shares = tied and wanted.share_tied and isinstance(embedding_of(model), nn.Embedding)
     if device.is_accelerator:
         bias = None if bias is None else device.put(bias)
         if shares and quantization == "none":
-            return DenseDeviceLinear(model.model.embed_tokens.weight.detach(), bias, shared=True)
+            return DenseDeviceLinear(embedding_of(model).weight.detach(), bias, shared=True)
         return device_linear(info, bias, wanted.dtype, quantization, device)
     if isinstance(info, QuantizedTensor) and info.is_levels:
         kept = levels_linear(name, info, bias, wanted.settings, wanted.dtype)
@@ -332,7 +347,7 @@ def _linear(
         read = partial(read_rows, info)
         return quantized_linear(name, BITS[quantization], info.shape, read, wanted.dtype, bias)
     if shares:
-        weight = model.model.embed_tokens.weight.detach()
+        weight = embedding_of(model).weight.detach()
         return dense_linear(weight, bias, wanted.settings, wanted.dtype, shared=True)
     if name.startswith(LAYERS) and can_defer(info, wanted.dtype, counts[layer_of(name)]):
         return MmapLinear(info, bias)
@@ -352,6 +367,11 @@ class UpcastEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens [...] -> [..., H]."""
         return nn.functional.embedding(tokens, self.weight).to(self._dtype)
+
+
+def embedding_of(model: Any) -> Any:
+    """The embedding of a causal LM."""
+    return getattr(model.model, embedding_name(model.model))
 
 
 def is_plain_embedding(embedding: nn.Module) -> bool:

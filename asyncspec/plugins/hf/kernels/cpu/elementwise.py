@@ -7,6 +7,7 @@ number of rows. Padding to a multiple makes every element a vector element.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,6 +33,44 @@ class PaddedActivation(nn.Module):
             return y
         y = self.function(torch.cat([x.reshape(-1), x.new_zeros(padding)]))
         return y[: x.numel()].view(x.shape)
+
+
+_FUNCTIONAL = ("Lfm2MLP", "Lfm2MoeMLP")
+"""Feed-forward layers that have their activation as a function."""
+
+
+class PaddedGate(nn.Module):
+    """LFM2's feed-forward layer."""
+
+    def __init__(self, family: Any) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = family.w1, family.w2, family.w3
+        self.activation = PaddedActivation(nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., H] -> [..., H]."""
+        out: Tensor = self.w2(self.activation(self.w1(x)) * self.w3(x))
+        return out
+
+
+class Function(nn.Module):
+    """An activation function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape out as in."""
+        return self.function(x)
+
+
+class Exp(nn.Module):
+    """As a module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape out as in."""
+        return x.exp()
 
 
 class PaddedRotary(nn.Module):
@@ -62,5 +101,7 @@ def pad_elementwise(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if name in ("act_fn", "activation_fn", "act"):
                 setattr(parent, name, PaddedActivation(child))
-            elif name.startswith("rotary_emb"):
+            elif type(child).__name__ in _FUNCTIONAL:
+                setattr(parent, name, PaddedGate(child))
+            elif name.startswith("rotary_emb") or name == "pos_emb":
                 setattr(parent, name, PaddedRotary(child))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from math import prod
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,8 +26,7 @@ from asyncspec.plugins.hf.attention.attention import (
     TreeMask,
     mask_windows,
 )
-from asyncspec.plugins.hf.attention.cache import LayerShape
-from asyncspec.plugins.hf.attention.recurrent import StateShape
+from asyncspec.plugins.hf.attention.cache import LayerShape, Shape
 from asyncspec.plugins.hf.model.optimized.layers import (
     CachedRotary,
     CosSin,
@@ -111,7 +111,7 @@ def is_hooked(module: nn.Module) -> bool:
 class RecordingAttention(TreeMask):
     """In place of attention: records its inputs, and returns the queries in the width of values."""
 
-    def __init__(self, count: int, shapes: Sequence[LayerShape | StateShape] = ()) -> None:
+    def __init__(self, count: int, shapes: Sequence[Shape] = ()) -> None:
         super().__init__(count)
         # Those that layers must have; none: any.
         self._shapes = shapes
@@ -136,8 +136,8 @@ class RecordingAttention(TreeMask):
     def compute_states(self, layer: RecurrentLayer, *inputs: Tensor) -> Tensor:
         self.layers.append(layer.layer_idx)
         self.inputs += inputs
-        heads, width = layer.shape.heads, layer.shape.value_width
-        return inputs[0][:, : heads * width].float().view(-1, heads, width)
+        read = layer.shape.read
+        return inputs[0][:, : prod(read)].float().view(-1, *read)
 
 
 class _Trace(Struct, frozen=True):
@@ -159,9 +159,7 @@ class _Trace(Struct, frozen=True):
 Run = Callable[[TreeMask], Tensor]
 
 
-def optimize_model(
-    model: Any, runs: Sequence[Run], count: int, shapes: Sequence[LayerShape | StateShape]
-) -> str:
+def optimize_model(model: Any, runs: Sequence[Run], count: int, shapes: Sequence[Shape]) -> str:
     """Replace the body of a transformers causal LM where that changes no bit of ``runs``, passes of
     ``count`` rows of noise with a mask, the first one through all layers. Returns why it was not
     replaced, "" where it was. Raises ``CheckpointError`` where transformers' own code cannot run
@@ -174,12 +172,12 @@ def optimize_model(
         raise _unsupported(model, first_line(error)) from error
     whole = want[0]
     params, attending = whole.tree.params, whole.tree.layers
-    if attending != list(range(len(original.layers))):
+    if attending != [i for i, shape in enumerate(shapes) if shape is not None]:
         raise _unsupported(
             model, "its layers do not attend through transformers' AttentionInterface"
         )
-    if len(params) < len(attending):
-        return "layers with a state"
+    if len(params) < len(original.layers):
+        return "layers without attention"
     try:
         model.model = OptimizedModel(original, params, whole.body)
         got = (_trace(model, run, count, shapes) for run in runs)
@@ -192,7 +190,7 @@ def optimize_model(
     return why
 
 
-def _trace(model: Any, run: Run, count: int, shapes: Sequence[LayerShape | StateShape]) -> _Trace:
+def _trace(model: Any, run: Run, count: int, shapes: Sequence[Shape]) -> _Trace:
     tree, results = RecordingAttention(count, shapes), []
     hook = model.model.register_forward_hook(lambda _body, _inputs, out: results.append(out))
     try:
