@@ -34,6 +34,7 @@ from tools.bench.dipsd import command as dipsd  # noqa: E402
 from tools.bench.dipsd import run_time as dipsd_run  # noqa: E402
 from tools.bench.docs import command as docs  # noqa: E402
 from tools.bench.faults import command as faults  # noqa: E402
+from tools.bench.first_token import command as first_token  # noqa: E402
 from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
@@ -48,6 +49,10 @@ KINDS = {
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, interleaved"),
     "serving": (serving, "what a pipeline owes many users at a time"),
+    "prompts": (
+        first_token,
+        "seconds to the first token of long prompts, next to the engine alone",
+    ),
     "faults": (faults, "seconds from a fault of a node to the next token"),
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),

@@ -106,6 +106,18 @@ def enlarge(source: Path, out: Path, size: Size, dtype: torch.dtype = torch.bflo
     return sum(tensor.nbytes for tensor in grown.values())
 
 
+def longer_context(folder: Path, positions: int, source: Path = BUNDLED_TARGET) -> Path:
+    """A checkpoint, said to have a context of so many tokens. What it writes past its own is of no
+    worth; the work is the same."""
+    for file in source.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((source / "config.json").read_text())
+    (folder / "config.json").unlink()
+    config["max_position_embeddings"] = positions
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def stored_dtype(source: Path) -> torch.dtype:
     """The type most of a checkpoint's weights are stored in. Raises ``CheckpointError``."""
     return DTYPES[main_dtype(list_tensors(source))]

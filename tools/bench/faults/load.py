@@ -20,9 +20,9 @@ from typing import Any
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
+from tools.bench.enlarge import longer_context
 from tools.bench.faults.health import asked
 from tools.bench.serving.load import percentile
-from tools.bench.serving.prefill import longer_context
 from tools.bench.serving.prompts import opening
 from tools.bench.serving.service import Busy, Service, served
 from tools.bench.serving.streams import stream

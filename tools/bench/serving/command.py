@@ -1,8 +1,8 @@
 """``python tools/bench serving``: what a pipeline owes many users at a time
 (docs/results/serving.md).
 
-SpecPipe's Figures 16 and 17 on the virtual clock and in real processes; fairness, long prompts and
-memory over HTTP.
+SpecPipe's Figures 16 and 17 on the virtual clock and in real processes; fairness and memory
+over HTTP.
 """
 
 from __future__ import annotations

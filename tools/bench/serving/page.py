@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tools.bench.serving.fairness import Fairness
-from tools.bench.serving.load import Load, percentile
+from tools.bench.serving.load import Load
 from tools.bench.serving.memory import Memory
 from tools.bench.serving.padded import Padded
-from tools.bench.serving.prefill import HeldUp
 from tools.bench.serving.simulated import Curve
 
 
@@ -44,22 +43,6 @@ def fairness_page(found: Fairness) -> str:
         f"{', '.join(map(str, found.tokens))}; the least has {found.least_share:.3f} of its fair "
         "share.\n"
     )
-
-
-def prefill_page(found: Mapping[str, HeldUp]) -> str:
-    """A line for each policy; milliseconds."""
-    head = ("running stream", "P95 idle", "P95 beside a prompt", "ratio", "the prompts took s")
-    rows = [
-        (
-            policy,
-            f"{1e3 * percentile(held.idle, 0.95):.0f}",
-            f"{1e3 * percentile(held.beside, 0.95):.0f}",
-            f"{held.ratio:.2f}",
-            ", ".join(f"{seconds:.1f}" for seconds in held.prompts),
-        )
-        for policy, held in found.items()
-    ]
-    return _table(head, rows)
 
 
 def memory_page(found: Memory) -> str:

@@ -94,11 +94,6 @@ PARTS = {
         page.fairness_page,
         lambda found: {"least_share": found.least_share},
     ),
-    "prefill": Part(
-        lambda tick: asyncio.run(users.measure_prefill()),
-        page.prefill_page,
-        lambda found: {f"p95_{policy}": held.ratio for policy, held in found.items()},
-    ),
     "memory": Part(
         lambda tick: asyncio.run(users.measure_memory()),
         page.memory_page,

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_DRAFT, BUNDLED_TARGET, NGRAM
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
-from tools.bench.serving import fairness, memory, prefill
+from tools.bench.serving import fairness, memory
 from tools.bench.serving.fairness import Fairness
 from tools.bench.serving.memory import Memory
-from tools.bench.serving.prefill import HeldUp
 from tools.bench.serving.service import served
 
 STAGES, SESSIONS = 2, 8
 PACE = PaceTable(seconds=0.010, plateau=64, row_seconds=0.0001)
 """Of the stages that many share: they wait for most of it."""
-
-LONG_PACE = PaceTable(seconds=0.040, plateau=64, row_seconds=0.0001)
-"""Where a prompt is long: a chunk of it is real work of some 20 ms."""
-
-POLICIES = ("autoregressive", "flowspec")
-POSITIONS = 8192
 
 
 async def measure_fairness() -> Fairness:
@@ -31,27 +21,14 @@ async def measure_fairness() -> Fairness:
         return await fairness.measure(service)
 
 
-async def measure_prefill() -> dict[str, HeldUp]:
-    """By the running stream's policy."""
-    with tempfile.TemporaryDirectory(prefix="asyncspec-serving-") as folder:
-        target = prefill.longer_context(Path(folder), POSITIONS)
-        config = _config(LONG_PACE, target=target, source=NGRAM)
-        found = {}
-        for policy in POLICIES:
-            # One that has read the long prompts keeps them: it would not read them again.
-            async with served(config) as service:
-                found[policy] = await prefill.measure(service, policy)
-        return found
-
-
 async def measure_memory() -> Memory:
     """On stages that do not wait."""
     async with served(_config(None, source=NGRAM)) as service:
         return await memory.measure(service)
 
 
-def _config(
-    pace: PaceTable | None, target: Path = BUNDLED_TARGET, source: str = str(BUNDLED_DRAFT)
-) -> Config:
+def _config(pace: PaceTable | None, source: str = str(BUNDLED_DRAFT)) -> Config:
     table = DraftTable(source=source)
-    return local_config(TargetTable(path=str(target)), table, STAGES, SESSIONS, stage_pace=pace)
+    return local_config(
+        TargetTable(path=str(BUNDLED_TARGET)), table, STAGES, SESSIONS, stage_pace=pace
+    )

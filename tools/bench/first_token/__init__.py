@@ -1,0 +1,1 @@
+"""``python tools/bench prompts``: how fast prompts are read."""

@@ -1,0 +1,146 @@
+"""What reads a prompt: a cluster of ours, or an engine alone in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from asyncspec.core.errors import ClusterError
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.local.cluster import LocalCluster
+from asyncspec_protocol.messages import Finished, Output, Submit
+
+CHILD = Path(__file__).with_name("alone_child.py")
+POLICY = "autoregressive"
+
+
+class FirstToken(Struct, frozen=True):
+    """Seconds from a prompt's tokens to the first token of the answer, and that token."""
+
+    seconds: float
+    token: int
+
+
+class Reader(Protocol):
+    """Asked one prompt at a time."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The processes whose memory counts."""
+
+    async def read(self, prompt: Sequence[int]) -> FirstToken:
+        """Raises ``ClusterError``."""
+
+
+class Ours:
+    """A running cluster and its client."""
+
+    def __init__(self, cluster: LocalCluster, client: Client) -> None:
+        self._cluster, self._client = cluster, client
+
+    @classmethod
+    async def open(cls, cluster: LocalCluster, stack: AsyncExitStack) -> Ours:
+        """Start a cluster, which ends with ``stack``. Raises ``AsyncSpecError``."""
+        await stack.enter_async_context(cluster)
+        client = await Client.connect(*cluster.address, cluster.config.cluster.name)
+        stack.push_async_callback(client.close)
+        return cls(cluster, client)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return self._cluster.pids
+
+    async def read(self, prompt: Sequence[int]) -> FirstToken:
+        start = time.perf_counter()
+        async with aclosing(self.stream(prompt, 1)) as answer:
+            async for now, token in answer:
+                return FirstToken(now - start, token)
+        raise ClusterError("the answer has no token")
+
+    async def stream(
+        self, prompt: Sequence[int], tokens: int
+    ) -> AsyncGenerator[tuple[float, int], None]:
+        """The tokens of a greedy answer, each with its ``time.perf_counter``. Raises
+        ``ClusterError``."""
+        submit = Submit(
+            request=0,
+            prompt="",
+            prompt_ids=tuple(prompt),
+            max_new_tokens=tokens,
+            seed=0,
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            policy=POLICY,
+            ignore_eos=True,
+        )
+        async for event in self._client.ask(submit):
+            match event:
+                case Output(token_ids=new):
+                    now = time.perf_counter()
+                    for token in new:
+                        yield now, token
+                case Finished(reason="error", detail=detail):
+                    raise ClusterError(detail)
+                case _:
+                    pass
+
+
+class Alone:
+    """transformers or llama.cpp with the whole model. ``close`` ends it."""
+
+    def __init__(self, engine: str, target: Path, weights: str, threads: int, context: int) -> None:
+        arguments = (engine, str(target), weights, str(threads), str(context))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(CHILD), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return (self._process.pid,)
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+    async def read(self, prompt: Sequence[int]) -> FirstToken:
+        # A thread waits: a client that is silent for seconds is taken for lost.
+        line = await asyncio.to_thread(self._exchange, json.dumps(list(prompt)))
+        if not line:
+            raise ClusterError("the engine alone has failed; run alone_child.py to see why")
+        reply = json.loads(line)
+        return FirstToken(reply["seconds"], reply["token"])
+
+    def _exchange(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return ""
+        return self._process.stdout.readline()
+
+
+def peak_mib(reader: Reader) -> float:
+    """Sum of the largest resident sizes so far; weights that processes share count in each."""
+    total = 0
+    for pid in reader.pids:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                total += int(line.split()[1])
+    return total / 1024
