@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asyncspec.backend.registry import BACKENDS
+from asyncspec.backend.trainers import TRAINERS
 from asyncspec.planning import PLANNERS
 from asyncspec.policy.registry import POLICIES
 from asyncspec.registry import Plugin, Registry, install, missing_requirements
@@ -19,7 +20,9 @@ from asyncspec_nodes.cli.commands import COMMANDS
 from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.http.dialects import DIALECTS
 
-REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, COMMANDS, DIALECTS, PLANNERS, POLICIES, SOURCES)
+REGISTRIES: tuple[Registry[Any], ...] = (
+    *(BACKENDS, COMMANDS, DIALECTS, PLANNERS, POLICIES, SOURCES, TRAINERS),
+)
 
 
 def add_arguments(parser: Parser) -> None:

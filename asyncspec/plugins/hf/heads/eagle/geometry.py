@@ -85,7 +85,9 @@ def _check_target(
                 f"the EAGLE head {where} was made for a target with a {what} of {size}{named}, but "
                 f"the target's is {targets}; use the head of this very target"
             )
-    if families and target.architecture.partition("For")[0] not in families:
+    family, is_class, _ = target.architecture.partition("For")
+    # A GGUF target's is llama.cpp's name, which stands for several.
+    if families and is_class and family not in families:
         theirs = ", ".join(published.architectures)
         raise CheckpointError(
             f"the EAGLE head {where} was made for a {theirs}{named}, but the target is a "

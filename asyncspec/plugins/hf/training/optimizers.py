@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .workers import Group
+MUON_RATE, ADAM_RATE, DECAY, WARM_UP = 0.02, 3e-3, 0.02, 0.03
+"""Peak rates, the matrices' weight decay, and the part of a training in which rates rise."""
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     """The nearest semi-orthogonal matrices to a stack [n, rows, cols], roughly.
 
-    Five Newton-Schulz steps with the quintic coefficients of the Muon authors, in bfloat16.
+    Five Newton-Schulz steps with the quintic coefficients of the Muon authors.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
+    x = matrices
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
@@ -28,23 +27,22 @@ def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    result: torch.Tensor = (x.mT if tall else x).to(matrices.dtype)
+    result: torch.Tensor = x.mT if tall else x
     return result
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised per matrix; the work is shared out among the workers."""
+    """Momentum, orthogonalised per matrix."""
 
-    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, decay: float, group: Group):
+    def __init__(self, matrices: Iterable[nn.Parameter], lr: float, decay: float) -> None:
         super().__init__(list(matrices), {"lr": lr, "decay": decay})
-        self._group = group
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update from the gradients, which are the same on every worker."""
+        """One update from the gradients."""
         for group in self.param_groups:
             for same in _by_shape(group["params"]).values():
-                directions = self._share(torch.stack([self._momentum(p) for p in same]))
+                directions = orthogonalised(torch.stack([self._momentum(p) for p in same]))
                 scale = max(1.0, same[0].shape[0] / same[0].shape[1]) ** 0.5
                 for parameter, direction in zip(same, directions, strict=True):
                     parameter.mul_(1 - group["lr"] * group["decay"])
@@ -59,34 +57,30 @@ class Muon(torch.optim.Optimizer):
         momentum.lerp_(parameter.grad, 0.05)
         return parameter.grad.lerp(momentum, 0.95)  # Nesterov
 
-    def _share(self, stack: torch.Tensor) -> torch.Tensor:
-        mine = slice(self._group.rank, None, self._group.size)
-        result = torch.zeros_like(stack)
-        if len(stack[mine]):
-            result[mine] = orthogonalised(stack[mine])
-        self._group.sum_(result)
-        return result
 
-
-def optimizers(
-    model: nn.Module, muon: float, adam: float, decay: float, group: Group
-) -> list[torch.optim.Optimizer]:
-    """Muon for the hidden matrices, AdamW for embeddings, biases and norms of `model`."""
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for embeddings and norms of ``model``."""
     matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            table = any(part in name for part in ("embed", "lm_head", "markov"))
-            hidden = parameter.ndim == 2 and not table
-            (matrices if hidden else others).append(parameter)
-    found: list[torch.optim.Optimizer] = [Muon(matrices, muon, decay, group)]
-    if others:
-        found.append(torch.optim.AdamW(others, lr=adam, betas=(0.9, 0.95), weight_decay=0.0))
-    return found
+        hidden = parameter.ndim == 2 and "markov" not in name
+        (matrices if hidden else rest).append(parameter)
+    return [
+        Muon(matrices, MUON_RATE, DECAY),
+        torch.optim.AdamW(rest, lr=ADAM_RATE, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def rate_factor(progress: float) -> float:
+    """Multiplier of the peak rates after a part of a training: linear warm-up, then linear decay to
+    zero."""
+    if progress < WARM_UP:
+        return max(progress / WARM_UP, 0.02)
+    return (1.0 - progress) / (1.0 - WARM_UP)
 
 
 def _by_shape(parameters: list[nn.Parameter]) -> dict[torch.Size, list[nn.Parameter]]:
-    found: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+    stacks: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
     for parameter in parameters:
-        found[parameter.shape].append(parameter)
-    return found
+        stacks[parameter.shape].append(parameter)
+    return stacks

@@ -1,0 +1,1 @@
+"""Training of draft heads on what a target computed of its own texts."""

@@ -1,0 +1,1 @@
+"""``asyncspec train-head``: a draft head for any target."""

@@ -1,5 +1,0 @@
-"""What can go wrong by the user's doing."""
-
-
-class UserError(Exception):
-    """A mistake in the arguments or the corpus; its text says what to change."""
