@@ -75,6 +75,7 @@ SEEN: list[tuple[str, dict[str, Any], list[str]]] = [
         ["tools[].defer_loading"],
     ),
     # The AI SDK, LiteLLM, Open WebUI.
+    (CHAT, {"reasoning_effort": ""}, []),
     (CHAT, {"stream": True, "stream_options": {"x": 1}}, ["stream_options.x"]),
     (CHAT, {"service_tier": "flex", "safety_identifier": "s", "metadata": {}}, []),
     (CHAT, {"verbosity": "low", "store": True}, ["verbosity", "store"]),
@@ -87,6 +88,195 @@ SEEN: list[tuple[str, dict[str, Any], list[str]]] = [
 @pytest.mark.parametrize(("path", "more", "left"), SEEN)
 def test_what_programs_send_is_answered(path: str, more: dict[str, Any], left: list[str]) -> None:
     assert read(path, more)[1] == left
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+ANY_TOOL = {"name": "f", "description": "d"}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {**ANY_TOOL, "parameters": SCHEMA}},
+    {"type": "function", **ANY_TOOL, "parameters": SCHEMA},  # Cursor's, on chats
+    {**ANY_TOOL, "input_schema": SCHEMA},
+    {"type": None, "function": {**ANY_TOOL, "parameters": SCHEMA, "strict": None}},
+]
+WITH_TOOLS = (CHAT, RESPONSES, MESSAGES, OLLAMA)
+
+
+@pytest.mark.parametrize("path", WITH_TOOLS)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_are_read_in_any_form(path: str, tool: dict[str, Any]) -> None:
+    assert prompt(path, {"tools": [tool]})["tools"] == [TOOLS[0]]
+    assert read(path, {"tools": [tool]})[1] == []
+
+
+CHOICES: list[tuple[Any, Any]] = [
+    ({"type": "auto"}, "auto"),
+    ({"type": "none"}, "none"),
+    *((form, "required") for form in ("any", {"type": "any"}, {"type": "required"})),
+    *(
+        (form, {"type": "function", "function": {"name": "f"}})
+        for form in (
+            {"type": "function", "name": "f"},
+            {"type": "tool", "name": "f"},
+            {"name": "f"},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(("choice", "same"), CHOICES)
+def test_choices_of_tools_are_read_in_any_form(path: str, choice: Any, same: Any) -> None:
+    ask = {"tools": [TOOLS[0]]}
+    ours = read(path, {**ask, "tool_choice": choice})[0]
+    theirs = read(CHAT, {**ask, "tool_choice": same})[0]
+    assert ours.constraint == theirs.constraint
+    assert json.loads(ours.chat) == json.loads(theirs.chat)
+
+
+def history(content: Any, **assistant: Any) -> dict[str, Any]:
+    return {"messages": [USER, {"role": "assistant", "content": content, **assistant}, USER]}
+
+
+def call_of(arguments: Any) -> dict[str, Any]:
+    called = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"type": "", "id": None, "function": called}]}
+
+
+THOUGHT = history("Ciao", reasoning_content="hm")
+NOTHING: list[Any] = [None, "", "null", [], "[]", "{}"]
+SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (CHAT, history(None), history("")),
+    (CHAT, history([]), history("")),
+    (CHAT, history(["Ci", {"text": "ao"}, {"type": "text", "text": None}]), history("Ciao")),
+    (CHAT, history("Ciao", reasoning="hm", reasoning_details=[{}]), THOUGHT),
+    (CHAT, history([{"type": "thinking", "thinking": "hm"}, {"text": "Ciao"}]), THOUGHT),
+    (CHAT, history([{"type": "reasoning", "text": "hm"}, {"text": "Ciao"}]), THOUGHT),
+    (
+        CHAT,  # Mistral's
+        history([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, "Ciao"]),
+        THOUGHT,
+    ),
+    *(
+        (CHAT, {"messages": [USER, call_of(none)]}, {"messages": [USER, call_of({})]})
+        for none in NOTHING
+    ),
+    (
+        CHAT,
+        {"messages": [USER, call_of("{}"), {"role": "tool", "content": {"a": 1}}]},
+        {"messages": [USER, call_of("{}"), {"role": "tool", "content": '{"a":1}'}]},
+    ),
+    *(
+        (OLLAMA, {"messages": [USER, call_of(text)]}, {"messages": [USER, call_of({"a": 1})]})
+        for text in ('{"a": 1}', {"a": 1})
+    ),
+    (OLLAMA, {"messages": [USER, call_of(None)]}, {"messages": [USER, call_of({})]}),
+    (OLLAMA, history([{"type": "text", "text": "Ciao"}], images=None), history("Ciao")),
+    (OLLAMA, {"options": {"num_predict": 0}}, {"options": {"num_predict": -1}}),
+    (OLLAMA, {"options": [], "think": "", "format": ""}, {}),
+    (
+        MESSAGES,
+        history([{"type": "tool_use", "id": "t", "name": "f", "input": None}]),
+        history([{"type": "tool_use", "id": "t", "name": "f", "input": "{}"}]),
+    ),
+    (
+        MESSAGES,
+        history([{"text": "Ciao", "id": None, "name": None, "input": None, "content": None}]),
+        history("Ciao"),
+    ),
+    (MESSAGES, {"top_k": -1, "temperature": 2}, {"top_k": 0, "temperature": 2.0}),
+    (
+        RESPONSES,
+        {"input": [USER, {"type": "function_call", "name": "f", "arguments": {}, "id": None}]},
+        {"input": [USER, {"type": "function_call", "name": "f", "arguments": None}]},
+    ),
+    (
+        RESPONSES,
+        {"input": [USER, {"type": "function_call_output", "output": {"a": 1}}]},
+        {"input": [USER, {"type": "function_call_output", "output": '{"a":1}'}]},
+    ),
+    (
+        RESPONSES,
+        {"input": [{"type": None, **USER}, {"type": "reasoning", "summary": None}]},
+        {"input": [USER]},
+    ),
+    # Numbers, and other services' names of parameters.
+    (CHAT, {"max_tokens": 5, "max_completion_tokens": 3}, {"max_tokens": 3}),
+    *((CHAT, {"max_tokens": n}, {"max_tokens": 2**31 - 1}) for n in (-1, 2**53 - 1)),
+    (TEXT, {"max_tokens": -1}, {"max_tokens": 2**31 - 1}),
+    (RESPONSES, {"max_output_tokens": 2**53 - 1}, {"max_output_tokens": 2**31 - 1}),
+    (TEXT, {"logprobs": False}, {}),
+    (TEXT, {"logprobs": True}, {"logprobs": 1}),
+    (CHAT, {"logprobs": 1}, {"logprobs": True}),
+    (CHAT, {"logit_bias": [], "metadata": []}, {"logit_bias": {}}),
+    (TEXT, {"repeat_penalty": 1.5, "n_predict": 3}, {"repetition_penalty": 1.5, "max_tokens": 3}),
+    *(
+        (CHAT, more, {"chat_template_kwargs": {"enable_thinking": False}})
+        for more in (
+            {"enable_thinking": False},
+            {"thinking": {"type": "disabled"}},
+            {"reasoning": {"enabled": False}},
+            {"thinking": True, "chat_template_kwargs": {"enable_thinking": False}},
+        )
+    ),
+    (CHAT, {"reasoning": {"effort": "none"}}, {"reasoning_effort": "none"}),
+    *(
+        (
+            CHAT,
+            {"messages": [USER, {"role": "assistant", "content": "On", name: True}]},
+            {
+                "messages": [USER, {"role": "assistant", "content": "On"}],
+                "continue_final_message": True,
+            },
+        )
+        for name in ("prefix", "partial")
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "more", "same"), SAME)
+def test_programs_write_the_same_in_other_ways(
+    path: str, more: dict[str, Any], same: dict[str, Any]
+) -> None:
+    assert read(path, more)[0] == read(path, same)[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (CHAT, {"reasoning_effort": "low"}),
+        (RESPONSES, {"reasoning": {"effort": "medium"}}),
+        (OLLAMA, {"think": "low"}),
+    ],
+)
+def test_an_effort_is_left_out_where_the_model_has_none(path: str, more: dict[str, Any]) -> None:
+    names: list[str] = []
+    fields = parse(json.dumps({**LEAST[path], **more}).encode(), ENDPOINTS[path])
+    (submit,) = fields.call(RequestContext(facts=ChatFacts(), note=names.extend)).submits
+    assert names == ["reasoning_effort"]
+    assert "effort" not in submit.chat
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        (
+            RESPONSES,
+            {"input": [USER, {"content": [{"type": "input_image"}]}]},
+            "input[1].content[0]",
+        ),
+        (OLLAMA, {"options": {"num_predict": "many"}}, "options.num_predict"),
+        (OLLAMA, {"options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
+    ],
+)
+def test_errors_have_the_names_of_their_interface(
+    path: str, more: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        read(path, more)
+    assert caught.value.param == param
+    assert param in caught.value.message or "content of type" in caught.value.message
 
 
 def test_served_tools_stay_beside_others() -> None:

@@ -85,8 +85,31 @@ async def test_ollama_describes_the_model() -> None:
         assert listed.items() <= loaded.items()
         assert (loaded["context_length"], loaded["size_vram"]) == (4096, 0)
         async with web.post("/api/show", json={"model": "toy"}) as reply:
-            info = (await reply.json())["model_info"]
+            shown = await reply.json()
+        info = shown["model_info"]
         assert info[f"{info['general.architecture']}.context_length"] == 4096
+        # Zed's client reads no listing without these, and others look into the texts.
+        assert {"family", "parameter_size", "quantization_level"} <= listed["details"].keys()
+        assert [shown[name] for name in ("modelfile", "parameters", "template")] == [""] * 3
+        async with web.post("/api/pull", json={"model": "toy:latest", "stream": True}) as reply:
+            assert await reply.json() == {"status": "success"}
+        async with web.post("/api/pull", json={"name": "other"}) as reply:
+            assert reply.status == 404
+
+
+async def test_llama_cpp_describes_the_model() -> None:
+    async with (
+        serving() as (url, _),
+        aiohttp.ClientSession(url, headers={"Authorization": f"Bearer {KEY}"}) as web,
+    ):
+        async with web.get("/props") as reply:
+            props = await reply.json()
+        assert props["default_generation_settings"] == {"n_ctx": 4096}
+        assert props["model_alias"] == "toy"
+        async with web.post("/tokenize", json={"content": "x"}) as reply:
+            assert (await reply.json())["count"]
+        async with web.get("/models") as short, web.get("/v1/models") as long:
+            assert await short.json() == await long.json()
 
 
 @pytest.mark.parametrize(

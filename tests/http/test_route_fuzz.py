@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from asyncspec.testing.dialects import filled, places, template, values
 from asyncspec_nodes.http.api.errors import DONE
 from asyncspec_nodes.http.dialects import DIALECTS, endpoints
-from asyncspec_nodes.plugins.dialects.ollama_models import ShowRequest
+from asyncspec_nodes.plugins.dialects.ollama_models import ModelRequest
 from asyncspec_nodes.plugins.dialects.prompts import (
     CountRequest,
     DetokenizeRequest,
@@ -34,19 +34,23 @@ BODIES: Mapping[str, type[Any]] = {
     "/v1/messages/count_tokens": CountRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
-    "/api/show": ShowRequest,
+    "/api/show": ModelRequest,
+    "/api/pull": ModelRequest,
 }
 USER = {"role": "user", "content": "Rome"}
 TURN, PROMPT = {"messages": [USER]}, {"prompt": "Rome"}
 SOUND: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": TURN,
     "/v1/completions": PROMPT,
+    "/chat/completions": TURN,
+    "/completions": PROMPT,
     "/v1/responses": {"input": "Rome"},
     "/v1/messages": {"max_tokens": 9, **TURN},
     "/v1/messages/count_tokens": TURN,
     "/api/chat": TURN,
     "/api/generate": PROMPT,
     "/api/show": {"model": "toy"},
+    "/api/pull": {"model": "toy"},
     "/tokenize": PROMPT,
     "/detokenize": {"tokens": [1, 2]},
 }

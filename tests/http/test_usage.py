@@ -27,6 +27,7 @@ def events_of(text: str) -> list[Any]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
+HI, STREAM = {"prompt": "Hi"}, {"stream": True}
 REASONING = 2
 """Tokens of five characters that begin between the tags: "me, t" and "hen.", behind "k>...Ro"."""
 
@@ -46,6 +47,25 @@ async def test_openai(path: str, ask: dict[str, Any], details: dict[str, int]) -
         streamed = {**ask, "stream": True, "stream_options": {"include_usage": True}}
         async with web.post(path, json=streamed) as reply:
             assert events_of(await reply.text())[-1]["usage"] == expected
+
+
+async def test_every_chunk_may_count() -> None:
+    """As with vLLM: beside ``include_usage`` alone."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving() as (url, _), aiohttp.ClientSession(url, headers=HEADERS) as web:
+        for path, ask in (("/v1/chat/completions", {"messages": USER}), ("/completions", HI)):
+            async with web.post(path, json={**ask, **STREAM, "stream_options": options}) as reply:
+                events = events_of(await reply.text())
+            counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+            assert counts == sorted(counts)
+            assert counts[-1] > 1
+            assert {event["usage"]["prompt_tokens"] for event in events} == {7}
+            for usage in (event["usage"] for event in events):
+                total = usage["prompt_tokens"] + usage["completion_tokens"]
+                assert usage["total_tokens"] == total
+        alone = {**HI, **STREAM, "stream_options": {"continuous_usage_stats": True}}
+        async with web.post("/v1/completions", json=alone) as reply:
+            assert not any("usage" in event for event in events_of(await reply.text()))
 
 
 async def test_responses() -> None:

@@ -125,6 +125,7 @@ class Service(Probes):
         app = super().app()
         app.router.add_get("/state", self._state)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/models", self._models)
         app.router.add_get("/v1/models/{name:.+}", self._model)
         for dialect in self._dialects:
             for path, body in dialect.endpoints.items():
@@ -204,6 +205,7 @@ class Service(Probes):
             id=REQUEST_ID.get(),
             created=int(time.time()),
             facts=await self.chat_facts(),
+            note=self.note,
         )
 
     async def chat_facts(self) -> ChatFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
 
@@ -11,6 +12,9 @@ from asyncspec_nodes.http.api.prompt_scores import PromptPosition, prompt_positi
 from asyncspec_nodes.http.api.token_logprobs import PositionLogprobs, position_logprobs
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.messages import Finished, Output, Submit
+
+Note = Callable[[Sequence[str]], None]
+"""Told what is left out of a request."""
 
 
 class RequestContext(Struct, frozen=True):
@@ -27,6 +31,7 @@ class RequestContext(Struct, frozen=True):
     created: int = 0
     # What the target's chat template can do.
     facts: ChatFacts = ChatFacts()
+    note: Note = lambda names: None
 
 
 TOKEN_BYTES = 4
@@ -53,6 +58,8 @@ class ChoiceBuffer:
         self._characters = 0
         # Tokens of the prompt, and of these those from the prefix cache, once they are known.
         self.prompt_tokens = self.shared_tokens = 0
+        # Tokens of the answer so far.
+        self.new_tokens = 0
         # Characters of written tokens with log-probabilities.
         self.offset = 0
         self.end: Finished | None = None
@@ -85,6 +92,7 @@ class ChoiceBuffer:
             self._read(0 if free else int(event.stats.get("prompt_tokens", 0)))
             return
         self.used += len(event.token_ids)
+        self.new_tokens += len(event.token_ids)
         self._text.append(event.text)
         self._start(event)
         if event.prompt_tokens and not self.prompt_tokens:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from asyncspec_nodes.chat.answers import answer_parser, forced_call, in_content
@@ -23,10 +24,23 @@ from asyncspec_nodes.http.api.chat_messages import (
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import invalid
 from asyncspec_nodes.serving.requests import encode_chat
-from asyncspec_nodes.serving.templates import EFFORT, ChatFacts
+from asyncspec_nodes.serving.templates import EFFORT, SWITCHES, ChatFacts
 from asyncspec_nodes.serving.text import CONTINUES
 from asyncspec_protocol.messages import Submit
 from asyncspec_protocol.sampling import MAX_INT, NewTokens, TopLogprobs
+
+
+class Switch(Struct, frozen=True):
+    """``thinking`` and ``reasoning``: whether and how much to reason."""
+
+    type: str | None = None
+    enabled: bool | None = None
+    effort: str | None = None
+
+    @property
+    def on(self) -> bool | None:
+        """None: it does not say."""
+        return self.enabled if self.type is None else self.type != "disabled"
 
 
 class ChatRequest(ChatParameters, frozen=True, kw_only=True):
@@ -34,12 +48,17 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     messages: tuple[ChatMessage, ...]
     max_completion_tokens: NewTokens | None = None
-    logprobs: bool | None = None
+    # 1 and 0, as some languages have it.
+    logprobs: bool | Annotated[int, Meta(ge=0, le=1)] | None = None
     top_logprobs: TopLogprobs | None = None
     tools: tuple[ToolSpec, ...] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    # The same in the words of DeepSeek, OpenRouter and others.
+    enable_thinking: bool | None = None
+    thinking: bool | Switch | None = None
+    reasoning: bool | Switch | None = None
     # Whether the answer goes on with the last message, and whether a new turn is begun.
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -49,12 +68,9 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is given without logprobs: true", "top_logprobs")
-        both = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(both) > 1:
-            raise invalid("max_tokens and max_completion_tokens differ", "max_completion_tokens")
         if not self.messages:
             raise invalid("messages is empty; give at least one", "messages")
-        if self.continue_final_message and self.add_generation_prompt:
+        if self.continues and self.add_generation_prompt:
             raise invalid(
                 "continue_final_message and add_generation_prompt are both true; leave one out",
                 "continue_final_message",
@@ -68,6 +84,28 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
             raise invalid(f"missing parameter: {where}", where, "missing_required_parameter")
         if self.forced and not self.callable:
             raise invalid("tool_choice asks for a call of a tool that is not given", "tool_choice")
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        return bool(self.continue_final_message or self.messages[-1].continued)
+
+    @property
+    def effort(self) -> str | None:
+        """How much to reason; None: not given."""
+        switch = self.reasoning
+        return self.reasoning_effort or (switch.effort if isinstance(switch, Switch) else None)
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Arguments of the template as they are given."""
+        given = self.chat_template_kwargs or {}
+        if given.keys() & {*SWITCHES}:
+            return given
+        switches = (self.enable_thinking, self.thinking, self.reasoning)
+        turned = (one.on if isinstance(one, Switch) else one for one in switches)
+        on = next((value for value in turned if value is not None), None)
+        return given if on is None else {SWITCHES[0]: on, **given}
 
     @property
     def limit(self) -> int | None:
@@ -99,22 +137,22 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     def options(self, facts: ChatFacts) -> dict[str, Any]:
         """Arguments of the template. Raises ``ApiError``."""
-        options = facts.named(self.chat_template_kwargs or {})
-        if self.continue_final_message:
+        options = facts.named(self.template_options)
+        if self.continues:
             options |= {CONTINUES: True, "add_generation_prompt": False}
         elif self.add_generation_prompt is not None:
             options["add_generation_prompt"] = self.add_generation_prompt
-        effort = self.reasoning_effort
-        if effort is None:
+        effort = self.effort
+        if not effort:
             return options
         asked: dict[str, Any] = {EFFORT: effort} if EFFORT in facts.options else {}
         if facts.switch is not None:
             asked[facts.switch] = effort != "none"
         if asked:
             return asked | options
-        if effort != "none" or facts.opened(options):
+        if effort == "none" and facts.opened(options):
             raise invalid(
-                f"the target's chat template has no reasoning_effort {effort!r}; leave it out",
+                "the target's chat template always reasons; leave reasoning_effort out",
                 "reasoning_effort",
                 "unsupported_value",
             )
@@ -128,6 +166,8 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
         """The request for an answer. Raises ``ApiError``."""
         facts = context.facts
         options = self.options(facts)
+        if self.effort and EFFORT not in facts.options and facts.switch is None:
+            context.note(("reasoning_effort",))
         messages = [
             plain(message, f"messages[{i}]", native=facts.takes_tools)
             for i, message in enumerate(self.messages)

@@ -15,12 +15,14 @@ from asyncspec_nodes.http.api.errors import invalid, unsupported
 
 
 class ContentPart(Struct, frozen=True):
-    """A part of a message's content; only text is supported."""
+    """A part of a message's content; only text and an assistant's reasoning are supported."""
 
-    type: str
+    type: str = ""
     text: str | None = None
     # Text of an assistant's part of type "refusal".
     refusal: str | None = None
+    # Reasoning: text, or parts of it.
+    thinking: str | tuple[ContentPart, ...] | None = None
 
 
 class CalledFunction(Struct, frozen=True):
@@ -35,21 +37,39 @@ class ToolCall(Struct, frozen=True):
 
     function: CalledFunction
     id: str | None = None
-    # Null in histories that clients join from a stream's deltas.
-    type: Literal["function"] | None = "function"
+    # Empty or null in histories that clients join from a stream's deltas.
+    type: str | None = "function"
 
 
 class ChatMessage(Struct, frozen=True):
     """One message; ``refusal`` and ``annotations``, which cannot change the prompt, are ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | tuple[ContentPart, ...] | None = None
+    # A call's result may be an object.
+    content: str | tuple[str | ContentPart, ...] | dict[str, Any] | None = None
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
+    # Reasoning, under either name.
     reasoning_content: str | None = None
+    reasoning: object = None
+    # True where the answer goes on with this message, as DeepSeek, Mistral and Kimi have it.
+    prefix: object = None
+    partial: object = None
     function_call: object = None
     audio: object = None
+
+    @property
+    def continued(self) -> bool:
+        """Whether it says that the answer goes on with it."""
+        return self.role == "assistant" and (self.prefix is True or self.partial is True)
+
+    @property
+    def thoughts(self) -> str | None:
+        """Reasoning before what it says; None: not given."""
+        if self.reasoning_content is None and isinstance(self.reasoning, str):
+            return self.reasoning
+        return self.reasoning_content
 
 
 class FunctionTool(Struct, frozen=True):
@@ -126,7 +146,8 @@ def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
     if calls and message.role != "assistant":
         raise invalid(f"{where}.tool_calls: only an assistant calls tools", f"{where}.tool_calls")
     role = "system" if message.role == "developer" else message.role
-    plain_message: dict[str, Any] = {"role": role, "content": _text(message, f"{where}.content")}
+    content, thoughts = _content(message, f"{where}.content")
+    plain_message: dict[str, Any] = {"role": role, "content": content}
     if calls and not native:
         written = msgspec.json.encode([_function(one) for one in calls]).decode()
         plain_message["content"] = _lines(plain_message["content"], written)
@@ -136,12 +157,16 @@ def plain(message: ChatMessage, where: str, *, native: bool) -> Json:
         ]
     if role == "tool" and not native:
         return {"role": "user", "content": f"The call returned: {plain_message['content']}"}
-    for name in ("tool_call_id", "name", "reasoning_content"):
-        if (value := getattr(message, name)) is not None and native:
+    if not native:
+        return plain_message
+    for name in ("tool_call_id", "name"):
+        if (value := getattr(message, name)) is not None:
             plain_message[name] = value
-    if native and message.reasoning_content and not (calls and plain_message["content"]):
+    if thoughts is not None:
+        plain_message["reasoning_content"] = thoughts
+    if thoughts and not (calls and content):
         # The name in gpt-oss's template, which takes one text beside a call.
-        plain_message["thinking"] = message.reasoning_content
+        plain_message["thinking"] = thoughts
     return plain_message
 
 
@@ -149,33 +174,52 @@ def _lines(*texts: str) -> str:
     return "\n".join(filter(None, texts))
 
 
+_NOTHING = ("", "null", "[]")
+"""What programs write for no arguments."""
+
+
 def _function(call: ToolCall) -> Json:
     """With the arguments as an object: templates write it as JSON themselves."""
     name, arguments = call.function.name, call.function.arguments
     if not isinstance(arguments, dict):
-        arguments = Call(name, arguments or "{}").given
+        nothing = (arguments or "").strip() in _NOTHING
+        arguments = {} if nothing else Call(name, arguments or "").given
     return {"name": name, "arguments": arguments}
 
 
-def _text(message: ChatMessage, where: str) -> str:
-    content = message.content
-    if isinstance(content, str):
-        return content
-    if content is None:
-        if message.role in ("assistant", "tool"):
-            return ""
-        raise invalid(f"{where} is missing; give some text", where)
-    texts = []
+def _content(message: ChatMessage, where: str) -> tuple[str, str | None]:
+    """What a message says, and the reasoning before it. Raises ``ApiError``."""
+    content, thoughts = message.content, message.thoughts
+    if isinstance(content, dict) and message.role == "tool":
+        return msgspec.json.encode(content).decode(), thoughts
+    if isinstance(content, dict):
+        raise invalid(f"{where} is an object; give text, or a list of parts", where)
+    if content is None or isinstance(content, str):
+        return content or "", thoughts
+    texts, reasons = [], []
     for i, part in enumerate(content):
+        part = ContentPart("text", part) if isinstance(part, str) else part
+        if part.type in _THOUGHTS and message.role == "assistant":
+            reasons.append(_thought(part))
+            continue
         text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in _TEXTS or text is None:
+        if part.type not in _TEXTS or (text is None and not part.type):
             raise unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
-        texts.append(text)
-    return "".join(texts)
+        texts.append(text or "")
+    return "".join(texts), "".join(reasons) or thoughts
 
 
-_TEXTS = frozenset(("text", "refusal", "input_text", "output_text"))
+_TEXTS = frozenset(("", "text", "refusal", "input_text", "output_text"))
 """Types of parts of text, with those of Responses, which clients of both send."""
+
+_THOUGHTS = frozenset(("thinking", "reasoning", "redacted_thinking"))
+"""Types of parts of reasoning, as Mistral's and Anthropic's models have them."""
+
+
+def _thought(part: ContentPart) -> str:
+    if isinstance(part.thinking, tuple):
+        return "".join(map(_thought, part.thinking))
+    return part.thinking or part.text or ""
 
 
 def ends_open(messages: Sequence[ChatMessage]) -> bool:

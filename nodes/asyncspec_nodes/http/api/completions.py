@@ -59,19 +59,24 @@ class Completion:
             for choice in range(self._candidates)
         )
         # The parameter blamed in errors of the answer's grammar.
-        _, self.form_name = request.form()
+        _, form_name = request.form()
+        self.form_name = self.names.get(form_name, form_name)
         self._logprobs = submits[0].log_probs
         # The prompt's scores have a field of their own in the response.
         self.prompt_logprobs = request.prompt_logprobs
         self._details = bool(request.return_details)
         options = request.stream_options
         self._include_usage = bool(options and options.include_usage)
+        self._counting = bool(self._include_usage and options and options.continuous_usage_stats)
         self._head = {
             "id": self.id_prefix + context.id,
             "created": context.created,
             "model": context.model,
             "system_fingerprint": FINGERPRINT,
         }
+
+    # Names of parameters in another interface, by those of this one.
+    names: ClassVar[Mapping[str, str]] = {}
 
     # Whether ``begin`` says how many tokens the prompt has, which is known with the first token.
     counts_prompt: ClassVar[bool] = False
@@ -132,16 +137,18 @@ class Completion:
         """The first frames of a stream."""
         if not self.first_choice:
             return b""
-        return b"".join(self._chunk(i, self.first_choice) for i in range(len(self.submits)))
+        return b"".join(
+            self._chunk(i, self.first_choice, answer) for i, answer in enumerate(answers)
+        )
 
     def write(self, index: int, answer: ChoiceBuffer) -> bytes:
         """Frames for an answer's output since the last call; may be empty."""
         tokens, frames = answer.tokens, b""
         for piece in self.pieces(index, answer):
-            frames += self._chunk(index, piece, tokens)
+            frames += self._chunk(index, piece, answer, tokens)
             tokens = []
         if answer.end is not None:
-            frames += self._chunk(index, self.last_choice, (), answer.end)
+            frames += self._chunk(index, self.last_choice, answer, (), answer.end)
         answer.clear()
         return frames
 
@@ -155,11 +162,17 @@ class Completion:
         return {**self._head, "object": name, "choices": choices}
 
     def _chunk(
-        self, index: int, choice: Json, tokens: Sequence[int] = (), end: Finished | None = None
+        self,
+        index: int,
+        choice: Json,
+        answer: ChoiceBuffer,
+        tokens: Sequence[int] = (),
+        end: Finished | None = None,
     ) -> bytes:
         choices = [self._choice(index, choice, tokens, end)]
-        usage = {"usage": None} if self._include_usage else {}
-        return frame({**self._object(self.chunk_object, choices), "seed": self._seed, **usage})
+        usage = {"usage": _counted(answer) if self._counting else None}
+        shown = usage if self._include_usage else {}
+        return frame({**self._object(self.chunk_object, choices), "seed": self._seed, **shown})
 
     def _choice(
         self, index: int, choice: Json, tokens: Sequence[int], end: Finished | None
@@ -200,6 +213,12 @@ class Completion:
         }
 
 
+def _counted(answer: ChoiceBuffer) -> Json:
+    """The usage of one answer so far."""
+    prompt, new = answer.prompt_tokens, answer.new_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
 DEFAULT_TOKENS = 16
 """The API's default ``max_tokens``."""
 
@@ -209,7 +228,8 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
 
     # Text, token ids, or a list of either.
     prompt: object
-    logprobs: TopLogprobs | None = None
+    # True is 1.
+    logprobs: TopLogprobs | bool | None = None
     # Answers begin with their prompts.
     echo: bool | None = None
     # What follows the text that is to be filled in.
@@ -225,16 +245,22 @@ class CompletionRequest(CompletionParameters, frozen=True, kw_only=True):
             raise invalid("suffix is for prompts of text", "suffix")
 
     @property
+    def likeliest(self) -> int | None:
+        """Tokens in the place of each, with their log-probabilities; None: none are asked for."""
+        return None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
+
+    @property
     def scored(self) -> int:
-        return max(super().scored, -1 if self.logprobs is None or not self.echo else self.logprobs)
+        count = self.likeliest
+        return max(super().scored, -1 if count is None or not self.echo else count)
 
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
         submit = replace(
             self.submit(DEFAULT_TOKENS if self.limit is None else self.limit, context.tenant),
             id=context.id,
-            log_probs=self.logprobs is not None,
-            top_logprobs=self.logprobs or 0,
+            log_probs=self.likeliest is not None,
+            top_logprobs=self.likeliest or 0,
             suffix=self.suffix or "",
         )
         submits = [
@@ -277,13 +303,13 @@ class TextCompletion(Completion):
         self, request: CompletionRequest, submits: Sequence[Submit], context: RequestContext
     ) -> None:
         super().__init__(request, submits, context)
-        self._echo, self._count = bool(request.echo), request.logprobs or 0
+        self._echo, self._count = bool(request.echo), request.likeliest or 0
 
     def begin(self, answers: Sequence[ChoiceBuffer]) -> bytes:
         """The prompts that are repeated and that the draft node need not send."""
         texts = [submit.prompt if self._echo else "" for submit in self.submits]
         return b"".join(
-            self._chunk(i, {"text": text, "logprobs": None})
+            self._chunk(i, {"text": text, "logprobs": None}, answers[i])
             for i, text in enumerate(texts)
             if text and not self.submits[i].echo
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 
@@ -49,6 +51,21 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 def unsupported(where: str, what: str) -> ApiError:
     return invalid(f"{what} is not supported by this service", where, "unsupported_value")
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Around work on a request that was made of another interface's: errors have the latter's
+    ``names`` of parameters, by the former's; of several that fit, the first."""
+    try:
+        yield
+    except ApiError as error:
+        for ours, theirs in names.items():
+            if re.match(rf"{re.escape(ours)}(?![\w])", error.param or ""):
+                param = f"{theirs}{(error.param or '').removeprefix(ours)}"
+                message = error.message.replace(ours, theirs)
+                raise ApiError(error.status, message, param=param, code=error.code) from None
+        raise
 
 
 def unavailable(message: str, retry_after: int = 1) -> ApiError:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,6 +21,8 @@ from asyncspec.core.rng import stream
 from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.chat import bounded_json
+from asyncspec_nodes.http.api.answers import Note
+from asyncspec_nodes.http.api.customs import MAX_NOTED, rewritten, without_nulls
 from asyncspec_nodes.http.api.errors import invalid
 from asyncspec_nodes.http.api.structure import (
     ResponseFormat,
@@ -85,8 +87,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 that do not request them. Names that stand nowhere are left out."""
 
 
-_LIMITS = ("max_tokens", "max_completion_tokens")
-"""Where -1, as llama.cpp and LM Studio have it, is no limit."""
+_ALIASES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
+"""llama.cpp's names of parameters."""
 
 
 def _supported(fields: Mapping[str, object]) -> dict[str, object]:
@@ -100,11 +102,11 @@ def _supported(fields: Mapping[str, object]) -> dict[str, object]:
         if value is not None and not any(same):
             text = f"{name} is not supported by this service; leave it out"
             raise invalid(text, name, "unsupported_parameter")
-    return {
-        name: value
-        for name, value in fields.items()
-        if name not in IGNORED and name not in NEUTRAL and not (name in _LIMITS and value == -1)
-    }
+    for theirs, ours in _ALIASES.items():
+        if theirs in fields:
+            fields = {ours: fields[theirs], **fields}
+    left = {*IGNORED, *NEUTRAL, *_ALIASES}
+    return {name: value for name, value in fields.items() if name not in left}
 
 
 def whole(value: object) -> object:
@@ -139,6 +141,8 @@ class StreamOptions(Struct, frozen=True):
     """``stream_options``"""
 
     include_usage: bool | None = None
+    # vLLM's, with ``include_usage``: the usage so far in every chunk.
+    continuous_usage_stats: bool | None = None
     # Random padding against traffic analysis: ignored.
     include_obfuscation: bool | None = None
 
@@ -302,12 +306,6 @@ class BodyOf(Protocol):
 
 T = TypeVar("T", bound=BodyOf)
 
-Note = Callable[[Sequence[str]], None]
-"""Told what is left out of a body."""
-
-MAX_NOTED = 64
-"""Characters of a name in a log."""
-
 _CODES = {
     "unknown": "unknown_parameter",
     "missing": "missing_required_parameter",
@@ -327,10 +325,10 @@ def parse(body: bytes, kind: type[T], note: Note = lambda names: None) -> T:
         raise invalid(f"the body is not valid JSON: {what}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
-    fields = {name: whole(value) for name, value in fields.items()}
+    fields = {name: whole(value) for name, value in without_nulls(fields, kind).items()}
     if issubclass(kind, CompletionParameters):
         fields = _supported(fields)
-    dropped = list(_drop_tools(fields, getattr(kind, "tool_type", "function")))
+    dropped = list(rewritten(fields, getattr(kind, "tool_form", "nested")))
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -348,21 +346,6 @@ def parse(body: bytes, kind: type[T], note: Note = lambda names: None) -> T:
     if dropped:
         note(tuple(dict.fromkeys(dropped)))
     return request
-
-
-def _drop_tools(fields: dict[str, Any], served: str) -> Iterator[str]:
-    """Take the tools of other types than ``served`` out of a body: a server's own, or such as a
-    client can do without. Yields their names."""
-    if not isinstance(tools := fields.get("tools"), list):
-        return
-    kept = []
-    for tool in tools:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if not isinstance(kind, str) or kind == served:
-            kept.append(tool)
-        else:
-            yield f"tools of type {kind[:MAX_NOTED]!r}"
-    fields["tools"] = kept
 
 
 def _unread(raw: object, read: object, where: str = "", levels: int = 8) -> Iterator[str]:

@@ -19,23 +19,25 @@ from asyncspec_nodes.http.api.chat_messages import (
     ends_open,
 )
 from asyncspec_nodes.http.api.completions import Completion
-from asyncspec_nodes.http.api.errors import invalid, unsupported
-from asyncspec_nodes.plugins.dialects.anthropic_answers import AnthropicMessage
+from asyncspec_nodes.http.api.customs import Form
+from asyncspec_nodes.http.api.errors import invalid, renaming, unsupported
+from asyncspec_nodes.http.api.parameters import AnyTopK
+from asyncspec_nodes.plugins.dialects.anthropic_answers import NAMES, AnthropicMessage
 from asyncspec_nodes.serving.templates import EFFORT, ChatFacts
-from asyncspec_protocol.sampling import NewTokens, TopK
+from asyncspec_protocol.sampling import NewTokens
 
 
 class Block(Struct, frozen=True):
     """A block of content; ``cache_control`` and ``citations``, which change no answer, are
     ignored."""
 
-    type: str
+    type: str = "text"
     text: str | None = None
     thinking: str | None = None
     # Id and name of a call, and of its result.
     id: str = ""
     name: str = ""
-    input: dict[str, Any] = {}
+    input: dict[str, Any] | str = {}
     tool_use_id: str = ""
     content: str | tuple[Block, ...] | None = ""
     is_error: bool | None = None
@@ -51,7 +53,7 @@ class Message(Struct, frozen=True):
     """A turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | tuple[Block, ...]
+    content: str | tuple[Block, ...] = ""
 
 
 class ToolDefinition(Struct, frozen=True):
@@ -89,7 +91,7 @@ class OutputConfig(Struct, frozen=True):
     """``output_config``"""
 
     format: OutputFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
 
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
@@ -99,15 +101,16 @@ _EFFORTS = {"xhigh": "high", "max": "high"}
 class MessagesRequest(Struct, frozen=True, kw_only=True):
     """The body of ``POST /v1/messages``, and with fewer fields of ``.../count_tokens``."""
 
-    tool_type: ClassVar[str] = "custom"
+    tool_form: ClassVar[Form] = "anthropic"
 
     model: str | None = None
     messages: tuple[Message, ...]
     max_tokens: NewTokens | None = None
     system: str | tuple[Block, ...] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    # Other services' clients know the range of OpenAI.
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: TopK | None = None
+    top_k: AnyTopK | None = None
     stop_sequences: tuple[str, ...] | None = None
     stream: bool | None = None
     tools: tuple[ToolDefinition, ...] | None = None
@@ -134,7 +137,8 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
         """Raises ``ApiError``."""
         if self.max_tokens is None:
             raise invalid("max_tokens is missing", "max_tokens", "missing_required_parameter")
-        self.chat(ChatFacts()).check()
+        with renaming(NAMES):
+            self.chat(ChatFacts()).check()
 
     def chat(self, facts: ChatFacts) -> ChatRequest:
         """The same as a request of the chat endpoint. Raises ``ApiError``."""
@@ -187,7 +191,9 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
         chat = self.chat(context.facts)
-        return AnthropicMessage(chat, [chat.prepared(context)], context)
+        with renaming(NAMES):
+            submit = chat.prepared(context)
+        return AnthropicMessage(chat, [submit], context)
 
 
 _SERVERS = frozenset(

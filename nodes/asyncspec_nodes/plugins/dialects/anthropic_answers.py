@@ -16,9 +16,17 @@ from asyncspec_protocol.messages import Finished
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
+NAMES = {
+    "json_schema": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+}
+"""Names of parameters, by those of the chat endpoint."""
+
+
 class AnthropicMessage(ChatCompletion):
     """Its answer, whole or as events."""
 
+    names = NAMES
     counts_prompt = True
     alive: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
     _block: str = ""

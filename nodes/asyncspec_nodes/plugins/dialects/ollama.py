@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import Struct
 
+from asyncspec.core.errors import InputProblem
 from asyncspec_nodes.chat.calls import Call
 from asyncspec_nodes.chat.stepwise import WholeCalls
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
@@ -17,13 +18,15 @@ from asyncspec_nodes.http.api.chat_answers import ChatCompletion
 from asyncspec_nodes.http.api.chat_messages import (
     CalledFunction,
     ChatMessage,
+    ContentPart,
     ToolCall,
     ToolSpec,
     ends_open,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
-from asyncspec_nodes.http.api.errors import ApiError, invalid
-from asyncspec_nodes.http.api.parameters import MAX_NOTED, whole
+from asyncspec_nodes.http.api.customs import MAX_NOTED
+from asyncspec_nodes.http.api.errors import ApiError, invalid, renaming
+from asyncspec_nodes.http.api.parameters import whole
 from asyncspec_nodes.plugins.dialects.ollama_models import timestamp
 from asyncspec_nodes.serving.requests import usually_sampled
 from asyncspec_nodes.serving.templates import ChatFacts
@@ -43,11 +46,20 @@ _OPTIONS = {
 }
 """Ollama's names of settings, and ours."""
 
+_THEIRS = {ours: theirs for theirs, ours in _OPTIONS.items()}
+
 _OF_THE_SERVER = frozenset(
     ("num_ctx", "num_gpu", "num_thread", "num_batch", "use_mmap", "num_keep", "repeat_last_n")
 )
 """Options of its engine, which are ignored: answers fill the context at most, and penalties look at
 all of it."""
+
+NAMES = {
+    "json_schema": "format",
+    "response_format": "format",
+    "reasoning_effort": "think",
+}
+"""Names of parameters, by those of the chat endpoint."""
 
 _NO_TIME = re.compile(r"-?0+(\.0*)?([nuµm]?s|m|h)?")
 """``keep_alive`` of a request that unloads the model."""
@@ -55,7 +67,7 @@ _NO_TIME = re.compile(r"-?0+(\.0*)?([nuµm]?s|m|h)?")
 
 class OllamaFunction(Struct, frozen=True):
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] | str = {}
 
 
 class OllamaCall(Struct, frozen=True):
@@ -68,8 +80,8 @@ class OllamaCall(Struct, frozen=True):
 class OllamaMessage(Struct, frozen=True):
     """A message."""
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = ""
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | tuple[str | ContentPart, ...] | dict[str, Any] = ""
     thinking: str | None = None
     tool_calls: tuple[OllamaCall, ...] | None = None
     tool_name: str | None = None
@@ -107,7 +119,8 @@ class OllamaParameters(Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises ``ApiError``."""
         if not self.empty:
-            self.chat(ChatFacts()).check()
+            with renaming(NAMES):
+                self.chat(ChatFacts()).check()
 
     def chat(self, facts: ChatFacts) -> ChatRequest:
         """The same as a request of the chat endpoint. Raises ``ApiError``."""
@@ -119,7 +132,9 @@ class OllamaParameters(Struct, frozen=True, kw_only=True):
             unloads = _NO_TIME.fullmatch(str(self.keep_alive)) is not None
             return OllamaLoaded(context, self.silence, "unload" if unloads else "load")
         chat = self.chat(context.facts)
-        return self.completion(chat, [usually_sampled(chat.prepared(context))], context)
+        with renaming(NAMES):
+            submit = usually_sampled(chat.prepared(context))
+        return self.completion(chat, [submit], context)
 
     def completion(
         self, chat: ChatRequest, submits: Sequence[Submit], context: RequestContext
@@ -131,7 +146,7 @@ class OllamaParameters(Struct, frozen=True, kw_only=True):
         """As of the chat endpoint. Raises ``ApiError``."""
         found: dict[str, Any] = {"model": self.model, "stream": self.stream is not False}
         for name, value in (self.options or {}).items():
-            unlimited = name == "num_predict" and isinstance(value, int | float) and value < 0
+            unlimited = name == "num_predict" and isinstance(value, int | float) and value <= 0
             if value is None:
                 continue
             if name in _OPTIONS and not unlimited:
@@ -144,7 +159,7 @@ class OllamaParameters(Struct, frozen=True, kw_only=True):
             raise invalid(f"format is {self.format!r}; it must be json or a schema", "format")
         if isinstance(self.think, bool):
             found["chat_template_kwargs"] = {"enable_thinking": self.think}
-        elif self.think is not None:
+        elif self.think:
             found["reasoning_effort"] = self.think
         return found
 
@@ -233,7 +248,7 @@ def _conversation(messages: Sequence[OllamaMessage], facts: ChatFacts) -> list[C
         found.append(
             ChatMessage(
                 message.role,
-                message.content or "",
+                message.content,
                 name=message.tool_name,
                 tool_calls=tuple(calls) or None,
                 tool_call_id=_answered(message, open_calls) if message.role == "tool" else None,
@@ -267,7 +282,11 @@ def _converted(
 ) -> ChatRequest:
     try:
         known = msgspec.convert({**settings, "messages": [{"role": "user"}]}, ChatRequest)
-    except (msgspec.ValidationError, OverflowError) as error:
+    except msgspec.ValidationError as error:
+        problem = InputProblem.of(error)
+        where = f"options.{_THEIRS.get(problem.where, problem.where)}"
+        raise invalid(f"{where}: {problem.reason}", where) from None
+    except OverflowError as error:
         raise invalid(f"options: {error}", "options") from None
     return msgspec.structs.replace(
         known, messages=tuple(messages), tools=None if tools is None else tuple(tools)
@@ -277,6 +296,7 @@ def _converted(
 class OllamaChat(ChatCompletion):
     """Its answer, whole or in lines."""
 
+    names = NAMES
     headers: ClassVar[Mapping[str, str]] = {"Content-Type": "application/x-ndjson"}
     # Lines have no comments.
     alive: ClassVar[bytes] = b""

@@ -16,12 +16,11 @@ NEVER = "9999-12-31T23:59:59Z"
 """When the model is unloaded."""
 
 
-class ShowRequest(Struct, frozen=True):
-    """The body of ``POST /api/show``; ``name`` is the older word for ``model``."""
+class ModelRequest(Struct, frozen=True):
+    """The body of ``POST /api/show``, ``/api/pull``; ``name`` is the older word for ``model``."""
 
     model: str | None = None
     name: str | None = None
-    verbose: bool | None = None
 
     def check(self) -> None:
         """Nothing more."""
@@ -36,7 +35,15 @@ def model_object(name: str, created: int) -> Json:
         "size": 0,
         # Its client shows the first twelve digits.
         "digest": sha256(name.encode()).hexdigest(),
-        "details": {"format": "", "family": "", "families": [], "parameter_size": ""},
+        # Zed's client takes no listing without one of these.
+        "details": {
+            "parent_model": "",
+            "format": "",
+            "family": "",
+            "families": [],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
     }
 
 
@@ -44,8 +51,12 @@ def shown(model: Json, context_length: int, *, reasoning: bool) -> Json:
     """A ``model_object`` as ``/api/show`` describes it."""
     return {
         **model,
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
         "model_info": {
             "general.architecture": ARCHITECTURE,
+            "general.basename": model["name"],
             f"{ARCHITECTURE}.context_length": context_length,
         },
         "capabilities": ["completion", "tools", *(["thinking"] if reasoning else [])],

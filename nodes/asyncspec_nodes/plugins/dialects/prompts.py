@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from asyncspec_nodes.http.api.answers import RequestContext
 from asyncspec_nodes.http.api.chat import ChatRequest
 from asyncspec_nodes.http.api.chat_messages import ChatMessage, ToolSpec
-from asyncspec_nodes.http.api.errors import invalid
+from asyncspec_nodes.http.api.errors import invalid, renaming
 from asyncspec_nodes.plugins.dialects.anthropic import MessagesRequest
+from asyncspec_nodes.plugins.dialects.anthropic_answers import NAMES
 from asyncspec_nodes.serving.templates import ChatFacts
 from asyncspec_protocol.limits import Token
 from asyncspec_protocol.messages import Submit
@@ -23,21 +24,32 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
+    # llama.cpp's name for it.
+    content: str | None = None
     messages: tuple[ChatMessage, ...] | None = None
     tools: tuple[ToolSpec, ...] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
         """Raises ``ApiError``."""
-        if (self.prompt is None) == (self.messages is None):
+        if (self._text is None) == (self.messages is None):
             raise invalid("give either prompt or messages", "prompt")
+
+    @property
+    def _text(self) -> str | None:
+        return self.content if self.prompt is None else self.prompt
 
     def submit(self, context: RequestContext) -> Submit:
         """Raises ``ApiError``."""
         if self.messages is not None:
-            chat = ChatRequest(messages=self.messages, tools=self.tools)
+            names = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")
+            options = {name: getattr(self, name) for name in names}
+            chat = ChatRequest(messages=self.messages, tools=self.tools, **options)
             chat.check()
             return replace(chat.prepared(context), prompt_only=True)
-        return _reading(prompt=self.prompt or "", tenant=context.tenant)
+        return _reading(prompt=self._text or "", tenant=context.tenant)
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -64,4 +76,5 @@ class CountRequest(MessagesRequest, frozen=True, kw_only=True):
     """The body of ``POST /v1/messages/count_tokens``: a request without the answer's settings."""
 
     def check(self) -> None:
-        self.chat(ChatFacts()).check()
+        with renaming(NAMES):
+            self.chat(ChatFacts()).check()

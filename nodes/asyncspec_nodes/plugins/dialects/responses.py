@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -23,9 +23,10 @@ from asyncspec_nodes.http.api.chat_messages import (
     ToolSpec,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
-from asyncspec_nodes.http.api.errors import unsupported
+from asyncspec_nodes.http.api.customs import Form
+from asyncspec_nodes.http.api.errors import renaming, unsupported
 from asyncspec_nodes.http.api.structure import NamedSchema, ResponseFormat
-from asyncspec_nodes.plugins.dialects.responses_answers import Response
+from asyncspec_nodes.plugins.dialects.responses_answers import NAMES, Response
 from asyncspec_protocol.sampling import NewTokens
 
 
@@ -38,8 +39,8 @@ class Item(Struct, frozen=True):
     # Id and name of a call, and of its result.
     call_id: str = ""
     name: str = ""
-    arguments: str = "{}"
-    output: str | tuple[ContentPart, ...] = ""
+    arguments: str | dict[str, Any] = "{}"
+    output: str | tuple[ContentPart, ...] | dict[str, Any] = ""
     # Argument of a call of a tool that takes text.
     input: str = ""
     # Summary of reasoning, beside ``content``.
@@ -108,6 +109,8 @@ class Reasoning(Struct, frozen=True):
 class ResponsesRequest(Struct, frozen=True, kw_only=True):
     """The body."""
 
+    tool_form: ClassVar[Form] = "flat"
+
     model: str | None = None
     input: str | tuple[Item, ...]
     instructions: str | None = None
@@ -147,7 +150,8 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
         """Raises ``ApiError``."""
         if "message.output_text.logprobs" in (self.include or ()):
             raise unsupported("include", "message.output_text.logprobs")
-        self.chat().check()
+        with renaming(NAMES):
+            self.chat().check()
 
     def chat(self) -> ChatRequest:
         """The same as a request of the chat endpoint. Raises ``ApiError``."""
@@ -179,7 +183,9 @@ class ResponsesRequest(Struct, frozen=True, kw_only=True):
     def call(self, context: RequestContext) -> Completion:
         """The call that answers this request. Raises ``ApiError``."""
         chat = self.chat()
-        return Response(chat, [chat.prepared(context)], context, self._echoed())
+        with renaming(NAMES):
+            submit = chat.prepared(context)
+        return Response(chat, [submit], context, self._echoed())
 
     def _echoed(self) -> Json:
         """What a response repeats of its request."""
@@ -233,7 +239,7 @@ def _history(items: Sequence[Item]) -> list[ChatMessage]:
             case "message":
                 thought = thoughts if item.role == "assistant" else ""
                 thoughts = ""
-                content = _parts(item.content)
+                content = _parts(item.content, f"input[{i}].content")
                 messages.append(ChatMessage(item.role, content, reasoning_content=thought or None))
             case "function_call" | "custom_tool_call":
                 arguments: str | dict[str, Any] = item.arguments
@@ -251,7 +257,7 @@ def _history(items: Sequence[Item]) -> list[ChatMessage]:
                     message = msgspec.structs.replace(message, reasoning_content=thought or None)
                     messages.append(message)
             case "function_call_output" | "custom_tool_call_output":
-                content = _parts(item.output)
+                content = _parts(item.output, f"input[{i}].output")
                 messages.append(ChatMessage("tool", content, tool_call_id=item.call_id))
             case "reasoning":
                 said = item.content if isinstance(item.content, tuple) else ()
@@ -263,14 +269,13 @@ def _history(items: Sequence[Item]) -> list[ChatMessage]:
     return messages
 
 
-def _parts(content: str | tuple[ContentPart, ...] | None) -> Any:
-    """Text parts under the chat endpoint's name."""
-    if content is None or isinstance(content, str):
+def _parts(content: str | tuple[ContentPart, ...] | dict[str, Any] | None, where: str) -> Any:
+    """Text parts under the chat endpoint's name. Raises ``ApiError``."""
+    if not isinstance(content, tuple):
         return content or ""
-    texts = ("input_text", "output_text", "text", "refusal")
-    return tuple(
-        ContentPart("text", p.text if p.type != "refusal" else p.refusal)
-        if p.type in texts
-        else ContentPart(p.type, p.text)
-        for p in content
-    )
+    parts = []
+    for i, part in enumerate(content):
+        if part.type not in ("", "input_text", "output_text", "text", "refusal"):
+            raise unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
+        parts.append(ContentPart("text", part.refusal if part.type == "refusal" else part.text))
+    return tuple(parts)

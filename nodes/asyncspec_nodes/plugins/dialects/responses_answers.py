@@ -14,6 +14,14 @@ from asyncspec_nodes.http.api.completions import Json
 from asyncspec_nodes.http.api.errors import ApiError, event
 from asyncspec_protocol.messages import Finished, Submit
 
+NAMES = {
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_tokens": "max_output_tokens",
+}
+"""Names of parameters, by those of the chat endpoint."""
+
 
 def _is_cut(end: Finished | None) -> bool:
     """By the limit of tokens."""
@@ -23,6 +31,7 @@ def _is_cut(end: Finished | None) -> bool:
 class Response(ChatCompletion):
     """Its answer, whole or as events."""
 
+    names = NAMES
     id_prefix = "resp_"
     prompt_name = "input"
     alive: ClassVar[bytes] = b": alive\n\n"

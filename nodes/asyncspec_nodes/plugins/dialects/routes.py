@@ -12,7 +12,12 @@ from asyncspec_nodes.http.dialects import Dialect, ServiceView
 from asyncspec_nodes.http.middleware import json_response, read_body
 from asyncspec_nodes.plugins.dialects.anthropic import MessagesRequest
 from asyncspec_nodes.plugins.dialects.ollama import GenerateRequest, OllamaChatRequest
-from asyncspec_nodes.plugins.dialects.ollama_models import ShowRequest, model_object, running, shown
+from asyncspec_nodes.plugins.dialects.ollama_models import (
+    ModelRequest,
+    model_object,
+    running,
+    shown,
+)
 from asyncspec_nodes.plugins.dialects.prompts import (
     CountRequest,
     DetokenizeRequest,
@@ -50,7 +55,20 @@ async def _detokenize(service: ServiceView, request: web.Request) -> web.Respons
     fields = await service.beside(body, partial(parse, body, DetokenizeRequest))
     context = await service.context(request, fields.model)
     prompt = await service.read_prompt(fields.submit(context), "tokens")
-    return json_response({"prompt": prompt.text})
+    # Under vLLM's name and llama.cpp's.
+    return json_response({"prompt": prompt.text, "content": prompt.text})
+
+
+async def _props(service: ServiceView, request: web.Request) -> web.Response:
+    """The model as llama.cpp describes it."""
+    service.check_loaded()
+    described = {
+        "model_alias": service.model,
+        "total_slots": service.options.limits.concurrent,
+        "default_generation_settings": {"n_ctx": await service.context_length()},
+        "modalities": {"vision": False, "audio": False},
+    }
+    return json_response(described)
 
 
 async def _ollama_version(service: ServiceView, request: web.Request) -> web.Response:
@@ -68,11 +86,22 @@ async def _running(service: ServiceView, request: web.Request) -> web.Response:
     return json_response({"models": [running(model, await service.context_length())]})
 
 
-async def _show(service: ServiceView, request: web.Request) -> web.Response:
+async def _check_named(service: ServiceView, request: web.Request) -> None:
+    """Raises ``ApiError`` where the model that a body names is not served."""
     service.check_loaded()
     body = await read_body(request, service.options.limits)
-    fields = await service.beside(body, partial(parse, body, ShowRequest))
+    fields = await service.beside(body, partial(parse, body, ModelRequest, service.note))
     service.check_model(fields.model or fields.name or service.model)
+
+
+async def _pull(service: ServiceView, request: web.Request) -> web.Response:
+    """As where the model is there already: clients pull it before they chat."""
+    await _check_named(service, request)
+    return json_response({"status": "success"})
+
+
+async def _show(service: ServiceView, request: web.Request) -> web.Response:
+    await _check_named(service, request)
     reasons = bool((await service.chat_facts()).reasoning)
     model = model_object(service.model, service.created)
     return json_response(shown(model, await service.context_length(), reasoning=reasons))
@@ -89,7 +118,14 @@ OLLAMA = Dialect(
         ("GET", "/api/tags"): _tags,
         ("GET", "/api/ps"): _running,
         ("POST", "/api/show"): _show,
+        ("POST", "/api/pull"): _pull,
     },
 )
 RESPONSES = Dialect(endpoints={"/v1/responses": ResponsesRequest})
-TOKENIZE = Dialect(routes={("POST", "/tokenize"): _tokenize, ("POST", "/detokenize"): _detokenize})
+TOKENIZE = Dialect(
+    routes={
+        ("POST", "/tokenize"): _tokenize,
+        ("POST", "/detokenize"): _detokenize,
+        ("GET", "/props"): _props,
+    }
+)
