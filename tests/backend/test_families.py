@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import cycle, product
 from pathlib import Path
@@ -168,26 +169,56 @@ def test_latent_attention_keeps_latents(tiny: Callable[..., Path]) -> None:
         assert (said.slot, said.weights) == (stage.cache_bytes(1), stage.shard.weight_bytes)
 
 
+@pytest.mark.parametrize(
+    ("family", "wrapper", "model_type", "prefix"),
+    [
+        ("qwen3.5", "Qwen3_5ForConditionalGeneration", "qwen3_5", "model.language_model."),
+        ("llama4", "Llama4ForConditionalGeneration", "llama4", "language_model.model."),
+        ("deepseek-v3", "KimiK25ForConditionalGeneration", "kimi_k25", "language_model.model."),
+    ],
+)
 def test_language_model_of_a_multimodal_checkpoint(
-    tiny: Callable[..., Path], tmp_path: Path
+    family: str,
+    wrapper: str,
+    model_type: str,
+    prefix: str,
+    tiny: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    """As Qwen 3.5 is published: its configuration and its tensors one level deeper."""
-    path = tiny("qwen3.5")
+    """As they are published: configuration and tensors one level deeper."""
+    path = tiny(family)
     text = json.loads((path / "config.json").read_text())
     outer = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
+        "architectures": [wrapper],
+        "model_type": model_type,
         "dtype": text.pop("dtype"),
         "tie_word_embeddings": text.pop("tie_word_embeddings"),
         "text_config": text,
     }
     (tmp_path / "config.json").write_text(json.dumps(outer))
     tensors = load_file(path / "model.safetensors")
-    deeper = {n.replace("model.", "model.language_model."): x for n, x in tensors.items()}
+    head = "language_model.lm_head." if prefix.startswith("language") else "lm_head."
+    deeper = {n.replace("model.", prefix).replace("lm_head.", head): x for n, x in tensors.items()}
     save_file(deeper | {"model.visual.norm.weight": torch.ones(8)}, tmp_path / "model.safetensors")
     stages = cut(open_checkpoint(tmp_path), 2)
     prompt = [5, 17, 99, 3, 64]
     assert decode(stages, prompt, 8) == generated(path, prompt, 8)
+
+
+def test_a_model_type_of_its_publisher(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Kimi K2 is a DeepSeek-V3."""
+    shutil.copytree(tiny("deepseek-v3"), tmp_path, dirs_exist_ok=True)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"model_type": "kimi_k2"}))
+    said = decode(cut(open_checkpoint(tmp_path), 1), [5, 17, 99], 4)
+    assert said == decode(cut(open_checkpoint(tiny("deepseek-v3")), 1), [5, 17, 99], 4)
+
+
+def test_sparse_attention_within_what_it_chooses(
+    tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert open_checkpoint(tiny("deepseek-v3.2")).info.context_length == 256
+    assert "no longer than that" in caplog.text
 
 
 def test_every_claimed_family_is_tried(tiny: Callable[..., Path]) -> None:

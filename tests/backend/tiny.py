@@ -147,6 +147,7 @@ DEEPSEEK = {
     "topk_group": 1,
     "first_k_dense_replace": 2,
 }
+INDEXED = {"index_topk": 256, "index_head_dim": 24, "index_n_heads": 2}
 # Keys of 40 numbers, values of 24, for each of the heads.
 LATENT = {
     "num_key_value_heads": 4,
@@ -223,6 +224,14 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         GATED_DELTA | SHARED_EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
     "deepseek-v3-one-query": ("deepseek_v3", DEEPSEEK | LATENT | {"q_lora_rank": None}),
+    "deepseek-v3.2": ("deepseek_v32", DEEPSEEK | LATENT | INDEXED),
+    "glm-5": (
+        "glm_moe_dsa",
+        DEEPSEEK
+        | LATENT
+        | INDEXED
+        | {"indexer_types": ["full", "full", "shared", "full", "shared"]},
+    ),
     "glm4-moe-lite": ("glm4_moe_lite", DEEPSEEK | LATENT),
     "glm4-moe": ("glm4_moe", DEEPSEEK | {"head_dim": 32, "use_qk_norm": True}),
     "apertus": ("apertus", {}),

@@ -302,6 +302,13 @@ class _Mask(Struct, frozen=True):
     # As in ``AttentionParams``.
     window: int | None
 
+    def __getitem__(self, _rows: object) -> _Mask:
+        return self
+
+
+NO_MASK = _Mask(None)
+"""For families that look at parts of their masks."""
+
 
 def _make_mask(*_: Any, local_size: int | None = None, **_others: Any) -> _Mask:
     """transformers' mask interface."""

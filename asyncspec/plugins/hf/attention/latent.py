@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from asyncspec.core.errors import CheckpointError
-from asyncspec.plugins.hf.attention.attention import AttentionParams, TreeMask, row_products
+from asyncspec.plugins.hf.attention.attention import (
+    NO_MASK,
+    AttentionParams,
+    TreeMask,
+    row_products,
+)
 from asyncspec.plugins.hf.attention.cache import LayerShape
 from asyncspec.plugins.hf.kernels.device import Device
 from asyncspec.plugins.hf.kernels.probing import PROBE_ROWS, noise, same_up_to_rounding
@@ -44,6 +49,16 @@ def keep_expansions(model: nn.Module) -> None:
         family: Any = module
         if isinstance(getattr(family, "kv_b_proj", None), nn.Linear):
             family.kv_b_proj = Expansion(family.kv_b_proj.weight)
+            if hasattr(family, "indexer"):
+                family.indexer = _AllTokens()
+
+
+class _AllTokens(nn.Module):
+    """In place of an indexer, which chooses the tokens that a row attends to (DeepSeek-V3.2): all,
+    as contexts are no longer than what it chooses (``context_length``)."""
+
+    def forward(self, *_: Any, **_named: Any) -> None:
+        return None
 
 
 class LatentAttention(nn.Module):
@@ -58,7 +73,10 @@ class LatentAttention(nn.Module):
         self._sizes = (family.qk_nope_head_dim, family.qk_rope_head_dim)
         self._latent_sizes = (family.kv_lora_rank, family.qk_rope_head_dim)
         self._scaling = float(family.scaling)
-        self._interleaved = bool(getattr(family.config, "rope_interleave", False))
+        indexed = hasattr(family, "indexer")
+        self._interleaved = indexed or bool(getattr(family.config, "rope_interleave", False))
+        # GLM-5 hands the choice of tokens from layer to layer.
+        self._rest = (None, None) if hasattr(family, "skip_topk") else (None,)
         low = family.q_lora_rank is not None
         names = ("q_a_proj", "q_a_layernorm", "q_b_proj") if low else ("q_proj",)
         self._query = nn.Sequential(*(getattr(family, name) for name in names))
@@ -77,7 +95,7 @@ class LatentAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor],
         tree: TreeMask,
         **_: Any,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor | None, ...]:
         """Hidden states [1, n, H] -> [1, n, H]."""
         rows = hidden_states[0]
         query = self._query(rows).view(len(rows), self._heads, -1).transpose(0, 1)
@@ -92,7 +110,7 @@ class LatentAttention(nn.Module):
         read = tree.attend(params, torch.cat([absorbed, turned], -1), key, latent.unsqueeze(0))
         mixed = self._product(tree, read.transpose(0, 1), self.values)
         out: Tensor = self._output(mixed.transpose(0, 1).flatten(1))
-        return out.unsqueeze(0), None
+        return out.unsqueeze(0), *self._rest
 
     def _product(self, tree: TreeMask, left: Tensor, right: Tensor) -> Tensor:
         """left [heads, n, K] times right [heads, m, K] -> [heads, n, m]."""
@@ -133,6 +151,8 @@ def _agrees(ours: LatentAttention, family: Any, rotary: Any, device: Device) -> 
     hidden = device.put(noise(1, PROBE_ROWS, compress.in_features).to(family.kv_b_proj.weight))
     turns = rotary(hidden, device.put(torch.arange(PROBE_ROWS)).unsqueeze(0))
     arguments = {"position_embeddings": turns, "attention_mask": None}
+    if hasattr(family, "indexer"):
+        arguments |= {"attention_mask": NO_MASK, "prev_topk_indices": False}
     want, got = (x(hidden, **arguments, tree=_Sequence(PROBE_ROWS))[0] for x in (family, ours))
     return same_up_to_rounding(got, want)
 

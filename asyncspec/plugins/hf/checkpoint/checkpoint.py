@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from asyncspec.plugins.hf.checkpoint.formats.settings import SETTINGS
 from asyncspec.plugins.hf.checkpoint.formats.tensors import QuantizedTensor
 from asyncspec.plugins.hf.checkpoint.model_config import (
     EXPERTS,
+    SPARSE,
     architecture,
     inspect_checkpoint,
     read_config,
@@ -48,6 +50,9 @@ TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
 }
 """How names of the language model's tensors begin in multimodal checkpoints."""
+
+_MODEL_TYPES = {"kimi_k2": "deepseek_v3"}
+"""Names that publishers give to a model type of transformers."""
 
 LAYERS = "model.layers."
 """How the names of layers' tensors begin."""
@@ -87,11 +92,10 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
     path = files.directory
     model_info = inspect_checkpoint(path)
     stored, tensors = model_tensors(files)
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     try:
-        config = text_part(AutoConfig.from_pretrained(str(path)))
+        config = read_text_part(path)
     except Exception as error:  # invalid settings may fail in any way
         raise CheckpointError(
             f"config.json of {path} is not understood: {in_line(error)}"
@@ -102,6 +106,11 @@ def open_checkpoint(name: str | Path, *, tokenizer: bool = True) -> Checkpoint:
         raise CheckpointError(
             f"config.json of {path} has the model_type {config.model_type!r}, which is a {meant}, "
             f"not the {model_info.architecture} it names; correct one of the two"
+        )
+    if model_info.architecture in SPARSE:
+        logging.getLogger(__name__).warning(
+            "%s attends to %d tokens that an indexer chooses; the context is no longer than that",
+            *(path, model_info.context_length),
         )
     _check_names(path, tensors)
     if config.tie_word_embeddings and HEAD in tensors:
@@ -130,6 +139,16 @@ def model_tensors(files: CheckpointFiles) -> tuple[dict[str, TensorInfo], dict[s
     if name in EXPERTS:
         stored, tensors = unstack_experts(stored), unstack_experts(tensors)
     return stored, tensors
+
+
+def read_text_part(directory: Path) -> Any:
+    """``text_part`` of a checkpoint's configuration, as transformers reads it. Raises as that."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    settings = read_config(directory)
+    if (kind := _MODEL_TYPES.get(str(settings.get("model_type")))) is None:
+        return text_part(AutoConfig.from_pretrained(directory))
+    return text_part(CONFIG_MAPPING[kind].from_dict(settings | {"model_type": kind}))
 
 
 def text_part(config: Any) -> Any:

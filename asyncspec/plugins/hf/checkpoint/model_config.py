@@ -18,7 +18,9 @@ GENERATION_CONFIG = "generation_config.json"
 EXPERTS = frozenset(
     {
         "Cohere2MoeForCausalLM",
+        "DeepseekV32ForCausalLM",
         "DeepseekV3ForCausalLM",
+        "GlmMoeDsaForCausalLM",
         "Glm4MoeForCausalLM",
         "ExaoneMoeForCausalLM",
         "FlexOlmoForCausalLM",
@@ -51,7 +53,11 @@ RECURRENT = frozenset(
 )
 """Families with layers that have a state (``recurrent_layers.py``)."""
 
-LATENT = frozenset({"DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"})
+SPARSE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
+"""Families whose rows attend to the ``index_topk`` tokens that an indexer chooses; here to all, so
+that is the longest context."""
+
+LATENT = SPARSE | {"DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"}
 """Families with latent attention (``latent.py``)."""
 
 _OTHERS = (
@@ -67,6 +73,8 @@ SUPPORTED = EXPERTS | RECURRENT | {f"{name}ForCausalLM" for name in _OTHERS}
 TEXT_PARTS: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Gemma4ForConditionalGeneration": "Gemma4ForCausalLM",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Kimi_K25ForConditionalGeneration": "DeepseekV3ForCausalLM",
     "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
@@ -160,6 +168,8 @@ def context_length(config: Mapping[str, Any], where: Path) -> int:
     for the two in the same places, and vLLM derives the same. With linear scaling, files do not
     tell whether their length is the stretched one."""
     length = _number(config, "max_position_embeddings", where)
+    if architecture(config) in SPARSE:
+        return min(length, _number({"index_topk": 2048} | {**config}, "index_topk", where))
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     # Gemma 3's is always the stretched one.
     if scaling_kind(rope) != "yarn" or architecture(config) == "Gemma3ForCausalLM":

@@ -19,6 +19,7 @@ from asyncspec.plugins.hf.checkpoint.checkpoint import (
     LAYERS,
     in_line,
     model_tensors,
+    read_text_part,
     resolve_dtype,
     text_part,
 )
@@ -136,10 +137,8 @@ def part_of(whole: Footprint, span: tuple[int, int]) -> Footprint:
 
 def language_config(directory: Path) -> Any:
     """transformers' configuration of the language model. Raises ``CheckpointError``."""
-    from transformers import AutoConfig
-
     try:
-        return text_part(AutoConfig.from_pretrained(directory))
+        return read_text_part(directory)
     except Exception as error:  # as in building a model
         raise _unbuilt(directory, error) from error
 
