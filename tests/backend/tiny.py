@@ -286,6 +286,33 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3,
         },
     ),
+    "bamba": (
+        "bamba",
+        {
+            "head_dim": 32,
+            "attn_layer_indices": [1, 4],
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 12,
+        },
+    ),
+    "granite4-h": (
+        "granitemoehybrid",
+        {
+            "layer_types": ["mamba", "attention", "mamba", "mamba", "attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 100,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 16,
+            "mamba_d_state": 12,
+            "position_embedding_type": "nope",
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+            "attention_multiplier": 0.2,
+        },
+    ),
     "minimax-m2": (
         "minimax_m2",
         {"head_dim": 32, "num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 16},

@@ -43,6 +43,8 @@ EXPERTS = frozenset(
 
 RECURRENT = frozenset(
     {
+        "BambaForCausalLM",
+        "GraniteMoeHybridForCausalLM",
         "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
         "NemotronHForCausalLM",

@@ -62,7 +62,7 @@ _BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
 """Tensors of which every layer of Gemma 4 E2B and E4B reads a part, by the token."""
 
 
-_LAYER_NUMBERS = ("full_attn_idxs", "moe_layers")
+_LAYER_NUMBERS = ("attn_layer_indices", "full_attn_idxs", "moe_layers")
 """Settings that list layers by their numbers."""
 
 _DENSE_COUNTS = ("first_k_dense_replace", "num_dense_layers")

@@ -99,7 +99,7 @@ def pad_elementwise(model: nn.Module) -> None:
         if isinstance(parent, PaddedActivation | PaddedRotary):
             continue
         for name, child in list(parent.named_children()):
-            if name in ("act_fn", "activation_fn", "act"):
+            if name in ("act_fn", "activation_fn", "activation", "act"):
                 setattr(parent, name, PaddedActivation(child))
             elif type(child).__name__ in _FUNCTIONAL:
                 setattr(parent, name, PaddedGate(child))
