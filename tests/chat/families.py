@@ -15,6 +15,8 @@ class Family(Struct, frozen=True):
     marks: tuple[str, ...] = ()
     # Calls end the answer, and have no text in front of them.
     alone: bool = False
+    # Keys stand without quotes.
+    bare_keys: bool = False
 
 
 _THINK = "{% if reasoning %}<think>\n{{ reasoning }}\n</think>\n\n{% endif %}"
@@ -49,7 +51,52 @@ _PYTHON = (
 )
 _OBJECT = '{"name": {{ c.name | tojson }}, "arguments": {{ c.arguments | tojson }}}'
 
+
+def _bare(quote: str) -> str:
+    """Calls of Gemma's: objects with bare keys, and texts between ``quote``."""
+    return (
+        "{% macro written(v) %}{% if v is string %}"
+        + quote
+        + "{{ v }}"
+        + quote
+        + "{% elif v is mapping %}{{ '{' }}{% for k, x in v.items() %}{{ k }}:{{ written(x) }}"
+        "{% if not loop.last %},{% endif %}{% endfor %}{{ '}' }}"
+        "{% elif v is sequence %}[{% for x in v %}{{ written(x) }}"
+        "{% if not loop.last %},{% endif %}{% endfor %}]"
+        "{% else %}{{ v | tojson }}{% endif %}{% endmacro %}"
+    )
+
+
+_BARE_CALL = "call:{{ c.name }}{{ written(c.arguments) }}"
+_NEXT = "<|start|>assistant"
+
 FAMILIES = {
+    "gpt-oss": Family(
+        "harmony",
+        "{% if reasoning %}<|channel|>analysis<|message|>{{ reasoning }}<|end|>"
+        f"{{% if content or calls %}}{_NEXT}{{% endif %}}{{% endif %}}"
+        "{% if content and calls %}<|channel|>commentary<|message|>{{ content }}<|end|>"
+        f"{_NEXT}"
+        "{% elif content %}<|channel|>final<|message|>{{ content }}<|return|>{% endif %}"
+        + _each(
+            " to=functions.{{ c.name }}<|channel|>commentary json<|message|>"
+            f"{{{{ c.arguments | tojson }}}}<|call|>{{% if not loop.last %}}{_NEXT}{{% endif %}}"
+        ),
+    ),
+    "Gemma 4": Family(
+        "gemma4",
+        _bare('<|"|>')
+        + "{% if reasoning %}<|channel>thought\n{{ reasoning }}\n<channel|>{% endif %}{{ content }}"
+        + _each(f"<|tool_call>{_BARE_CALL}<tool_call|>"),
+        bare_keys=True,
+    ),
+    "FunctionGemma": Family(
+        "gemma4",
+        _bare("<escape>")
+        + "{{ content }}"
+        + _each(f"<start_function_call>{_BARE_CALL}<end_function_call>"),
+        bare_keys=True,
+    ),
     "Qwen 2.5 and 3, EXAONE 4, SmolLM3": Family(
         "hermes", _THINK + "{{ content }}" + _each(f"\n<tool_call>\n{_OBJECT}\n</tool_call>")
     ),
