@@ -1,11 +1,18 @@
-"""Whether a draft model's tokens are the target's."""
+"""Whether a draft model's tokens are the target's, and what is done where they are not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import TypeVar
 
-from asyncspec.core.errors import CheckpointError
+from asyncspec.backend.tokenizer import Tokenizer
+from asyncspec.source.base import TokenSource
+from asyncspec.source.by_text import TextSource
+from asyncspec.source.vocabularies import Retokeniser, Vocabulary
+
+D = TypeVar("D", bound=TokenSource)
 
 MAX_DIFFERENT = 128
 """Tokens that may mean different things, as in llama.cpp: reserved ones that one of two models of
@@ -15,18 +22,53 @@ MAX_SHARE = 16
 """At most one in so many, of small vocabularies."""
 
 
-def differing_tokens(
-    ours: Mapping[int, str], theirs: Mapping[int, str], target: Path, draft: Path
-) -> tuple[int, ...]:
+def differing_tokens(ours: Mapping[int, str], theirs: Mapping[int, str]) -> tuple[int, ...] | None:
     """The draft's tokens, ascending, that are none of the target's or others. Verification is
-    lossless whatever is drafted, so the rest may be. Raises ``CheckpointError`` where too many of
-    the tokens that both have differ."""
+    lossless whatever is drafted, so the rest may be. None where too many of the tokens that both
+    have differ: then ids mean nothing, and only texts do."""
     shared = ours.keys() & theirs.keys()
     different = sorted(token for token in shared if ours[token] != theirs[token])
     if not shared or len(different) > min(MAX_DIFFERENT, len(shared) // MAX_SHARE):
-        first = f", the first being {ours[different[0]]!r}" if different else ""
-        raise CheckpointError(
-            f"tokenizer mismatch: {draft} and {target} disagree on {len(different)} "
-            f"entries of their vocabularies{first}; use a draft model of the same family"
-        )
+        return None
     return tuple(sorted({*different, *(theirs.keys() - ours.keys())}))
+
+
+def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    """The texts of the first ``size`` tokens."""
+    special = {
+        tokenizer.spell(token): token for token in range(size) if tokenizer.is_special(token)
+    }
+    names = {*special.values()}
+    texts = [b"" if token in names else tokenizer.spell(token) for token in range(size)]
+    return Vocabulary(texts, special)
+
+
+def draft_by_text(
+    name: str,
+    target: Tokenizer,
+    draft: Tokenizer,
+    sizes: tuple[int, int],
+    load: Callable[[Sequence[int]], D],
+) -> tuple[TextSource, D]:
+    """A draft model with another vocabulary than its target's, and the model itself.
+
+    Arguments:
+        name: the draft model's, for the log.
+        target: the target's tokenizer, which is closed.
+        draft: the draft model's, which is closed.
+        sizes: of both vocabularies, the target's first.
+        load: the draft model, by its tokens that cannot be said in the target's.
+    """
+    with closing(target), closing(draft):
+        ours, theirs = vocabulary(target, sizes[0]), vocabulary(draft, sizes[1])
+    to_target = Retokeniser(theirs, ours)
+    useless = [token for token in range(sizes[1]) if not to_target.whole(token)]
+    logging.getLogger(__name__).warning(
+        "the draft model %s has another vocabulary than the target: it drafts by text; %.0f %% of "
+        "its tokens are the target's as they are, %.0f %% in several",
+        name,
+        100 * to_target.agreeing,
+        100 * (1 - len(useless) / sizes[1] - to_target.agreeing),
+    )
+    model = load(useless)
+    return TextSource(model, theirs, ours), model

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import CheckpointError
 from asyncspec.plugins.llama.gguf_file import STRING, Value, header, value
-from asyncspec.plugins.llama.target import TOKENS, OpenTarget, check_vocab, open_target
+from asyncspec.plugins.llama.target import TOKENS, OpenTarget, foreign_tokens, open_target
 from backend.gguf_vocabularies import control, normal, save_vocabulary
 
 NAME = "m-00001-of-00001.gguf"
@@ -54,7 +54,7 @@ def test_a_damaged_file_is_read_or_refused(
     try:
         opened = open_target(damaged)
         assert opened.info.vocab_size >= 0
-        check_vocab(small, opened)
+        foreign_tokens(small, opened)
     except CheckpointError as error:
         assert str(damaged.parent) in str(error)  # noqa: PT017
 

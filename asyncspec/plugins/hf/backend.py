@@ -26,6 +26,7 @@ from asyncspec.backend.base import (
     StageSpec,
     twin_quantize,
 )
+from asyncspec.backend.draft_vocabulary import draft_by_text
 from asyncspec.backend.hub import is_cached
 from asyncspec.backend.kept_results import kept_by_user
 from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
@@ -43,7 +44,7 @@ from asyncspec.plugins.hf.checkpoint.model_config import (
 )
 from asyncspec.plugins.hf.checkpoint.tokenizer import (
     HFTokenizer,
-    check_vocab,
+    foreign_tokens,
     load_tokenizer,
     token_ids,
 )
@@ -99,7 +100,7 @@ class HFBackend(Backend):
         draft = locate(name).absolute()
         inspect_checkpoint(draft)
         list_tensors(draft)
-        check_vocab(target_directory, draft)
+        foreign_tokens(target_directory, draft)
         return str(draft)
 
     def is_cached(self, source: str) -> bool:
@@ -256,16 +257,29 @@ class HFBackend(Backend):
             mtp = load_mtp(spec.target, **how)
             return LoadedSource(mtp, mtp.token_bytes, mtp.features.wanted, mtp)
         from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
-        from asyncspec.plugins.hf.heads.draft_model import load_draft
+        from asyncspec.plugins.hf.heads.draft_model import DraftModel, load_draft
 
         if (twin := twin_quantize(spec.name)) is not None:
             model = load_draft(spec.target, quantize=twin, **how)
             return LoadedSource(model, model.token_bytes, session_bytes=model.session_bytes)
         checkpoint = open_checkpoint(spec.name)
-        foreign = check_vocab(spec.target.path, checkpoint.path)
-        vocab = spec.target.info.vocab_size
-        draft = load_draft(checkpoint, vocab=vocab, foreign=foreign, **how)
-        return LoadedSource(draft, draft.token_bytes, session_bytes=draft.session_bytes)
+        sizes = spec.target.info.vocab_size, checkpoint.info.vocab_size
+        foreign = foreign_tokens(spec.target.path, checkpoint.path)
+        if foreign is not None:
+            draft = load_draft(checkpoint, vocab=sizes[0], foreign=foreign, **how)
+            return LoadedSource(draft, draft.token_bytes, session_bytes=draft.session_bytes)
+
+        def load(useless: Sequence[int]) -> DraftModel:
+            return load_draft(checkpoint, foreign=useless, **how)
+
+        source, draft = draft_by_text(
+            spec.name,
+            load_tokenizer(spec.target.path),
+            load_tokenizer(checkpoint.path),
+            sizes,
+            load,
+        )
+        return LoadedSource(source, draft.token_bytes, session_bytes=draft.session_bytes)
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
         from asyncspec.plugins.hf.checkpoint.checkpoint import resolve_dtype

@@ -22,6 +22,7 @@ from asyncspec.backend.base import (
     StageSpec,
     twin_quantize,
 )
+from asyncspec.backend.draft_vocabulary import draft_by_text
 from asyncspec.backend.kept_results import kept_by_user
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name
 from asyncspec.core.errors import CheckpointError, UserError
@@ -29,8 +30,9 @@ from asyncspec.core.tensors import Tensors
 from asyncspec.plugins.llama.cut import refused
 from asyncspec.plugins.llama.footprint import footprint, slot_bytes, stage_files
 from asyncspec.plugins.llama.model_file import PREFIX, locate, short_name
-from asyncspec.plugins.llama.target import OpenTarget, check_vocab, open_target
+from asyncspec.plugins.llama.target import OpenTarget, foreign_tokens, open_target
 from asyncspec.plugins.llama.trial import ensure_loads
+from asyncspec.source.base import TokenSource
 from asyncspec.source.registry import EAGLE_PREFIX, MTP_NAME
 
 _SAMPLING = {
@@ -81,7 +83,7 @@ class LlamaBackend(Backend):
         _check_source(name)
         if backend_name(target) != LLAMA:
             raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
-        check_vocab(self.open(target), self.open(name))
+        foreign_tokens(self.open(target), self.open(name))
         return self.locate(name)
 
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
@@ -156,7 +158,7 @@ class LlamaBackend(Backend):
 
     def load_source(self, spec: SourceSpec) -> LoadedSource:
         from asyncspec.plugins.llama.devices import find
-        from asyncspec.plugins.llama.draft_model import load_draft
+        from asyncspec.plugins.llama.draft_model import LlamaDraft, load_draft
 
         if spec.name.startswith(EAGLE_PREFIX):
             # Heads are safetensors files, computed by torch.
@@ -165,10 +167,25 @@ class LlamaBackend(Backend):
         if not isinstance(spec.target, OpenTarget):
             raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
-        foreign = check_vocab(spec.target, draft)
+        sizes = spec.target.info.vocab_size, draft.info.vocab_size
+        foreign = foreign_tokens(spec.target, draft)
         ensure_loads(draft, 0, draft.info.layers, kept_by_user(BUILDS))
-        loaded = load_draft(draft, spec.target.info.vocab_size, spec.options, foreign)
-        source = LoadedSource(loaded, loaded.token_bytes)
+        proposing: TokenSource
+        if foreign is not None:
+            proposing = loaded = load_draft(draft, sizes[0], spec.options, foreign)
+        else:
+
+            def load(useless: Sequence[int]) -> LlamaDraft:
+                return load_draft(draft, sizes[1], spec.options, useless)
+
+            proposing, loaded = draft_by_text(
+                spec.name,
+                self.load_tokenizer(spec.target),
+                self.load_tokenizer(draft),
+                sizes,
+                load,
+            )
+        source = LoadedSource(proposing, loaded.token_bytes)
         if (gpu := find(spec.options.device)) is None:
             return source
         cell = slot_bytes(draft, (0, draft.info.layers), "f16")

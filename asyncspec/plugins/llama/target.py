@@ -190,14 +190,13 @@ def control_tokens(model: GGUF) -> frozenset[int]:
     return frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
 
 
-def check_vocab(target: OpenTarget, draft: OpenTarget) -> tuple[int, ...]:
-    """The draft's tokens, ascending, that mean others in the target's vocabulary or none. Raises
-    ``CheckpointError`` for vocabularies of different families."""
+def foreign_tokens(target: OpenTarget, draft: OpenTarget) -> tuple[int, ...] | None:
+    """The draft's tokens, ascending, that mean others in the target's vocabulary or none; None for
+    vocabularies of different families. Raises ``CheckpointError``."""
     ours, theirs = (vocabulary(model.model) for model in (target, draft))
     if ours == theirs:
         return ()
-    names = (dict(enumerate(ours)), dict(enumerate(theirs)))
-    return differing_tokens(*names, target.path, draft.path)
+    return differing_tokens(dict(enumerate(ours)), dict(enumerate(theirs)))
 
 
 def _sample(opened: dict[Path, int], tensor: Tensor) -> bytes:

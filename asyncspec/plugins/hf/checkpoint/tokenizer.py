@@ -152,12 +152,12 @@ def token_ids(directory: Path) -> dict[str, int]:
         raise CheckpointError(f"{file} is not a tokenizer this program can read") from error
 
 
-def check_vocab(target: Path, draft: Path) -> tuple[int, ...]:
+def foreign_tokens(target: Path, draft: Path) -> tuple[int, ...] | None:
     """The draft's tokens, ascending, that mean others in the target's tokenizer or none: they are
     not drafted. Normalisation and chat templates may differ: only ids cross between the models.
-    Raises ``CheckpointError`` for tokenizers of different families."""
+    None for tokenizers of different families. Raises ``CheckpointError``."""
     ours, theirs = token_ids(target), token_ids(draft)
     if ours == theirs:
         return ()
     names = {token: name for name, token in ours.items()}
-    return differing_tokens(names, {token: name for name, token in theirs.items()}, target, draft)
+    return differing_tokens(names, {token: name for name, token in theirs.items()})

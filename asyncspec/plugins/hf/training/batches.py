@@ -90,14 +90,14 @@ class Texts:
             windows.append((index, min(max(first, 0), max(text.length - self.length, 0))))
         return self._gather(windows, int(rng.integers(1 << 31)))
 
-    def sweep(self, most: int) -> Iterator[Batch]:
-        """Windows at even distances over all texts, ``most`` at most."""
+    def sweep(self, limit: int) -> Iterator[Batch]:
+        """Windows at even distances over all texts, ``limit`` at most."""
         windows = [
             (index, first)
             for index, (_, text) in enumerate(self._texts)
             for first in range(max(0, text.answer - 1), max(1, text.length - 1), self.length)
         ]
-        windows = windows[:: -(-len(windows) // most)]
+        windows = windows[:: -(-len(windows) // limit)]
         for start in range(0, len(windows), ROWS):
             yield self._gather(windows[start : start + ROWS], 0)
 

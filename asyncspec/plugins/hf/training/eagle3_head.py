@@ -43,8 +43,8 @@ class Layer(nn.Module):
             (first, first_values), *path = ((k.float(), v.float()) for k, v in passes)
             scores = query @ first.mT
             future = torch.full(scores.shape[-2:], float("-inf"), device=x.device).triu(1)
-            own = [(query * key).sum(-1, keepdim=True) for key, _ in path]
-            weights = torch.cat([scores + future, *own], dim=-1).softmax(-1)
+            path_scores = [(query * key).sum(-1, keepdim=True) for key, _ in path]
+            weights = torch.cat([scores + future, *path_scores], dim=-1).softmax(-1)
             rows = first.shape[-2]
             mixed = weights[..., :rows] @ first_values
             for i, (_, value) in enumerate(path):

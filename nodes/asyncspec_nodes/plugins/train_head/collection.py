@@ -166,10 +166,10 @@ class _Store:
         self._flushed = time.monotonic()
 
 
-def read_prompts(files: Sequence[Path], most: int) -> tuple[Item, ...]:
+def read_prompts(files: Sequence[Path], limit: int) -> tuple[Item, ...]:
     """The first prompts of some files. Raises ``UserError`` where they are too few to hold one
     back."""
-    items = read_items(files)[:most]
+    items = read_items(files)[:limit]
     if len(items) < 2:
         raise UserError("a head needs at least two prompts, one of them to measure; give more")
     return items
