@@ -399,5 +399,5 @@ def check_empty(cluster: Cluster) -> None:
         # But for the prompts that are kept for others, on all stages the same.
         kept = [one for rank in cluster.drafts for one in cluster.state(rank).cached_prompts]
         assert not any(one.unused for one in kept)
-        assert state.cached_prompts == {one.session: len(one.prefix) for one in kept}
+        assert state.cached_prompts == {one.session: len(one.prefix) - 1 for one in kept}
         assert set(backend._sessions) == set(state.cached_prompts)

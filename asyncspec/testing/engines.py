@@ -15,7 +15,15 @@ from asyncspec.backend.base import StageBackend, StageSpec
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.jobs import Admit, Forward, Release, Row, TensorRows, Trim
 from asyncspec.core.sampling import Sampling
-from asyncspec.testing.pipeline import SESSION, Pipeline, Walk, answer_each, sequential, together
+from asyncspec.testing.pipeline import (
+    SESSION,
+    Pipeline,
+    Walk,
+    alone,
+    answer_each,
+    sequential,
+    together,
+)
 from asyncspec_protocol.ids import NO_PARENT, NodeId, SegmentId, SessionId
 
 MakeStages = Callable[[int], Sequence[StageBackend]]
@@ -55,6 +63,7 @@ def check_engine(target: str, seeds: int = 2) -> None:
         check_batches_equal_sequential(make, vocab, seed, SAMPLINGS)
         if info.shares_prefixes:
             check_begins_like_another(make, vocab, seed)
+            check_continues_an_answer(make, vocab, seed)
     check_sessions_apart(make, vocab)
     check_prompt_needs_no_verdict(make, vocab)
     check_release(make)
@@ -166,6 +175,25 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
         for stage in stages:
             stage.run(Trim(SessionId(30), len(start)))
     first.close()
+    check_drawn(stages, got, want)
+
+
+def check_continues_an_answer(make: MakeStages, vocab: int, seed: int) -> None:
+    """The law: what follows an answer that was computed in trees and taken over from its session,
+    all of it or its beginning, is what follows it where it is read as a prompt."""
+    random, stages = Random(seed), make(2)
+    start = [random.randrange(vocab) for _ in range(random.randint(40, 100))]
+    answer = Walk(start, random.randint(1, 30), vocab, random, keeps=True)
+    alone(stages, answer.steps(stages, session=SessionId(30)))
+    got, want = [], []
+    for i, shared in enumerate((len(start), random.randint(1, len(start)))):
+        text = start[:shared] + [random.randrange(vocab) for _ in range(20)]
+        later = Pipeline(stages, SessionId(31 + i), like=SessionId(30), shared=shared)
+        later.read(text[: shared + 5], shared)
+        got.append(answer_each(later, text, shared + 5))
+        want.append(sequential(stages, text, shared + 5))
+    for stage in stages:
+        stage.run(Release(SessionId(30)))
     check_drawn(stages, got, want)
 
 

@@ -17,6 +17,7 @@ from asyncspec.core.jobs import (
     Release,
     SamplerOutput,
     TensorRows,
+    Trim,
 )
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.sampling import Sampling
@@ -265,6 +266,8 @@ class Walk:
     # What is to come back of the path's nodes, and then what did, by position.
     features: tuple[int, ...] = ()
     featured: list[Any] = field(default_factory=list)
+    # The path stays in the caches.
+    keeps: bool = False
 
     def run(self, stages: Sequence[StageBackend], sampling: Sampling | None = None) -> list[int]:
         """What is drawn after each of ``tokens[prompt:]``, on the way."""
@@ -303,7 +306,13 @@ class Walk:
                 if news is not None and self.random.random() < 0.7:
                     pipeline.reclaim(stage, *news)
                     pending[stage] = None
-        pipeline.close()
+        if self.keeps:
+            for stage, backend in enumerate(stages):
+                pipeline.reclaim(stage, frozenset(self._path), frozenset(), self._issued)
+                backend.run(Trim(session, len(self.tokens)))
+                backend.check()
+        else:
+            pipeline.close()
         if self.features:
             self.featured = [pipeline.featured[node] for node in self._path]
         return [drawn[i] for i in range(self.prompt, len(self.tokens))]

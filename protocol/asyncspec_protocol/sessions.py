@@ -105,6 +105,9 @@ class Close(WireMessage, array_like=True, frozen=True, tag="close"):
     session: SessionId
     # The prompt stays in the cache, for sessions that begin like it, until a second ``Close``.
     keep: bool = False
+    # And so many tokens in all, the first of the answer behind it: its path must be committed so
+    # far. 0: the prompt alone.
+    kept_tokens: Count = 0
 
 
 class Closed(WireMessage, array_like=True, frozen=True, tag="closed"):

@@ -115,6 +115,7 @@ def test_segments_that_share_passes_with_windows_and_caps(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_session_begins_like_another(make: MakeStages, seed: int) -> None:
     engines.check_begins_like_another(make, VOCAB, seed)
+    engines.check_continues_an_answer(make, VOCAB, seed)
 
 
 def test_prompt_needs_no_verdict(make: MakeStages) -> None:

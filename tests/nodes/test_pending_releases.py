@@ -64,7 +64,7 @@ def test_statistics_that_keep_the_prompt_free_the_rest_alone() -> None:
     (segment,) = sent(driven.feed(small(1, 70 - BLOCK)), Segment)
     verdict = Verdict(segment.session, segment.segment, segment.applied, segment.ids[-1:], (5,))
     driven.feed(Received(V1, verdict))
-    assert sent(driven.feed(Cancelled(1)), Close) == [Close(SessionId(0), True)]
+    assert sent(driven.feed(Cancelled(1)), Close) == [Close(SessionId(0), True, 6)]
     assert slots_used(driven.state) == 2 * BLOCK
     assert sent(driven.feed(small(2, 100)), Close) == [Close(SessionId(0))]
     assert sent(driven.feed(closed(V1, 0, kept=True)), Open) == []

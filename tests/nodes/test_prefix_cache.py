@@ -10,17 +10,26 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.kv_slots import BLOCK
-from asyncspec.core.machine import Effect, Finish, Input, Received, Request, Submitted
+from asyncspec.core.machine import (
+    Cancelled,
+    Effect,
+    Finish,
+    Input,
+    Received,
+    Request,
+    Submitted,
+)
 from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.prefix_cache import common_prefix_length
-from asyncspec_protocol.ids import Rank
+from asyncspec_protocol.ids import DRAFT, Rank
 from asyncspec_protocol.messages import FINAL, Credit, Message
 from cluster import Cluster, ask
 from costs import UnitCosts
 from effort import examples
-from laws import watch_invariants
+from laws import SMALL, Shaken, watch_invariants
 from nodes.machine_driver import draft
 
 LONG = tuple(i % 7 for i in range(90))
@@ -68,8 +77,12 @@ def test_a_common_prefix_is_not_computed_again(
         ask(i, prompt=p, max_new_tokens=5, policy="autoregressive" if not features else "flowspec")
         for i, p in enumerate(prompts)
     ]
+    held: list[tuple[int, ...]] = []
     for i, stats in enumerate(served(cluster, *requests)):
-        best = max((common_prefix_length(p[:-1], prompts[i][:-1]) for p in prompts[:i]), default=0)
+        best = max((common_prefix_length(p, prompts[i][:-1]) for p in held), default=0)
+        # With features those of the answer are not kept.
+        answer = () if features else tuple(cluster.world.tokens[i])
+        held.append((prompts[i] + answer)[:-1])
         assert stats["shared_tokens"] in (0, *range(8, best + 1))
         if i and best >= 8 and i <= 3:  # so many prompts are kept here
             assert stats["shared_tokens"] == best
@@ -90,12 +103,12 @@ def test_a_prompt_read_without_features_is_no_beginning_for_one_that_needs_them(
     ]
     shared = [stats["shared_tokens"] for stats in served(cluster, *asked)]
     # A longer prompt without features takes the place of none that has them.
-    assert shared == [0, 0, *[len(LONG) - 1] * 3]
+    assert shared == [0, 0, len(LONG) - 1, len(LONG), len(LONG) - 1]
 
 
 def test_a_session_that_runs_is_a_beginning_too() -> None:
     cluster = Cluster(UnitCosts(), min_common_prefix=8)
-    long, late = ask(0, prompt=LONG, max_new_tokens=60), ask(1, prompt=(*LONG, 3, 4))
+    long, late = ask(0, prompt=LONG, max_new_tokens=200), ask(1, prompt=(*LONG, 3, 4))
     cluster.submit(long)
     cluster.world.at(80.0, lambda: cluster.submit(late))
     cluster.world.run(until=1e9)
@@ -131,7 +144,7 @@ def test_what_is_found_of_given_tokens_is_no_part_of_the_prompt() -> None:
     ]
     stats = served(cluster, *asked)[1]
     assert stats["shared_tokens"] == 3
-    assert stats["wasted_rows"] == stats["rows"] - 2 * (3 + 40 - 1 - (3 + 19))
+    assert stats["wasted_rows"] == stats["rows"] - 2 * (3 + 40 - 1 - (3 + 29))
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:
@@ -192,8 +205,9 @@ def test_an_end_does_not_overtake_a_beginning(moment: int) -> None:
     cluster.world.run(until=1e6)
     for request in covered:
         assert tuple(cluster.world.tokens[request.request]) == cluster.expected(request)
-    assert [len(one.prefix) for one in cluster.state(0).cached_prompts] == [len(LONG)]
-    assert [one.unused for one in cluster.state(0).cached_prompts] == [False]
+    kept = cluster.state(0).cached_prompts
+    assert sorted(len(one.prefix) for one in kept) == [80 + 2, len(LONG) + 3]
+    assert not any(one.unused for one in kept)
 
 
 def test_a_prompt_that_a_session_is_about_to_begin_with_makes_no_room() -> None:
@@ -268,8 +282,8 @@ def test_a_prompt_that_is_kept_makes_room_for_a_request_that_waits() -> None:
     cluster = Cluster(UnitCosts(), stages=3, min_common_prefix=8, slots=slots)
     large = ask(1, prompt=(1, 2), max_new_tokens=slots - tree - 2, policy="chain")
     served(cluster, ask(0, prompt=LONG, max_new_tokens=4, policy="chain"), large)
-    assert [one.prefix for one in cluster.state(0).cached_prompts] == []
-    assert all(not cluster.state(rank).cached_prompts for rank in (1, 2, 3))
+    assert [one.prefix[:2] for one in cluster.state(0).cached_prompts] == [(1, 2)]
+    assert all(len(cluster.state(rank).cached_prompts) == 1 for rank in (1, 2, 3))
 
 
 def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
@@ -279,8 +293,11 @@ def test_a_prompt_is_not_given_up_where_that_makes_no_room() -> None:
     served(cluster, first)
     running = ask(1, prompt=(1, 2), max_new_tokens=300, policy="chain")
     large = ask(2, prompt=(3, 4, 5), max_new_tokens=200, policy="chain")
-    stats = served_together(cluster, running, large, last)
-    assert [one["shared_tokens"] for one in stats] == [0, 0, len(LONG) - 1]
+    cluster.submit(running)
+    # So soon that too little of it is there to be kept.
+    cluster.world.at(cluster.world.now + 6.0, cluster.world.feed, DRAFT, Cancelled(1))
+    stats = served_together(cluster, large, last)
+    assert [one["shared_tokens"] for one in stats] == [0, len(LONG)]
 
 
 def test_no_request_waits_for_a_long_prompt_to_share_a_few_tokens() -> None:
@@ -299,3 +316,61 @@ def test_no_request_waits_for_a_long_prompt_to_share_a_few_tokens() -> None:
     cluster.world.run(until=1e9)
     assert tuple(cluster.world.tokens[1]) == cluster.expected(short)
     assert ends[1] < 30.0 < 180.0 < ends[0]
+
+
+turns = st.lists(
+    st.tuples(
+        # New tokens of the user, the answer's limit, and tokens of its end that the next prompt
+        # renders otherwise.
+        st.lists(st.integers(0, 6), min_size=1, max_size=12),
+        st.integers(1, 30),
+        st.integers(0, 8),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=examples(150, quick=30))
+@given(turns, st.sampled_from(sorted(SMALL)), st.integers(1, 3), st.lists(st.integers(0, 6)))
+def test_the_next_turn_of_a_chat_reads_what_is_new(
+    turns: list[tuple[list[int], int, int]], policy: str, stages: int, delays: list[int]
+) -> None:
+    """An answer's slots are taken over as far as the next prompt goes on with it, whatever trees
+    it was computed in and whenever prunes come."""
+    cluster = Cluster(
+        Shaken([1, *delays]), stages=stages, min_common_prefix=8, policies=SMALL, max_sessions=1
+    )
+    watch_invariants(cluster)
+    held: tuple[int, ...] = ()
+    prompt = LONG[:20]
+    for number, (user, limit, rendered_otherwise) in enumerate(turns):
+        prompt += tuple(user)
+        request = ask(number, prompt=prompt, max_new_tokens=limit, policy=policy)
+        (stats,) = served(cluster, request)
+        expected = common_prefix_length(held, prompt[:-1])
+        assert stats["shared_tokens"] == (expected if number else 0)
+        answer = tuple(cluster.world.tokens[number])
+        # The last token of an answer was never computed.
+        held = (prompt + answer)[:-1]
+        kept = answer[: len(answer) - rendered_otherwise]
+        prompt += kept
+
+
+def test_a_chat_of_ten_turns_reads_its_prompt_once() -> None:
+    """A later turn over 8,000 tokens has a row for each token of the user and of the answer."""
+    cluster = Cluster(
+        UnitCosts(),
+        stages=2,
+        model=ToyModel(attention="parent"),
+        min_common_prefix=64,
+        prefill_rows=64,
+    )
+    prompt = tuple((i * i) % 7 for i in range(8000))
+    for number in range(10):
+        request = ask(number, prompt=prompt, max_new_tokens=40, policy="autoregressive")
+        (stats,) = served(cluster, request)
+        user = 20 if number else 8000
+        assert stats["rows"] <= 2 * 1.1 * (user + 40)
+        assert stats["shared_tokens"] == (len(prompt) - user - 1 if number else 0)
+        prompt += (*cluster.world.tokens[number], *(1, 2, 3, number % 7) * 5)

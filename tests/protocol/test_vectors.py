@@ -139,6 +139,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "open-tree": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, max_tree_nodes=480),),
     "open-like": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, parent_session=5, common_prefix=12),),
     "close-keep": (m.Close(7, True),),
+    "close-answer": (m.Close(7, True, 53),),
     "ready-slots": (m.Ready(2, True, 4096),),
     "ready-opened": (m.Ready(2, True, 4096, 7),),
     "ready-silent": (m.Ready(2, False, 4096, 7, 8, (), 2.5),),

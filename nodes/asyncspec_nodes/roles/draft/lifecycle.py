@@ -26,29 +26,37 @@ from asyncspec_nodes.roles.draft.session import (
     QueuedRequest,
 )
 from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Close, Closed
+from asyncspec_protocol.messages import Close, Closed, PruneIndices
 
 C = TypeVar("C", QueuedRequest, DraftSession)
 
 
 def finish_request(
-    state: DraftState, session: DraftSession, reason: str, now: float
+    state: DraftState,
+    session: DraftSession,
+    reason: str,
+    now: float,
+    prune: PruneIndices | None = None,
 ) -> tuple[DraftState, Effects]:
-    """Close a session everywhere; its request ends when the stages have reported its statistics."""
+    """Close a session everywhere; its request ends when the stages have reported its statistics.
+    ``prune``: commits the end of its answer, where that is to stay in the caches."""
     served = len(session.request.prompt) + session.new_tokens
     state = replace(state, memory_bound=state.memory_bound.ended(served))
     state, cached = prefix_cache.cache_prompt(state, session)
+    prunes: Effects = ()
+    if cached and prune is not None:
+        prunes = tuple(Send(rank, prune) for rank in state.linked_stages)
     state, effects = close_session(state, session, keep=cached)
     finishing = FinishingRequest(session, reason, now, missing=frozenset(state.linked_stages))
     timer = SetTimer(stats_timer(session.session), now + state.config.stats_seconds)
-    return with_finishing(state, finishing), (*effects, timer)
+    return with_finishing(state, finishing), (*prunes, *effects, timer)
 
 
 def close_session(
     state: DraftState, session: DraftSession, *, keep: bool = False
 ) -> tuple[DraftState, Effects]:
-    """Close a session, not its request. ``keep``: the stages keep its prompt."""
-    message = Close(session.session, keep)
+    """Close a session, not its request. ``keep``: the stages keep its prompt and answer."""
+    message = Close(session.session, keep, session.length - 1 if keep else 0)
     closes = tuple(Send(rank, message) for rank in sorted(state.peers))
     release = PendingRelease(session.session, session.slots, state.floor_aware)
     state = with_releases(state.without_session(session.session), release)
@@ -93,6 +101,8 @@ def record_stage_stats(
         lambda release: release.session == name and not (release.is_prompt and kept),
     )
     finishing = state.finishing.get(name)
+    if message.rank <= state.config.stages:
+        state = prefix_cache.reported(state, message)
     if finishing is None:
         return _expect_break(_record_late_stats(state, message), name, now)
     if message.rank not in finishing.missing and message.rank != state.config.source:

@@ -1,9 +1,11 @@
 """The prefix cache: a common prefix of prompts is read once.
 
-The stages hold the prompts of open sessions, and of some that are over. A session whose prompt
-begins with one of them takes those cache slots over and sends nothing of it; the target's features
-of them are held here and fed to the token source again. Only prompts are cached: every stage has
-them in its first slots, whatever became of the answer.
+The stages hold the prompts of open sessions, and of some that are over with their answers, as the
+next turn of a chat continues an answer. A session whose prompt begins with one of them takes those
+cache slots over and sends nothing of it; the target's features of them are held here and fed to the
+token source again. Every stage has a prompt in its first slots. It has an answer behind it once
+it has applied the prune that commits the last of it, as its statistics say: an ``Open`` may reach
+it earlier.
 
 Only requests of one tenant share (``Request.tenant``): the time to the first token and the count
 of shared tokens would tell one tenant what another one's prompt begins with.
@@ -25,6 +27,7 @@ from asyncspec_nodes.roles.draft.session import (
     QueuedRequest,
 )
 from asyncspec_protocol.ids import SessionId
+from asyncspec_protocol.messages import Closed
 
 
 class PromptKey(Struct, frozen=True):
@@ -98,7 +101,7 @@ def prefix_in_progress(state: DraftState, prompt: PromptKey) -> SessionId | None
 
 def _match_length(state: DraftState, cached: CachedPrompt, prompt: PromptKey) -> int:
     """Tokens of a prompt to take over from a cached one; 0 where it is not worth it. The last token
-    of either is not shared: one is to be verified, the other's feature came with its verdict."""
+    of the prompt is not shared: it is to be verified."""
     if cached.tenant != prompt.tenant:
         return 0
     least = state.config.min_common_prefix
@@ -107,32 +110,66 @@ def _match_length(state: DraftState, cached: CachedPrompt, prompt: PromptKey) ->
         :least
     ]:
         return 0
-    length = common_prefix_length(cached.prefix[:-1], prompt.prefix[:-1])
+    length = common_prefix_length(cached.prefix[: cached.held], prompt.prefix[:-1])
     length = min(length, prompt.shareable)
+    if prompt.featured:
+        length = min(length, _rows(cached.features))
     return length if length >= least else 0
 
 
 def as_cached(session: DraftSession) -> CachedPrompt:
-    """What can be taken over of a session whose prompt has been read."""
+    """What can be taken over of a session whose prompt has been read. Its last token's feature
+    came with its verdict."""
     features = None if session.features is None else session.features.prompt
-    return CachedPrompt(session.session, session.prefix, session.request.tenant, features)
+    prefix, tenant = session.prefix, session.request.tenant
+    length = len(prefix)
+    return CachedPrompt(session.session, prefix, length, length - 1, tenant, features=features)
 
 
 def cache_prompt(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:
-    """Whether the prompt of a session that is over stays cached. A prompt that another one begins
-    with is of no further use, and of too many the oldest are dropped."""
-    candidate, max_cached = as_cached(session), state.config.max_cached_prompts
+    """Whether the prompt of a session that is over stays cached, with its answer but for the last
+    token, which no stage has computed. One that begins like another one's prompt and goes on is of
+    more use: a chat is there once. Of too many the oldest are dropped."""
+    max_cached = state.config.max_cached_prompts
+    candidate = replace(
+        as_cached(session),
+        prefix=session.prefix + session.committed,
+        missing=frozenset(state.linked_stages),
+    )
     long = len(candidate.prefix) - 1 >= state.config.min_common_prefix
-    covered = any(_covers(other, candidate) for other in _used(state.cached_prompts))
+    length = len(candidate.prefix)
+    covered = any(_covers(other, candidate, length) for other in _used(state.cached_prompts))
     if not (max_cached and session.decoding and long) or covered:
         if candidate.session not in _needed(state):
             return state, False
         cached = (*state.cached_prompts, replace(candidate, unused=True))
         return replace(state, cached_prompts=cached), True
-    others = [replace(o, unused=o.unused or _covers(candidate, o)) for o in state.cached_prompts]
+    others = [
+        replace(other, unused=other.unused or _covers(candidate, other, other.prompt_length))
+        for other in state.cached_prompts
+    ]
     used = {o.session for o in [*_used(others), candidate][-max_cached:]}
     cached = tuple(replace(o, unused=o.session not in used) for o in (*others, candidate))
     return replace(state, cached_prompts=cached), True
+
+
+def reported(state: DraftState, message: Closed) -> DraftState:
+    """A stage has closed a session: what was to stay of it is there, or is not."""
+    name, cached = message.session, state.cached_prompts
+    if all(prompt.session != name for prompt in cached):
+        return state
+    prompts = (
+        _reported(prompt, message) if prompt.session == name else prompt for prompt in cached
+    )
+    return replace(state, cached_prompts=tuple(prompts))
+
+
+def _reported(cached: CachedPrompt, message: Closed) -> CachedPrompt:
+    if not message.kept:
+        return replace(cached, held=0, unused=True)
+    missing = cached.missing - {message.rank}
+    held = cached.held if missing or not cached.held else len(cached.prefix) - 1
+    return replace(cached, held=held, missing=missing)
 
 
 def _used(prompts: Iterable[CachedPrompt]) -> list[CachedPrompt]:
@@ -160,10 +197,11 @@ def unused(state: DraftState) -> tuple[CachedPrompt, ...]:
     return tuple(one for one in evictable(state) if one.unused)
 
 
-def _covers(long: CachedPrompt, short: CachedPrompt) -> bool:
-    """Whether whatever could begin with ``short`` could as well begin with ``long``."""
+def _covers(long: CachedPrompt, short: CachedPrompt, length: int) -> bool:
+    """Whether whatever could begin with the first ``length`` tokens of ``short`` could as well
+    begin with ``long``."""
     fed = long.features is not None or short.features is None
-    return long.tenant == short.tenant and fed and long.prefix[: len(short.prefix)] == short.prefix
+    return long.tenant == short.tenant and fed and long.prefix[:length] == short.prefix[:length]
 
 
 def common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
@@ -176,6 +214,11 @@ def common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _rows(features: Sequence[TensorRows] | None) -> int:
+    """Positions whose features are held."""
+    return sum(len(some.rows) for some in features or ())
 
 
 def _first_rows(features: Sequence[TensorRows], count: int) -> tuple[TensorRows, ...]:

@@ -84,9 +84,10 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
         session.prompt_logprobs,
         min(session.counters.shared, len(session.request.prompt)),
     )
-    if accepted.prune is None:
-        state, ended = finish_request(state, moved, accepted.finish, now)
+    if accepted.finish:
+        state, ended = finish_request(state, moved, accepted.finish, now, accepted.prune)
         return state, (emit, *ended)
+    assert accepted.prune is not None
     prunes = tuple(Send(rank, accepted.prune) for rank in state.linked_stages)
     state = rates.count_round(state, session, accepted.hits)
     return state.with_session(moved), (emit, *prunes)

@@ -221,13 +221,18 @@ class FinishingRequest(Struct, frozen=True):
 
 
 class CachedPrompt(Struct, frozen=True):
-    """A prompt that the stages hold, named by the session that has read it."""
+    """A prompt that the stages hold, and its answer, named by the session that has read it."""
 
     session: SessionId
     prefix: tuple[int, ...]
+    # Tokens of the prompt, and how many of ``prefix`` every stage is known to hold.
+    prompt_length: int
+    held: int
     # Only requests of this tenant may begin with it.
     tenant: str
-    # Features of all positions but the last, in order; None where the session read none.
+    # Stages that have still to report that they hold all of it.
+    missing: frozenset[Rank] = frozenset()
+    # Features of the first positions, in order; None where the session read none.
     features: tuple[TensorRows, ...] | None = None
     # It is dropped as soon as no session that begins with it is being opened.
     unused: bool = False
@@ -235,7 +240,7 @@ class CachedPrompt(Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Its cache slots on every stage, in whole blocks."""
-        return whole_blocks(len(self.prefix))
+        return whole_blocks(len(self.prefix) - 1)
 
 
 class PendingRelease(Struct, frozen=True):

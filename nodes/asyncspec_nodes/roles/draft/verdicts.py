@@ -123,7 +123,8 @@ def _target_outputs(
 
 class Accepted(Struct, frozen=True):
     """The committed path has grown by ``tokens``, of which the first ``hits`` were nodes of the
-    tree. Either a prune follows, or the answer ends for the reason ``finish``."""
+    tree. A prune follows, unless the answer ends, for the reason ``finish``, without another node
+    of the tree."""
 
     session: DraftSession
     tokens: tuple[int, ...]
@@ -157,7 +158,8 @@ def accept(state: DraftState, session: DraftSession, now: float) -> Accepted | N
         prompt_logprobs=(),
     )
     if finish:
-        return Accepted(moved, tokens, hits, outputs, finish)
+        prune = _last_prune(moved, walked.accepted[:hits]) if hits else None
+        return Accepted(moved, tokens, hits, outputs, finish, prune)
     moved = _move_tip(moved, walked.accepted, walked.bonus)
     return Accepted(moved, tokens, hits, outputs, finish, _prune(moved))
 
@@ -214,9 +216,6 @@ def _move_tip(
     if features is not None:
         path = (session.tree.root, *accepted)
         features = features.advance(path if bonus is not None else path[:-1], tree.nodes)
-    # What every stage has applied need not be announced again: the nodes announced so far have
-    # all passed every stage, for their verdicts led here, and are in its cache as committed.
-    unacknowledged = tuple((n, v) for n, v in session.announced if v > session.acknowledged)
     return replace(
         fresh,
         tree=tree,
@@ -227,7 +226,25 @@ def _move_tip(
         sent={n: segment for n, segment in session.sent.items() if n in tree},
         verified={n: t for n, t in session.verified.items() if n in tree},
         features=features,
-        announced=(*unacknowledged, *((n, version) for n in news)),
+        announced=(*_unacknowledged(session), *((n, version) for n in news)),
+    )
+
+
+def _unacknowledged(session: DraftSession) -> tuple[tuple[NodeId, Version], ...]:
+    """What some stage may not have applied. What all have need not be announced again: the nodes
+    announced so far have all passed every stage, for their verdicts led here, and are in its cache
+    as committed."""
+    return tuple((n, v) for n, v in session.announced if v > session.acknowledged)
+
+
+def _last_prune(session: DraftSession, accepted: tuple[NodeId, ...]) -> PruneIndices:
+    """The prune of an answer that has ended with some nodes: nothing below them is alive."""
+    return PruneIndices(
+        session=session.session,
+        version=Version(session.version + 1),
+        horizon=session.next_node,
+        accepted=(*(n for n, _ in _unacknowledged(session)), *accepted),
+        keep=(),
     )
 
 

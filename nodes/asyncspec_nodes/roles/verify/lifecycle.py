@@ -117,7 +117,7 @@ def _opening_error(config: VerifyConfig, message: Open, shareable: int) -> str:
 
 
 def _cached_tokens(state: VerifyState, message: Open) -> int | None:
-    """Cached tokens of the parent's prompt, 0 if none are shared; None without the parent."""
+    """Cached tokens of the parent, 0 if none are shared; None without the parent."""
     if not message.common_prefix:
         return 0
     parent = state.sessions.get(message.parent_session)
@@ -173,7 +173,7 @@ def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effe
             raise RemoteProtocolError("too many sessions closed unopened", peer=draft)
         return state.with_marks(draft, replace(marks, closed_early=early)), ()
     state = replace(state, sessions={k: v for k, v in state.sessions.items() if k != name})
-    length = session.liveness.prompt_length
+    length = max(session.liveness.prompt_length, message.kept_tokens)
     keep = message.keep and session.slots.committed >= length
     effects: Effects = (Compute(Trim(name, length) if keep else Release(name)),)
     if keep:

@@ -226,7 +226,7 @@ class VerifyState(Struct, frozen=True):
     sessions: Mapping[SessionId, StageSession] = {}
     # Closed during their last pass, at whose end they are reported.
     closing: Mapping[SessionId, StageSession] = {}
-    # Tokens of the cached prompts of sessions that are over.
+    # Tokens that stay cached of sessions that are over.
     cached_prompts: Mapping[SessionId, int] = {}
     # By draft node; also of those that are gone, whose segments may still be under way.
     watermarks: Mapping[Rank, Watermarks] = {}
