@@ -35,7 +35,8 @@ def read(path: str, more: dict[str, Any]) -> tuple[Any, list[str]]:
     names: list[str] = []
     body = json.dumps({**LEAST[path], **more}).encode()
     fields = parse(body, ENDPOINTS[path], names.extend)
-    (submit,) = fields.call(RequestContext(seed=5, id="i", model="m", facts=FACTS)).submits
+    context = RequestContext(seed=5, id="i", model="m", facts=FACTS, note=names.extend)
+    (submit,) = fields.call(context).submits
     return submit, names
 
 
@@ -364,7 +365,27 @@ def test_blocks_of_accounts_are_no_text() -> None:
     """They differ from request to request: the prompts' common beginning would end there."""
     bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1;"}
     text = {"type": "text", "text": "Be brief."}
-    assert prompt(MESSAGES, {"system": [bill, text]}) == prompt(MESSAGES, {"system": [text]})
+    for blocks in ([bill, text], [text, bill]):
+        assert prompt(MESSAGES, {"system": blocks}) == prompt(MESSAGES, {"system": [text]})
+        assert read(MESSAGES, {"system": blocks})[1] == ["x-anthropic-billing-header"]
+    assert prompt(MESSAGES, {"system": [bill]}) == prompt(MESSAGES, {})
+
+
+@pytest.mark.parametrize("between", ["", "\n", "\n\n", " "])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_billing_header_goes_without_the_text_behind_it(role: str, between: str) -> None:
+    """Routers join what was a block of its own to the rest of a system prompt."""
+    header = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=fa690;"
+    joined, text = f"{header}{between}Be brief; a=b.", "Be brief; a=b."
+    assert prompt(MESSAGES, {"system": joined}) == prompt(MESSAGES, {"system": text})
+    user = {"role": "user", "content": header}
+    turns = [{"role": role, "content": joined}, user]
+    plain = [{"role": role, "content": text}, user]
+    assert prompt(CHAT, {"messages": turns}) == prompt(CHAT, {"messages": plain})
+    assert read(CHAT, {"messages": turns})[1] == ["x-anthropic-billing-header"]
+    assert read(CHAT, {"messages": plain})[1] == []
+    alone = [{"role": role, "content": header}, user]
+    assert prompt(CHAT, {"messages": alone}) == prompt(CHAT, {"messages": [user]})
 
 
 def test_documents_of_text_are_text() -> None:

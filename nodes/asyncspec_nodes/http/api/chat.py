@@ -12,6 +12,7 @@ from asyncspec_nodes.chat.answers import answer_parser, forced_call, in_content
 from asyncspec_nodes.chat.calls import Tool, described
 from asyncspec_nodes.chat.stepwise import Parser
 from asyncspec_nodes.http.api.answers import RequestContext
+from asyncspec_nodes.http.api.billing import BILLING_HEADER, without_billing
 from asyncspec_nodes.http.api.chat_answers import ChatCompletion, ChatParameters
 from asyncspec_nodes.http.api.chat_messages import (
     ChatMessage,
@@ -168,10 +169,16 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
         options = self.options(facts)
         if self.effort and EFFORT not in facts.options and facts.switch is None:
             context.note(("reasoning_effort",))
-        messages = [
-            plain(message, f"messages[{i}]", native=facts.takes_tools)
-            for i, message in enumerate(self.messages)
-        ]
+        messages = []
+        for i, message in enumerate(self.messages):
+            read = plain(message, f"messages[{i}]", native=facts.takes_tools)
+            content = str(read["content"])
+            if read["role"] == "system" and (rest := without_billing(content)) != content:
+                context.note((BILLING_HEADER,))
+                if not rest:
+                    continue
+                read = {**read, "content": rest}
+            messages.append(read)
         if not facts.takes_tools and any(one.role == "tool" for one in self.messages):
             messages = joined(messages)  # results became messages of the user
         tools: list[Json] = []

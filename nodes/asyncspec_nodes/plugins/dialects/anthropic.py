@@ -143,12 +143,8 @@ class MessagesRequest(Struct, frozen=True, kw_only=True):
     def chat(self, facts: ChatFacts) -> ChatRequest:
         """The same as a request of the chat endpoint. Raises ``ApiError``."""
         messages: list[ChatMessage] = []
-        if self.system:
-            system = self.system
-            if not isinstance(system, str):
-                system = tuple(b for b in system if not (b.text or "").startswith(_BILLING))
-            if text := _texts(system, "system"):
-                messages.append(ChatMessage("system", text))
+        if self.system and (text := _texts(self.system, "system")):
+            messages.append(ChatMessage("system", text))
         for i, message in enumerate(self.messages):
             messages += _turn(message, f"messages[{i}].content")
         choice, parallel = self.tool_choice, None
@@ -214,9 +210,6 @@ _SERVERS = frozenset(
     )
 )
 """Blocks that only Anthropic's own service makes and reads."""
-
-_BILLING = "x-anthropic-billing-header:"
-"""Begins a block for Anthropic's accounts, which differs from request to request."""
 
 
 def _turn(message: Message, where: str) -> list[ChatMessage]:
