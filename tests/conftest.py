@@ -49,11 +49,11 @@ LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nodes keep results of self-tests, but not where the user's are. The fork server of all nodes
-    has it from here."""
+    """Nodes keep results of self-tests, but not where the user's are, and the user's services in
+    the background are not asked. The fork server of all nodes has it from here."""
     folder = tempfile.TemporaryDirectory(prefix="asyncspec-cache-")
     config.add_cleanup(folder.cleanup)
-    os.environ["XDG_CACHE_HOME"] = folder.name
+    os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"] = folder.name
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,6 +19,7 @@ WALL_CLOCK = {
     "asyncspec/plugins/llama/templates.py",
     "asyncspec/trace/file.py",
     "nodes/asyncspec_nodes/http/app.py",
+    "nodes/asyncspec_nodes/local/service_file.py",
     "nodes/asyncspec_nodes/reference/probe.py",
     "nodes/asyncspec_nodes/plugins/dialects/ollama.py",
     "nodes/asyncspec_nodes/plugins/join/agent.py",

@@ -51,6 +51,7 @@ def run(argv: Sequence[str] | None) -> int:
             parser.print_help()
             return 0
         arguments = parser.parse_args(words)
+        arguments.command_line = tuple(words)
     code: int = module_of(arguments.command).run(arguments)
     return code
 

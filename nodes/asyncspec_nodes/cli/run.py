@@ -27,7 +27,6 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.automatic import described
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import print_notice
 from asyncspec_nodes.console.signals import unless_failed, until_signal
@@ -108,7 +107,12 @@ class Run:
             else:
                 engine = ReconnectingEngine(where.connect, waits=True, notify=print_notice)
                 async with engine:
-                    self._printer.begin(engine.client.welcome.stages, "")
+                    stages, service = engine.client.welcome.stages, options.service
+                    if service is None:
+                        self._printer.begin(stages, "")
+                    else:
+                        draft = described(service.config.draft)
+                        self._printer.begin(stages, service.guarantee, draft)
                     await self._ask(engine, trace_from=0.0)
                     if options.checked is not None:
                         await self._probe(engine, options.checked, same_machine=False)
@@ -128,8 +132,7 @@ class Run:
             line = limited(self._answers)
         if line is not None:
             print_notice(line)
-        bundled = isinstance(where, Config) and where.target.path == str(BUNDLED_TARGET)
-        if bundled and not options.json and not failed:
+        if options.bundled and not options.json and not failed:
             print_notice(TOY)
         if failed:
             count = f"{len(failed)} of {len(self._answers)} requests failed"
@@ -144,8 +147,6 @@ class Run:
                 cluster = self._start(config, steps, self._options.logs)
                 await stack.enter_async_context(cluster)
             self._printer.begin(config.stages, cluster.guarantee, described(config.draft))
-            if not self._options.json and self._options.prompts == (Prompt((DEMO,)),):
-                print_notice(f"no prompt is given; the bundled model continues: {DEMO}")
             where = ClusterAddress(*cluster.address, config.cluster.name)
             engine = ReconnectingEngine(where.connect, waits=True)
             await stack.enter_async_context(engine)
@@ -174,6 +175,8 @@ class Run:
 
     async def _ask(self, engine: ReconnectingEngine, trace_from: float) -> None:
         options, client = self._options, engine.client
+        if options.bundled and not options.json and options.prompts == (Prompt((DEMO,)),):
+            print_notice(f"no prompt is given; the bundled model continues: {DEMO}")
         async with AsyncExitStack() as stack:
             if self._trace is not None:
                 is_alone = trace_from < 0  # others' clusters have others' requests

@@ -15,7 +15,8 @@ from asyncspec.constraint import text as text_of_grammar
 from asyncspec.core.errors import UserError
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
-from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.cli import cluster_options, warm_service
+from asyncspec_nodes.cli.warm_service import WarmService
 from asyncspec_nodes.client.answers import (
     DEMO,
     Prompt,
@@ -23,6 +24,7 @@ from asyncspec_nodes.client.answers import (
     read_text,
 )
 from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.named_models import named
@@ -58,6 +60,10 @@ class RunOptions(Struct, frozen=True):
     many: bool
     # A cluster to start here, or one to connect to.
     where: Config | ClusterAddress
+    # The service with that address, where it takes the place of a cluster of the command's own.
+    service: WarmService | None
+    # The target is the bundled one.
+    bundled: bool
     # Settings of every request, without number and prompt.
     submit: Submit
     # Whether prompts go through the target's chat template; None: where it has one.
@@ -91,6 +97,7 @@ def add_arguments(parser: Parser) -> None:
     add("--raw", dest="chat", action="store_false", help="the same as --no-chat")
     add("--system", metavar="TEXT", help="a system message before the prompt; implies --chat")
     cluster_options.add_arguments(parser)
+    warm_service.add_arguments(parser)
     add(
         *("-n", "--max-new-tokens"),
         type=int,
@@ -169,8 +176,14 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         arguments, sessions=arguments.concurrency, traced=arguments.trace is not None
     )
     policy = arguments.policy or ""
-    checked = None
-    if isinstance(where, Config):
+    checked, chat = None, _chat(arguments)
+    bundled = isinstance(where, Config) and where.target.path == str(BUNDLED_TARGET)
+    service = warm_service.find(arguments, where) if isinstance(where, Config) else None
+    if service is not None:
+        where, policy = service.address, service.policy
+        if service.has_plain_template and chat is None:
+            chat = False  # as where there is no template
+    elif isinstance(where, Config):
         policy = policy or where.draft.policy
         checked = where if arguments.check else None
     elif arguments.check:
@@ -188,6 +201,8 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         prompts=_prompts(arguments),
         many=arguments.prompts is not None,
         where=where,
+        service=service,
+        bundled=bundled,
         submit=Submit(
             request=0,
             prompt="",
@@ -198,7 +213,7 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
             include_stop=arguments.include_stop,
             **asdict(sampling),
         ),
-        chat=_chat(arguments),
+        chat=chat,
         system=arguments.system or "",
         concurrency=arguments.concurrency,
         json=arguments.json,

@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec.core.paths import expanded
-from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.cli import background, cluster_options
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
 from asyncspec_nodes.cluster.config import Config, GenerationConfig
 from asyncspec_nodes.cluster.named_models import named
 from asyncspec_nodes.console import log
-from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
+from asyncspec_nodes.console.arguments import Act, Parser, given, option, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.log import make_logger
 from asyncspec_nodes.console.log_table import LogTable
@@ -37,7 +37,9 @@ from asyncspec_nodes.http.options import HttpOptions
 from asyncspec_nodes.http.server import HttpServer
 from asyncspec_nodes.http.streaming import EngineClient
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
+from asyncspec_nodes.local.service_file import ServiceFile
 from asyncspec_nodes.node import listen
+from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.node.resources import freeze_objects, raise_file_limit
 from asyncspec_nodes.node.supervisor import RESTARTS
 from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
@@ -59,6 +61,12 @@ class ServeOptions(Struct, frozen=True):
     where: Config | ClusterAddress
     logs: Path | None
     log: LogTable
+    # This process is a service in the background, which others are to find.
+    detached: bool = False
+
+
+STOP_SECONDS = 30.0
+"""Time to end all processes once no answer runs."""
 
 
 def add_arguments(parser: Parser, *, local: bool = True) -> None:
@@ -80,6 +88,12 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
         "generation_config.json recommends; none: OpenAI's defaults (default: auto)",
     )
     log.add_arguments(parser)
+    if local:
+        text = "start it and go on; asyncspec run and chat use it for the models that it serves"
+        add(background.OPTION, action=Act, help=text)
+        add(background.CHILDS_OPTION, action="store_true", help=argparse.SUPPRESS)
+        text = "end the services that --background has started"
+        add("--stop", action=Act, dest="stop_services", help=text)
     COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}")
     cluster_options.add_arguments(parser, local=local)
     parser.exclude(cluster_options.CONNECTING, OF_A_LOCAL_CLUSTER)
@@ -98,6 +112,7 @@ def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> Serv
         where=_where(arguments, local=local),
         logs=cluster_options.log_directory(arguments),
         log=log.read_arguments(arguments, LogTable()),
+        detached=local and arguments.detached,
     )
 
 
@@ -130,6 +145,10 @@ def _where(arguments: argparse.Namespace, *, local: bool) -> Config | ClusterAdd
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.stop_services:
+        return background.stop()
+    if arguments.background:
+        return background.start(arguments.command_line, arguments.port)
     options = read_arguments(arguments)
 
     async def start(stack: AsyncExitStack, serving: Serving) -> LocalCluster | None:
@@ -154,6 +173,23 @@ class Serving:
         self.notify = notify
         # What has to happen before requests are served.
         self.pending: Callable[[], str] = str
+        # Where a service in the background says what it does.
+        self.file: ServiceFile | None = None
+        # The cluster that it has started, on this machine, and the guarantee of its stages.
+        self.config: Config | None = None
+        self.guarantee = ""
+
+    def reports_to(self, steps: LoadingSteps) -> Callable[[Report], None]:
+        """A receiver of reports for ``steps``, after each of which the file says what they are."""
+        if self.file is None:
+            return steps
+        file = self.file
+
+        def receive(report: Report) -> None:
+            steps(report)
+            file.loads(steps.pending())
+
+        return receive
 
 
 Start = Callable[[AsyncExitStack, Serving], Coroutine[Any, Any, Cluster | None]]
@@ -182,6 +218,9 @@ async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> in
     service = Service(http, pending, logger)
     # It listens from the start, so that probes of its liveness succeed while it loads.
     async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
+        if options.detached:
+            limit = http.limits.drain_seconds + STOP_SECONDS
+            serving.file = stack.enter_context(ServiceFile(server.port, limit))
         starting = asyncio.create_task(start(stack, serving))
         stopping = asyncio.create_task(stop.wait())
         stack.callback(stopping.cancel)
@@ -205,6 +244,8 @@ async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> in
             logger.info("serving", model=model, url=server.url)
         else:
             sys.stderr.write(f"serving {model} on {server.url}\n")
+        if serving.file is not None:
+            serving.file.serves(server.url, model, serving.config, serving.guarantee)
         await _until(stop, server, cluster, notify)
     return 0
 
@@ -222,9 +263,11 @@ async def start_cluster(
     if isinstance(where, Config):
         steps = LoadingSteps(where.stages)
         serving.pending = steps.pending
-        cluster = LocalCluster(where, steps, options.logs, restarts=RESTARTS, notify=notify)
+        reports = serving.reports_to(steps)
+        cluster = LocalCluster(where, reports, options.logs, restarts=RESTARTS, notify=notify)
         with steps.display():
             await stack.enter_async_context(cluster)
+        serving.config, serving.guarantee = cluster.config, cluster.guarantee
         where = ClusterAddress(*cluster.address, where.cluster.name)
         notify(f"its draft node, for asyncspec run --connect: {where.host}:{where.port}")
     else:

@@ -127,7 +127,7 @@ class Parser(argparse.ArgumentParser):
 
 def variable(action: argparse.Action) -> str:
     """The environment variable of an option, as in ``ASYNCSPEC_LOG_DIR``; empty without one."""
-    inner = (argparse._HelpAction, Version)
+    inner = (argparse._HelpAction, Version, Act)
     long = next((name for name in action.option_strings if name.startswith("--")), "")
     if not long or isinstance(action, inner) or action.help == argparse.SUPPRESS:
         return ""
@@ -152,6 +152,10 @@ class Version(argparse.Action):
 
         sys.stdout.write(f"{parser.prog} {version('asyncspec')}\n")
         parser.exit()
+
+
+class Act(argparse._StoreTrueAction):
+    """A flag that says what the command does, this once: it has no variable."""
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -15,9 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, UserError
-from asyncspec_nodes.cli import cluster_options
+from asyncspec_nodes.cli import cluster_options, warm_service
 from asyncspec_nodes.cli.run import TOY, start_cluster
 from asyncspec_nodes.cli.run_options import SAMPLING
+from asyncspec_nodes.cli.warm_service import WarmService
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.client.engine import ReconnectingEngine
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, PLAIN
@@ -63,7 +64,9 @@ class ChatOptions(Struct, frozen=True):
     """The checked options of a chat."""
 
     # A cluster to start here, one to connect to, or a service.
-    where: Config | ClusterAddress | Service
+    where: Config | ClusterAddress | WarmService | Service
+    # The target is the bundled one.
+    bundled: bool
     system: str
     settings: dict[str, int | float]
     logs: Path | None
@@ -85,6 +88,7 @@ def add_arguments(parser: Parser) -> None:
         metavar, text = texts[name]
         group.add_argument(option(name), metavar=metavar, help=text)
     cluster_options.add_arguments(parser)
+    warm_service.add_arguments(parser)
     parser.exclude(("url", *OF_A_SERVICE), OF_A_CLUSTER)
 
 
@@ -99,8 +103,13 @@ def read_arguments(arguments: argparse.Namespace) -> ChatOptions:
             raise UserError(f"--{str(error).replace('_', '-')}") from None
         if number is not None:
             settings[name] = number
+    where: Config | ClusterAddress | WarmService | Service = _where(arguments)
+    bundled = isinstance(where, Config) and where.target.path == str(BUNDLED_TARGET)
+    if isinstance(where, Config):
+        where = warm_service.find(arguments, where) or where
     return ChatOptions(
-        where=_where(arguments),
+        where=where,
+        bundled=bundled,
         system=arguments.system,
         settings=settings,
         logs=cluster_options.log_directory(arguments),
@@ -138,7 +147,7 @@ async def _chat(options: ChatOptions) -> int:
         talker = await _talker(options, cluster, stack)
         plain = not interactive()
         screen = Screen(plain=plain)
-        if isinstance(options.where, Config) and options.where.target.path == str(BUNDLED_TARGET):
+        if options.bundled:
             screen.note(TOY)
         screen.note(f"{harmless(talker.name)}. /help lists the commands.")
         lines = piped_lines() if plain else edited_lines(screen.note)
@@ -165,10 +174,13 @@ async def _talker(
     if isinstance(where, Config):
         assert cluster is not None
         where = ClusterAddress(*cluster.address, where.cluster.name)
+    policy = ""
+    if isinstance(where, WarmService):
+        policy, where = where.policy, where.address
     engine = ReconnectingEngine(where.connect, waits=True)
     await stack.enter_async_context(engine)
     draft = next(node for node in await engine.nodes() if node.role == "draft")
-    return ClusterTalker(engine, draft.model)
+    return ClusterTalker(engine, draft.model, policy)
 
 
 class Chat:

@@ -73,11 +73,13 @@ class Talker(Protocol):
 
 
 class ClusterTalker:
-    """Talks to a draft node, which renders conversations by its target's chat template."""
+    """Talks to a draft node, which renders conversations by its target's chat template. ``policy``:
+    of requests; empty: the node's."""
 
-    def __init__(self, engine: ReconnectingEngine, name: str) -> None:
+    def __init__(self, engine: ReconnectingEngine, name: str, policy: str = "") -> None:
         self._engine = engine
         self.name = name
+        self._policy = policy
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
@@ -87,6 +89,7 @@ class ClusterTalker:
             request=0,
             prompt="",
             chat=encode_chat(messages),
+            policy=self._policy,
             max_new_tokens=int(settings.get("max_new_tokens", MAX_INT)),
             unset=tuple(name for name in Defaults.__struct_fields__ if name not in settings),
             # Without a seed every answer is another one, as over HTTP.

@@ -1,0 +1,51 @@
+"""What a command waits for, and for how long, on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+
+class Waiting:
+    """Inside of ``with``: a line on stderr with ``what`` is waited for and its seconds, which goes
+    at the end; nothing where stderr is no terminal."""
+
+    def __init__(
+        self, what: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._what = what
+        self._detail = ""
+        self._clock = clock
+        self._begun = clock()
+        self._console = console or Console(stderr=True)
+        self._live: Live | None = None
+
+    def __enter__(self) -> Waiting:
+        self._begun = self._clock()
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self.line, console=self._console, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, detail: str) -> None:
+        """The step that it waits for now."""
+        self._detail = detail
+
+    def line(self) -> RenderableType:
+        """What is shown."""
+        detail = f": {self._detail}" if self._detail else ""
+        return Text(f"{self._what}, {self._clock() - self._begun:.0f} s{detail}")
