@@ -147,6 +147,18 @@ DEEPSEEK = {
     "topk_group": 1,
     "first_k_dense_replace": 2,
 }
+GRANITE4 = {
+    "layer_types": ["mamba", "attention", "mamba", "mamba", "attention"],
+    "shared_intermediate_size": 100,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 12,
+    "position_embedding_type": "nope",
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.2,
+}
 INDEXED = {"index_topk": 256, "index_head_dim": 24, "index_n_heads": 2}
 # Keys of 40 numbers, values of 24, for each of the heads.
 LATENT = {
@@ -297,21 +309,10 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_d_state": 12,
         },
     ),
-    "granite4-h": (
+    "granite4-h": ("granitemoehybrid", GRANITE4 | {"num_local_experts": 0}),
+    "granite4-h-moe": (
         "granitemoehybrid",
-        {
-            "layer_types": ["mamba", "attention", "mamba", "mamba", "attention"],
-            "num_local_experts": 0,
-            "shared_intermediate_size": 100,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 16,
-            "mamba_d_state": 12,
-            "position_embedding_type": "nope",
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-            "attention_multiplier": 0.2,
-        },
+        GRANITE4 | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 36},
     ),
     "minimax-m2": (
         "minimax_m2",

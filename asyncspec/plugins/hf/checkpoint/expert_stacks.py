@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from asyncspec.plugins.hf.checkpoint.files.headers import TensorInfo
 
-_BLOCKS = ("mlp", "feed_forward", "mixer")
+_BLOCKS = ("mlp", "feed_forward", "mixer", "block_sparse_moe")
 ROUTERS = tuple(f"{block}.{name}.linear" for block in _BLOCKS for name in ("gate", "router"))
 """How the name of a router's linear layer ends."""
 GATES = (*ROUTERS, "mlp.shared_expert_gate.linear")
@@ -25,6 +25,16 @@ _GATE = re.compile(rf"{_GATE_NAME}\.weight$")
 _LINEAR_GATE = re.compile(rf"{_GATE_NAME}\.linear\.weight$")
 BIAS = "gate_up_proj_bias"
 """What the experts of gpt-oss have: matrices [in, out], and gate and up in turn."""
+
+_MIXTRAL_BLOCK = re.compile(r"\.block_sparse_moe\.(?=gate\.|e_score|experts\.\d+\.w\d)")
+"""A block that transformers has as ``mlp``; Granite's keeps its name."""
+
+_GRANITE = {
+    ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
+    ".block_sparse_moe.router.layer.weight": ".block_sparse_moe.router.weight",
+}
+"""How names end in Granite 4's files, and in its model."""
 
 _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _GATED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
@@ -41,7 +51,9 @@ def is_transposed(gate_up: Sequence[int], down: Sequence[int]) -> bool:
 def unstack_experts(tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
     """Tensors by name, each matrix of stacked experts (a run of the stack's bytes) apart."""
     matrices: dict[str, TensorInfo] = {}
-    for name, info in tensors.items():
+    for stored, info in tensors.items():
+        end = next(filter(stored.endswith, _GRANITE), "")
+        name = stored.removesuffix(end) + _GRANITE.get(end, "")
         stem, _, stack = name.rpartition(".")
         parts = _STACKS.get(stack) if stem.endswith(_STEMS) else None
         if parts is not None and len(info.shape) == 3 and _transposes(tensors, stem):
@@ -75,7 +87,7 @@ def _transposes(tensors: Mapping[str, TensorInfo], stem: str) -> bool:
 
 def split_name(name: str) -> str:
     """What a checkpoint's tensor is called in a model whose experts were opened."""
-    name = _GATE.sub(r"\1.linear.weight", name.replace(".block_sparse_moe.", ".mlp."))
+    name = _GATE.sub(r"\1.linear.weight", _MIXTRAL_BLOCK.sub(".mlp.", name))
     if (expert := _EXPERT.fullmatch(name)) is None:
         return name
     stem, number, part = expert.groups()

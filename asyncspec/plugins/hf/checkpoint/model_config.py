@@ -26,6 +26,7 @@ EXPERTS = frozenset(
         "FlexOlmoForCausalLM",
         "Glm4MoeLiteForCausalLM",
         "GptOssForCausalLM",
+        "GraniteMoeHybridForCausalLM",
         "Lfm2MoeForCausalLM",
         "Llama4ForCausalLM",
         "MiniMaxM2ForCausalLM",
