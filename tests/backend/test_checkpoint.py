@@ -21,8 +21,13 @@ from asyncspec.core.errors import CheckpointError, ClusterError, UserError
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint, resolve_dtype
 from asyncspec.plugins.hf.checkpoint.files.hub import locate
 from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
-from asyncspec.plugins.hf.checkpoint.tokenizer import foreign_tokens
+from asyncspec.plugins.hf.checkpoint.tokenizer import (
+    foreign_tokens,
+    load_tokenizer,
+    token_ids,
+)
 from asyncspec.plugins.hf.model.stage import load_stage
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from backend.probe import cut
 from backend.tiny import LAYERS, VOCAB, generated
 
@@ -85,6 +90,10 @@ def test_end_of_answer(mine: Path) -> None:
     edit(mine / "generation_config.json", eos_token_id=None)
     edit(mine / "config.json", eos_token_id=None)
     assert inspect_checkpoint(mine).eos_token_ids == ()
+    tokenizer(mine, {"a": 0, "</s>": 5})
+    for name in ("</s>", {"content": "</s>"}):
+        edit(mine / "tokenizer_config.json", eos_token=name)
+        assert inspect_checkpoint(mine).eos_token_ids == (5,)
     edit(mine / "config.json", eos_token_id="</s>")
     with pytest.raises(CheckpointError, match="eos_token_id"):
         inspect_checkpoint(mine)
@@ -523,6 +532,22 @@ def tokenizer(path: Path, vocab: object, added: object = ()) -> Path:
     content = {"model": {"vocab": vocab}, "added_tokens": added}
     (path / "tokenizer.json").write_text(json.dumps(content))
     return path
+
+
+def test_tokenizers_of_older_files(tmp_path: Path) -> None:
+    """A vocabulary and its merges in files of their own, as slow tokenizers have them."""
+    stored = json.loads((BUNDLED_TARGET / "tokenizer.json").read_bytes())["model"]
+    edit(tmp_path / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    (tmp_path / "vocab.json").write_text(json.dumps(stored["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in stored["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    assert token_ids(tmp_path).items() >= stored["vocab"].items()
+    text = "Why is the sky blue?"
+    assert load_tokenizer(tmp_path).encode(text) == load_tokenizer(BUNDLED_TARGET).encode(text)[1:]
+    (tmp_path / "vocab.json").unlink()
+    (tmp_path / "tokenizer.model").write_bytes(b"?")
+    with pytest.raises(CheckpointError, match="takes the package sentencepiece"):
+        token_ids(tmp_path)
 
 
 def test_tokenizers_must_agree(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from asyncspec.backend.base import ModelInfo
 from asyncspec.core.errors import CheckpointError
 from asyncspec.plugins.hf.checkpoint.formats.settings import SETTINGS, refusal
+from asyncspec.plugins.hf.checkpoint.tokenizer import end_token
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -203,9 +204,11 @@ def _layers(config: Mapping[str, Any], directory: Path) -> int:
 
 
 def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
-    """Tokens that end an answer: ``generation_config.json`` decides, then ``config.json``."""
+    """Tokens that end an answer: ``generation_config.json`` decides, then ``config.json``, then the
+    tokenizer."""
     value = read_generation_config(directory).get(_EOS)
     value = config.get(_EOS) if value is None else value
+    value = end_token(directory) if value is None else value
     if value is None:
         return ()
     try:

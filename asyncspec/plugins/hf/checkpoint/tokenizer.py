@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from asyncspec.backend.draft_vocabulary import differing_tokens
 from asyncspec.backend.infill import INFILL_TOKENS, NO_INFILL
 from asyncspec.backend.template_worker import TemplateWorker
 from asyncspec.core.errors import CheckpointError, first_line
+
+_FAST, _SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
+"""Files of a vocabulary: of the tokenizers package, and of older programs."""
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -124,23 +128,41 @@ class HFTokenizer:
 
 def load_tokenizer(directory: Path, template: str | None = None) -> HFTokenizer:
     """``template``: a chat template in place of its own. Raises ``CheckpointError``."""
+    with _readable(directory):
+        return HFTokenizer(_tokenizer(directory), template)
+
+
+def _tokenizer(directory: Path) -> Any:
+    """As transformers has it."""
     import transformers
 
     transformers.logging.set_verbosity_error()
+    return transformers.AutoTokenizer.from_pretrained(str(directory))
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
+    """Raises ``CheckpointError`` for what fails inside."""
     try:
-        return HFTokenizer(transformers.AutoTokenizer.from_pretrained(str(directory)), template)
+        yield
     except Exception as error:  # tokenizers raises bare Exception for files it cannot read
         why = first_line(error)
+        if (directory / _SENTENCEPIECE).is_file() and not (directory / _FAST).is_file():
+            why = f"without tokenizer.json it takes the package sentencepiece ({why})"
         raise CheckpointError(f"the tokenizer of {directory} cannot be read: {why}") from error
 
 
 def token_ids(directory: Path) -> dict[str, int]:
-    """Ids of all tokens in ``tokenizer.json``, added ones too. Raises ``CheckpointError``."""
-    file = directory / "tokenizer.json"
+    """Ids of all tokens, added ones too: of ``tokenizer.json``, or of older files as transformers
+    reads them. Raises ``CheckpointError``."""
+    file = directory / _FAST
     if not file.is_file():
-        raise CheckpointError(
-            f"{directory} has no tokenizer.json; save its tokenizer in the fast format"
-        )
+        if not any((directory / name).is_file() for name in (_SENTENCEPIECE, "vocab.json")):
+            raise CheckpointError(
+                f"{directory} has no tokenizer.json; save its tokenizer in the fast format"
+            )
+        with _readable(directory):
+            return dict(_tokenizer(directory).get_vocab())
     try:
         content = msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8), type=dict[str, Any])
         vocab = content["model"]["vocab"]
@@ -150,6 +172,16 @@ def token_ids(directory: Path) -> dict[str, int]:
         return dict(vocab) | {token["content"]: token["id"] for token in added}
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{file} is not a tokenizer this program can read") from error
+
+
+def end_token(directory: Path) -> int | None:
+    """The token that ends a text by the tokenizer's own settings, if they are here."""
+    try:
+        settings = msgspec.json.decode((directory / "tokenizer_config.json").read_bytes())
+        name = settings["eos_token"]
+        return token_ids(directory).get(name["content"] if isinstance(name, dict) else name)
+    except (OSError, msgspec.MsgspecError, KeyError, TypeError, CheckpointError):
+        return None
 
 
 def foreign_tokens(target: Path, draft: Path) -> tuple[int, ...] | None:
