@@ -40,6 +40,8 @@ _MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _GATED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _STACKS = {**_GATED, "up_proj": ("up_proj",)}
 _EXPERT = re.compile(rf"(.*\.(?:{'|'.join(_BLOCKS)})\.experts)\.(\d+)\.(\w+)\.weight")
+_UNGATED = ".mixer.experts"
+"""How the names of Nemotron 3's experts begin, which have no gates."""
 _STEMS = tuple(f".{block}.experts" for block in _BLOCKS)
 
 
@@ -113,7 +115,7 @@ def expected_shapes(matrices: Mapping[str, TensorInfo]) -> dict[str, tuple[int, 
             matrices.get(f"{stem}.0.{part}.weight") for part in ("gate_proj", "down_proj")
         )
         up = matrices.get(f"{stem}.0.up_proj.weight")
-        if gate is None and up is not None and down is not None:
+        if stem.endswith(_UNGATED) and up is not None and down is not None:
             shapes[f"{stem}.up_proj"] = (count, *up.shape)
             shapes[f"{stem}.down_proj"] = (count, *down.shape)
         if gate is not None and down is not None and not down.transposed:
