@@ -59,6 +59,9 @@ class ClusterCost(Struct, frozen=True):
     """The parameters of a cluster; all times in seconds of virtual time."""
 
     stage: StageCost = StageCost()
+    # What a pass takes besides, on links between the devices that share a stage (tensor
+    # parallelism).
+    exchange: StageCost = StageCost(0.0, 0)
     # Stages that are slower (above 1) or faster than the others, by rank.
     slow: Mapping[int, float] = {}
     draft: DraftCost = DraftCost()
@@ -73,7 +76,7 @@ class ClusterCost(Struct, frozen=True):
 
     def pass_seconds(self, rank: Rank, rows: int) -> float:
         """A pass of a stage, without jitter."""
-        return self.stage.seconds(rows) * self.slow.get(rank, 1.0)
+        return self.stage.seconds(rows) * self.slow.get(rank, 1.0) + self.exchange.seconds(rows)
 
 
 class CostModel:

@@ -39,6 +39,7 @@ from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
 from tools.bench.serving import command as serving  # noqa: E402
+from tools.bench.tensor_parallel import command as tensor_parallel  # noqa: E402
 
 KINDS = {
     "grid": (grid, "policy flow next to the fixed ones, in simulated clusters of many kinds"),
@@ -48,6 +49,10 @@ KINDS = {
     "record-language": (record_language, "what a target writes and a draft guesses"),
     "limits": (limits, "how near the pipeline runs to its own limit"),
     "peers": (peers, "our policies, Hugging Face generate and other engines, interleaved"),
+    "tensor-parallel": (
+        tensor_parallel,
+        "Megatron-LM's and Galaxy's kind, on links of several rates",
+    ),
     "serving": (serving, "what a pipeline owes many users at a time"),
     "prompts": (
         first_token,

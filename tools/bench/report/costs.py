@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
 from asyncspec.core.costs import DraftCost, StageCost
 from asyncspec.sim.costs import PRESETS, ClusterCost, LinkCost, scaled
 from asyncspec_nodes.cluster.checkpoints import NGRAM, SUFFIX
 from tools.bench.report.models import SUFFIX_EARLIER
+from tools.bench.tensor_parallel.cost import Kind, Link, Model, pass_seconds
 
 TURNS = PRESETS["turns"]
 """Every pass a turn: the papers' own accounting."""
 
 GIGABIT = 125e6
 """Bytes a second."""
+
+FLOAT16_BYTES = 2
 
 JETSON_7B = replace(
     scaled(PRESETS["jetson-7b"], 0.09),
@@ -52,6 +57,24 @@ def server(stages: int, *, slow_link: bool = False) -> ClusterCost:
         wire=wire,
         width=8192,
     )
+
+
+LAYERS_7B = 32
+
+
+def tensor_parallel(cost: ClusterCost, kind: Kind, devices: int, layers: int) -> ClusterCost:
+    """The devices of a pipeline's ``devices`` stages as one stage in tensor parallelism: a pass of
+    the whole model takes as long as a stage's did, and an exchange that grows with its rows."""
+    model = Model(layers, FLOAT16_BYTES * cost.width, devices)
+    link = Link(cost.wire.latency, cost.wire.bandwidth or math.inf)
+
+    def exchange(rows: int) -> float:
+        compute = cost.stage.seconds(rows)
+        return pass_seconds(kind, model, rows, compute, link) - compute
+
+    few, many = devices, cost.stage.plateau + devices
+    row = (exchange(many) - exchange(few)) / (many - few)
+    return replace(cost, exchange=StageCost(exchange(few) - few * row, 0, row))
 
 
 SLOW_DRAFT = ClusterCost(

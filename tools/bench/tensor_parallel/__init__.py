@@ -1,0 +1,1 @@
+"""Tensor parallelism as Megatron-LM and Galaxy have it: a peer, not a part of the product."""
