@@ -200,6 +200,54 @@ SAME: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"input": [{"type": None, **USER}, {"type": "reasoning", "summary": None}]},
         {"input": [USER]},
     ),
+    (
+        RESPONSES,
+        {"input": [USER, {"type": "local_shell_call", "call_id": "1", "action": {"a": 1}}]},
+        {
+            "input": [
+                USER,
+                {"type": "function_call", "call_id": "1", "name": "local_shell"}
+                | {"arguments": '{"a": 1}'},
+            ]
+        },
+    ),
+    (
+        CHAT,  # Cursor's, for models that have Anthropic's names
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "text", "text": "I look."},
+                        {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "1", "content": [{"text": "ok"}]},
+                        {"type": "text", "text": "And?"},
+                    ],
+                },
+            ]
+        },
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": "I look.",
+                    "tool_calls": [
+                        {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}},
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "1", "content": "ok"},
+                {"role": "user", "content": "And?"},
+            ]
+        },
+    ),
+    (CHAT, {"seed": 2**64 - 1}, {"seed": 2**63 - 1}),
     # Numbers, and other services' names of parameters.
     (CHAT, {"max_tokens": 5, "max_completion_tokens": 3}, {"max_tokens": 3}),
     *((CHAT, {"max_tokens": n}, {"max_tokens": 2**31 - 1}) for n in (-1, 2**53 - 1)),
@@ -260,6 +308,11 @@ def test_an_effort_is_left_out_where_the_model_has_none(path: str, more: dict[st
 @pytest.mark.parametrize(
     ("path", "more", "param"),
     [
+        (
+            RESPONSES,
+            {"input": [USER, {"type": "function_call_output", "output": [{"stdout": "x"}]}]},
+            "input[1].output[0]",
+        ),
         (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format.type"),
         (RESPONSES, {"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         (
@@ -278,6 +331,14 @@ def test_errors_have_the_names_of_their_interface(
         read(path, more)
     assert caught.value.param == param
     assert param in caught.value.message or "content of type" in caught.value.message
+
+
+def test_a_forced_call_may_have_empty_lists_for_objects() -> None:
+    empty: Any
+    for empty in ({}, [], None):
+        function = {"name": "f", "parameters": {"type": "object", "properties": empty}}
+        ask = {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+        assert read(CHAT, ask)[0].constraint.grammar
 
 
 def test_served_tools_stay_beside_others() -> None:

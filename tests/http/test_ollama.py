@@ -93,8 +93,11 @@ async def test_ollama_describes_the_model() -> None:
         assert [shown[name] for name in ("modelfile", "parameters", "template")] == [""] * 3
         async with web.post("/api/pull", json={"model": "toy:latest", "stream": True}) as reply:
             assert await reply.json() == {"status": "success"}
-        async with web.post("/api/pull", json={"name": "other"}) as reply:
-            assert reply.status == 404
+        # Errors are in its form on routes, too, that are not served.
+        for path in ("/api/pull", "/api/embed"):
+            async with web.post(path, json={"name": "other"}) as reply:
+                assert reply.status == 404
+                assert isinstance((await reply.json())["error"], str)
 
 
 async def test_llama_cpp_describes_the_model() -> None:

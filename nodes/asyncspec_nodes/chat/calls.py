@@ -27,6 +27,8 @@ class Tool(Struct, frozen=True):
     def arguments(self) -> Mapping[str, Any]:
         """Their schema, also where none is given: that of an object, whether or not it says so."""
         schema = self.parameters or {"properties": {}}
+        if not schema.get("properties", True):  # PHP writes an empty object as a list
+            schema = {**schema, "properties": {}}
         named = schema.get("type")
         return {**schema, "type": "object"} if named is None or isinstance(named, list) else schema
 

@@ -84,7 +84,7 @@ def make_middleware(
         except Exception as exception:
             error = api_error(exception, request)
             status = error.status
-            return error_response(error, route)
+            return error_response(error, request.path)
         finally:
             seconds = time.monotonic() - began
             metrics.requested(route, request.method, status, seconds)
@@ -171,21 +171,21 @@ def json_response(
     )
 
 
-def error_response(error: ApiError, route: str = "") -> web.Response:
-    """In the form of the route's API."""
-    response = json_response(error_body(error, route), error.status, error.headers)
+def error_response(error: ApiError, path: str = "") -> web.Response:
+    """In the form of the API that the path is of, also where it is no route."""
+    response = json_response(error_body(error, path), error.status, error.headers)
     if error.status in (408, 413, 417):
         # The rest of the body is not read.
         response.force_close()
     return response
 
 
-def error_body(error: ApiError, route: str) -> object:
+def error_body(error: ApiError, path: str) -> object:
     """An error as OpenAI's clients read it, or Ollama's or Anthropic's."""
-    if route.startswith("/api/"):
+    if path.startswith("/api/"):
         return {"error": error.message}
     body = error.body()
-    if route.startswith("/v1/messages"):
+    if path.startswith("/v1/messages"):
         said = body["error"]
         return {"type": "error", "error": {"type": said["type"], "message": said["message"]}}
     return body

@@ -27,7 +27,7 @@ from asyncspec_protocol.sampling import MAX_INT, RANGES, range_problem
 
 MAX_PROMPT_BYTES = 4 * 1024 * 1024
 # Every emitted token is compared with each stop string.
-MAX_STOPS = 16
+MAX_STOPS = 64
 # In characters.
 MAX_STOP_LENGTH = 1024
 

@@ -21,6 +21,7 @@ from asyncspec_nodes.http.api.chat_messages import (
     joined,
     plain,
     reported,
+    spread,
 )
 from asyncspec_nodes.http.api.completions import Completion, Json
 from asyncspec_nodes.http.api.errors import invalid
@@ -100,13 +101,13 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
     @property
     def template_options(self) -> dict[str, Any]:
         """Arguments of the template as they are given."""
-        given = self.chat_template_kwargs or {}
-        if given.keys() & {*SWITCHES}:
-            return given
+        options = self.chat_template_kwargs or {}
+        if options.keys() & {*SWITCHES}:
+            return options
         switches = (self.enable_thinking, self.thinking, self.reasoning)
         turned = (one.on if isinstance(one, Switch) else one for one in switches)
         on = next((value for value in turned if value is not None), None)
-        return given if on is None else {SWITCHES[0]: on, **given}
+        return options if on is None else {SWITCHES[0]: on, **options}
 
     @property
     def limit(self) -> int | None:
@@ -130,7 +131,8 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     @property
     def calls(self) -> int:
-        return sum(len(message.tool_calls or ()) for message in self.messages)
+        said = (part for message in self.messages for part in spread(message))
+        return sum(len(part.tool_calls or ()) for part in said)
 
     def _tools(self) -> tuple[Tool, ...]:
         functions = [spec.function for spec in self.tools or ()]
@@ -169,9 +171,10 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
         options = self.options(facts)
         if self.effort and EFFORT not in facts.options and facts.switch is None:
             context.note(("reasoning_effort",))
+        said = [(i, part) for i, message in enumerate(self.messages) for part in spread(message)]
         messages = []
-        for i, message in enumerate(self.messages):
-            read = plain(message, f"messages[{i}]", native=facts.takes_tools)
+        for i, part in said:
+            read = plain(part, f"messages[{i}]", native=facts.takes_tools)
             content = str(read["content"])
             if read["role"] == "system" and (rest := without_billing(content)) != content:
                 context.note((BILLING_HEADER,))
@@ -179,7 +182,7 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
                     continue
                 read = {**read, "content": rest}
             messages.append(read)
-        if not facts.takes_tools and any(one.role == "tool" for one in self.messages):
+        if not facts.takes_tools and any(part.role == "tool" for _, part in said):
             messages = joined(messages)  # results became messages of the user
         tools: list[Json] = []
         if self.callable and facts.takes_tools:

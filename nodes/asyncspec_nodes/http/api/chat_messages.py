@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from asyncspec_nodes.chat.calls import Call
 from asyncspec_nodes.http.api.completions import Json
@@ -23,6 +23,12 @@ class ContentPart(Struct, frozen=True):
     refusal: str | None = None
     # Reasoning: text, or parts of it.
     thinking: str | tuple[ContentPart, ...] | None = None
+    # Id and name of a call, and of its result, as Anthropic has them.
+    id: str | None = None
+    name: str = ""
+    input: dict[str, Any] | str = {}
+    tool_use_id: str | None = None
+    content: str | tuple[str | ContentPart, ...] = ""
 
 
 class CalledFunction(Struct, frozen=True):
@@ -132,6 +138,25 @@ class ToolChoice(Struct, frozen=True):
         listed = self.allowed_tools.tools if self.allowed_tools else ()
         functions = (self.function, *(tool.function for tool in listed))
         return frozenset(function.name for function in functions if function is not None)
+
+
+def spread(message: ChatMessage) -> Iterator[ChatMessage]:
+    """A message without Anthropic's parts, which Cursor sends: calls are the message's, and results
+    messages of their own in front of it."""
+    parts = message.content if isinstance(message.content, tuple) else ()
+    texts, calls = [], list(message.tool_calls or ())
+    for part in parts:
+        kind = part.type if isinstance(part, ContentPart) else ""
+        if isinstance(part, ContentPart) and kind == "tool_result" and message.role == "user":
+            yield ChatMessage("tool", part.content, tool_call_id=part.tool_use_id)
+        elif isinstance(part, ContentPart) and kind == "tool_use" and message.role == "assistant":
+            calls.append(ToolCall(CalledFunction(part.name, part.input), part.id))
+        else:
+            texts.append(part)
+    if len(texts) == len(parts):
+        yield message
+    elif texts or calls:
+        yield replace(message, content=tuple(texts), tool_calls=tuple(calls) or None)
 
 
 def plain(message: ChatMessage, where: str, *, native: bool) -> Json:

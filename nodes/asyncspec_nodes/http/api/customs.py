@@ -20,6 +20,9 @@ an ``input_schema``."""
 MAX_NOTED = 64
 """Characters of a name in a log."""
 
+_SIGN = 2**63
+"""The bit that seeds without a sign have more than ours."""
+
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 _UNLIMITED = -1
@@ -30,7 +33,10 @@ _MAX_WRITTEN = 2**63
 
 
 def rewritten(fields: dict[str, Any], form: Form) -> Iterator[str]:
-    """Rewrite limits and tools of a body, in place. Yields what is left out of it."""
+    """Rewrite limits, the seed and tools of a body, in place. Yields what is left out of it."""
+    seed = fields.get("seed")
+    if type(seed) is int and _SIGN <= seed < 2 * _SIGN:
+        fields["seed"] = seed - _SIGN
     for name in _LIMITS:
         limit = fields.get(name)
         if type(limit) is int and (limit == _UNLIMITED or MAX_INT < limit < _MAX_WRITTEN):

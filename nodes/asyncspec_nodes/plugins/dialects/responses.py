@@ -41,8 +41,10 @@ class Item(Struct, frozen=True):
     name: str = ""
     arguments: str | dict[str, Any] = "{}"
     output: str | tuple[ContentPart, ...] | dict[str, Any] = ""
-    # Argument of a call of a tool that takes text.
+    # Argument of a call of a tool that takes text; of a client's shell, and of its patches.
     input: str = ""
+    action: dict[str, Any] = {}
+    operation: dict[str, Any] = {}
     # Summary of reasoning, beside ``content``.
     summary: tuple[ContentPart, ...] = ()
     id: object = None
@@ -241,11 +243,8 @@ def _history(items: Sequence[Item]) -> list[ChatMessage]:
                 thoughts = ""
                 content = _parts(item.content, f"input[{i}].content")
                 messages.append(ChatMessage(item.role, content, reasoning_content=thought or None))
-            case "function_call" | "custom_tool_call":
-                arguments: str | dict[str, Any] = item.arguments
-                if item.type == "custom_tool_call":
-                    arguments = {"input": item.input}
-                call = ToolCall(CalledFunction(item.name, arguments), item.call_id)
+            case "function_call" | "custom_tool_call" | "local_shell_call" | "apply_patch_call":
+                call = ToolCall(_called(item), item.call_id)
                 # Calls that were made together are one message.
                 if messages and messages[-1].role == "assistant" and not thoughts:
                     last = messages.pop()
@@ -256,7 +255,7 @@ def _history(items: Sequence[Item]) -> list[ChatMessage]:
                     message = ChatMessage("assistant", "", tool_calls=(call,))
                     message = msgspec.structs.replace(message, reasoning_content=thought or None)
                     messages.append(message)
-            case "function_call_output" | "custom_tool_call_output":
+            case kind if kind in _OUTPUTS:
                 content = _parts(item.output, f"input[{i}].output")
                 messages.append(ChatMessage("tool", content, tool_call_id=item.call_id))
             case "reasoning":
@@ -269,13 +268,34 @@ def _history(items: Sequence[Item]) -> list[ChatMessage]:
     return messages
 
 
+_TEXTS = frozenset(("", "input_text", "output_text", "text", "refusal"))
+
+_OUTPUTS = frozenset(
+    f"{name}_output"
+    for name in ("function_call", "custom_tool_call", "local_shell_call", "apply_patch_call")
+)
+"""Items with what a client's tools returned."""
+
+
+def _called(item: Item) -> CalledFunction:
+    match item.type:
+        case "custom_tool_call":
+            return CalledFunction(item.name, {"input": item.input})
+        case "local_shell_call":
+            return CalledFunction("local_shell", item.action)
+        case "apply_patch_call":
+            return CalledFunction("apply_patch", item.operation)
+        case _:
+            return CalledFunction(item.name, item.arguments)
+
+
 def _parts(content: str | tuple[ContentPart, ...] | dict[str, Any] | None, where: str) -> Any:
     """Text parts under the chat endpoint's name. Raises ``ApiError``."""
     if not isinstance(content, tuple):
         return content or ""
     parts = []
     for i, part in enumerate(content):
-        if part.type not in ("", "input_text", "output_text", "text", "refusal"):
+        if part.type not in _TEXTS or (not part.type and part.text is None):
             raise unsupported(f"{where}[{i}]", f"content of type {part.type!r}")
         parts.append(ContentPart("text", part.refusal if part.type == "refusal" else part.text))
     return tuple(parts)
