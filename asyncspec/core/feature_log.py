@@ -30,13 +30,27 @@ class FeatureLog(Struct, frozen=True):
     fed: int = 0
     # Recorded rows that are not fed yet, oldest first.
     unfed: tuple[TensorRows, ...] = ()
-    # Those of the prompt but for its last token: for sessions with a common prefix.
-    prompt: tuple[TensorRows, ...] = ()
+    # Those of the first positions, for sessions with a common prefix, and the rows of the tensors
+    # that they hold in memory: with a row all rows that came with it, also those of dead nodes. Of
+    # an answer no more are kept than make ``most_retained`` of these.
+    kept: tuple[TensorRows, ...] = ()
+    retained: int = 0
+    most_retained: int = 0
+    keeps_more: bool = True
+    # Rows of each held node's tensor.
+    sizes: Mapping[NodeId, int] = {}
 
     @staticmethod
-    def start(prompt_length: int, prefix: tuple[TensorRows, ...]) -> FeatureLog:
-        """The log of a session that takes over a common prefix with the features ``prefix``."""
-        return FeatureLog(prompt_length, prompt=prefix)._with_recorded(prefix)
+    def start(
+        prompt_length: int,
+        prefix: tuple[TensorRows, ...],
+        retained: int = 0,
+        most_retained: int = 0,
+    ) -> FeatureLog:
+        """The log of a session that takes over a common prefix with the features ``prefix``, which
+        hold ``retained`` rows in memory."""
+        log = FeatureLog(prompt_length, kept=prefix, retained=retained, most_retained=most_retained)
+        return log._with_recorded(prefix)
 
     @property
     def source_limit(self) -> int:
@@ -58,11 +72,14 @@ class FeatureLog(Struct, frozen=True):
             raise RemoteProtocolError(f"features of the prompt out of order: {prompt}")
         verified = enumerate(verdict.ids, len(prompt))
         held = {node: TensorRows(handle, (row,)) for row, node in verified if node in alive}
-        log = replace(self, held={**self.held, **held})
+        size = len(verdict.feature_ids)
+        sizes = {**self.sizes, **dict.fromkeys(held, size)}
+        log = replace(self, held={**self.held, **held}, sizes=sizes)
         if not prompt:
             return log
         rows = TensorRows(handle, tuple(range(len(prompt))))
-        return replace(log, prompt=(*log.prompt, rows))._with_recorded([rows])
+        kept, retained = (*log.kept, rows), log.retained + size
+        return replace(log, kept=kept, retained=retained)._with_recorded([rows])
 
     def advance(self, passed: Sequence[NodeId], tree: Container[NodeId]) -> FeatureLog:
         """Move the tip past the nodes ``passed``, oldest first; ``tree`` has the nodes that live.
@@ -70,7 +87,9 @@ class FeatureLog(Struct, frozen=True):
         if not self.held.keys() >= set(passed):
             raise LocalProtocolError("the path has passed a node whose features are not known")
         held = {node: row for node, row in self.held.items() if node in tree}
-        return replace(self, held=held)._with_recorded([self.held[node] for node in passed])
+        sizes = {node: size for node, size in self.sizes.items() if node in tree}
+        log = replace(self._with_kept(passed), held=held, sizes=sizes)
+        return log._with_recorded([self.held[node] for node in passed])
 
     def feed(self, session: SessionId) -> tuple[FeatureLog, Feed] | None:
         """The job that feeds the source the rows recorded since the last; None where there are
@@ -79,13 +98,36 @@ class FeatureLog(Struct, frozen=True):
             return None
         return replace(self, fed=self.recorded, unfed=()), Feed(session, self.fed, self.unfed)
 
+    def _with_kept(self, passed: Sequence[NodeId]) -> FeatureLog:
+        """Keep the features of an answer's next nodes, up to the first that memory is not counted
+        for."""
+        if not self.keeps_more:
+            return self
+        rows: list[TensorRows] = []
+        last, retained = self.kept[-1].handle if self.kept else None, self.retained
+        for node in passed:
+            row = self.held[node]
+            size = 0 if row.handle is last else self.sizes[node]
+            if retained + size > self.most_retained:
+                break
+            rows.append(row)
+            last, retained = row.handle, retained + size
+        keeps_more, kept = len(rows) == len(passed), (*self.kept, *joined(rows))
+        return replace(self, kept=kept, retained=retained, keeps_more=keeps_more)
+
     def _with_recorded(self, rows: Sequence[TensorRows]) -> FeatureLog:
-        """Further positions of the committed path; neighbouring rows of one tensor are joined."""
-        unfed = list(self.unfed)
-        for some in rows:
-            if unfed and unfed[-1].handle is some.handle:
-                unfed[-1] = TensorRows(some.handle, unfed[-1].rows + some.rows)
-            else:
-                unfed.append(some)
+        """Further positions of the committed path."""
         count = sum(len(some.rows) for some in rows)
-        return replace(self, recorded=self.recorded + count, unfed=tuple(unfed))
+        unfed = joined((*self.unfed, *rows))
+        return replace(self, recorded=self.recorded + count, unfed=unfed)
+
+
+def joined(rows: Sequence[TensorRows]) -> tuple[TensorRows, ...]:
+    """The same rows, with neighbours of one tensor together."""
+    together: list[TensorRows] = []
+    for some in rows:
+        if together and together[-1].handle is some.handle:
+            together[-1] = TensorRows(some.handle, together[-1].rows + some.rows)
+        else:
+            together.append(some)
+    return tuple(together)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from asyncspec.core.feature_log import FeatureLog
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import (
     Cancelled,
@@ -24,12 +25,12 @@ from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.prefix_cache import common_prefix_length
-from asyncspec_protocol.ids import DRAFT, Rank
-from asyncspec_protocol.messages import FINAL, Credit, Message
+from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
+from asyncspec_protocol.messages import FINAL, Credit, Message, Verdict
 from cluster import Cluster, ask
 from costs import UnitCosts
 from effort import examples
-from laws import SMALL, Shaken, watch_invariants
+from laws import FEATURES, SMALL, Shaken, watch_invariants
 from nodes.machine_driver import draft
 
 LONG = tuple(i % 7 for i in range(90))
@@ -80,9 +81,7 @@ def test_a_common_prefix_is_not_computed_again(
     held: list[tuple[int, ...]] = []
     for i, stats in enumerate(served(cluster, *requests)):
         best = max((common_prefix_length(p, prompts[i][:-1]) for p in held), default=0)
-        # With features those of the answer are not kept.
-        answer = () if features else tuple(cluster.world.tokens[i])
-        held.append((prompts[i] + answer)[:-1])
+        held.append((prompts[i] + tuple(cluster.world.tokens[i]))[:-1])
         assert stats["shared_tokens"] in (0, *range(8, best + 1))
         if i and best >= 8 and i <= 3:  # so many prompts are kept here
             assert stats["shared_tokens"] == best
@@ -332,24 +331,47 @@ turns = st.lists(
 
 
 @settings(max_examples=examples(150, quick=30))
-@given(turns, st.sampled_from(sorted(SMALL)), st.integers(1, 3), st.lists(st.integers(0, 6)))
+@given(
+    turns,
+    st.sampled_from(sorted(SMALL)),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 6)),
+    st.sampled_from(FEATURES),
+    st.booleans(),
+)
 def test_the_next_turn_of_a_chat_reads_what_is_new(
-    turns: list[tuple[list[int], int, int]], policy: str, stages: int, delays: list[int]
+    turns: list[tuple[list[int], int, int]],
+    policy: str,
+    stages: int,
+    delays: list[int],
+    features: tuple[int, ...],
+    apart: bool,
 ) -> None:
     """An answer's slots are taken over as far as the next prompt goes on with it, whatever trees
     it was computed in and whenever prunes come."""
     cluster = Cluster(
-        Shaken([1, *delays]), stages=stages, min_common_prefix=8, policies=SMALL, max_sessions=1
+        Shaken([1, *delays]),
+        stages=stages,
+        min_common_prefix=8,
+        policies=SMALL,
+        max_sessions=1,
+        features=features,
+        apart=apart,
     )
     watch_invariants(cluster)
     held: tuple[int, ...] = ()
-    prompt = LONG[:20]
+    earlier = prompt = LONG[:20]
     for number, (user, limit, rendered_otherwise) in enumerate(turns):
         prompt += tuple(user)
         request = ask(number, prompt=prompt, max_new_tokens=limit, policy=policy)
         (stats,) = served(cluster, request)
         expected = common_prefix_length(held, prompt[:-1])
-        assert stats["shared_tokens"] == (expected if number else 0)
+        if features and policy != "autoregressive":
+            # What trees of dead nodes came with is not held in memory beyond a bound.
+            assert len(earlier) - 1 <= stats["shared_tokens"] <= expected if number else True
+        else:
+            assert stats["shared_tokens"] == (expected if number else 0)
+        earlier = prompt
         answer = tuple(cluster.world.tokens[number])
         # The last token of an answer was never computed.
         held = (prompt + answer)[:-1]
@@ -374,3 +396,42 @@ def test_a_chat_of_ten_turns_reads_its_prompt_once() -> None:
         assert stats["rows"] <= 2 * 1.1 * (user + 40)
         assert stats["shared_tokens"] == (len(prompt) - user - 1 if number else 0)
         prompt += (*cluster.world.tokens[number], *(1, 2, 3, number % 7) * 5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_features_of_an_answer_are_kept_with_it(apart: bool) -> None:
+    """A head that reads the target's features needs those of all tokens that are not read."""
+    cluster = Cluster(UnitCosts(), stages=2, min_common_prefix=8, features=(FINAL,), apart=apart)
+    first = ask(0, prompt=LONG, max_new_tokens=30, policy="flowspec")
+    served(cluster, first)
+    answer = tuple(cluster.world.tokens[0])
+    (stats,) = served(cluster, replace(first, request=1, prompt=(*LONG, *answer, 1, 2)))
+    assert stats["shared_tokens"] == len(LONG) + len(answer) - 1
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(0, 60),
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 6)), max_size=12),
+)
+def test_kept_features_hold_no_more_rows_than_are_counted(
+    prompt: int, most: int, rounds: list[tuple[int, int]]
+) -> None:
+    """Each round brings a tensor with the rows of some nodes that live and of some that die."""
+    log = FeatureLog.start(prompt, (), 0, most)
+    node, sizes, expected = prompt - 1, dict[object, int](), list[tuple[object, int]]()
+    for number, (alive, dead) in enumerate(rounds):
+        ids = tuple(NodeId(node + i) for i in range(alive + dead))
+        chunk = tuple(NodeId(i) for i in range(prompt - 1)) if not number else ()
+        verdict = Verdict(
+            SessionId(0), SegmentId(number), Version(0), ids, ids, feature_ids=chunk + ids
+        )
+        log = log.receive(verdict, number, ids).advance(ids[:alive], ())
+        sizes[number] = len(chunk) + len(ids)
+        expected += [(number, row) for row in range(len(chunk) + alive)]
+        node += alive + dead
+    kept = [(rows.handle, row) for rows in log.kept for row in rows.rows]
+    held = sum(sizes[handle] for handle in {handle for handle, _ in kept})
+    assert held <= log.retained <= max(most, sizes.get(0, 0)) + prompt
+    # They are those of the first positions, in order.
+    assert kept == expected[: len(kept)]

@@ -77,13 +77,16 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
     features = state.features if policy.uses_draft else ()
     match = prefix_cache.longest_match(state, prefix_cache.prompt_key(state, queued))
     prefix = request.prompt + resumed
-    last = NodeId(len(prefix) - 1)
+    last, slots = NodeId(len(prefix) - 1), _needed(state, request)
     # What later sessions find is mostly what the earlier ones have read.
     shared = 0 if queued.counters.sessions else match.common_prefix
     counters = queued.counters.plus(sessions=1, shared=shared)
     if counters.opened is None:
         counters = replace(counters, opened=now)
     counters = counters.on_processors(state.layer_processors, continued=bool(resumed))
+    log = None
+    if features:
+        log = FeatureLog.start(len(prefix), match.features, match.retained, slots)
     session = DraftSession(
         session=state.next_session,
         request=request,
@@ -97,7 +100,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         root_parent=NodeId(len(prefix) - 2),
         next_node=NodeId(len(prefix)),
         prefilled=match.common_prefix,
-        features=FeatureLog.start(len(prefix), match.features) if features else None,
+        features=log,
         counters=counters,
     )
     message = Open(
@@ -145,7 +148,7 @@ def has_room(state: DraftState, request: Request) -> bool:
     if (source := _source_slots(state, request)) is None:
         return True
     drafting = sum(one.slots for one in state.sessions.values() if one.policy.uses_draft)
-    cached = sum(one.slots for one in state.cached_prompts if one.features)
+    cached = sum(whole_blocks(one.retained) for one in state.cached_prompts)
     return drafting + cached + needed <= source
 
 

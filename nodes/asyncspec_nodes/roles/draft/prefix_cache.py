@@ -47,6 +47,8 @@ class PrefixMatch(Struct, frozen=True):
     parent_session: SessionId = SessionId(-1)
     common_prefix: int = 0
     features: tuple[TensorRows, ...] = ()
+    # As in ``CachedPrompt``, for these.
+    retained: int = 0
 
 
 def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
@@ -67,12 +69,11 @@ def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
     for candidate in (*_used(state.cached_prompts), *read):
         length = _match_length(state, candidate, prompt)
         if length > best.common_prefix:
-            rows = (
-                _first_rows(candidate.features, length)
-                if prompt.featured and candidate.features
-                else ()
-            )
-            best = PrefixMatch(candidate.session, length, rows)
+            best = PrefixMatch(candidate.session, length)
+            if prompt.featured and candidate.features:
+                rows = _first_rows(candidate.features, length)
+                retained = candidate.retained - (_rows(candidate.features) - length)
+                best = replace(best, features=rows, retained=retained)
     return best
 
 
@@ -120,10 +121,16 @@ def _match_length(state: DraftState, cached: CachedPrompt, prompt: PromptKey) ->
 def as_cached(session: DraftSession) -> CachedPrompt:
     """What can be taken over of a session whose prompt has been read. Its last token's feature
     came with its verdict."""
-    features = None if session.features is None else session.features.prompt
-    prefix, tenant = session.prefix, session.request.tenant
-    length = len(prefix)
-    return CachedPrompt(session.session, prefix, length, length - 1, tenant, features=features)
+    log, length = session.features, len(session.prefix)
+    return CachedPrompt(
+        session.session,
+        session.prefix,
+        length,
+        length - 1,
+        session.request.tenant,
+        features=None if log is None else log.kept,
+        retained=0 if log is None else log.retained,
+    )
 
 
 def cache_prompt(state: DraftState, session: DraftSession) -> tuple[DraftState, bool]:

@@ -234,6 +234,8 @@ class CachedPrompt(Struct, frozen=True):
     missing: frozenset[Rank] = frozenset()
     # Features of the first positions, in order; None where the session read none.
     features: tuple[TensorRows, ...] | None = None
+    # Rows that they hold in memory, as in ``FeatureLog``.
+    retained: int = 0
     # It is dropped as soon as no session that begins with it is being opened.
     unused: bool = False
 

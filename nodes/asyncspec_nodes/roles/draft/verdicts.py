@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core import tree as trees
-from asyncspec.core.accept import TargetOutput, walk
+from asyncspec.core.accept import TargetOutput, Walk, walk
 from asyncspec.core.cost_model.pipeline import PipelineCosts, RoundTripProbe
 from asyncspec.core.machine import Received
 from asyncspec_nodes.roles.draft import rates
@@ -159,6 +159,7 @@ def accept(state: DraftState, session: DraftSession, now: float) -> Accepted | N
     )
     if finish:
         prune = _last_prune(moved, walked.accepted[:hits]) if hits else None
+        moved = _with_last_features(moved, walked)
         return Accepted(moved, tokens, hits, outputs, finish, prune)
     moved = _move_tip(moved, walked.accepted, walked.bonus)
     return Accepted(moved, tokens, hits, outputs, finish, _prune(moved))
@@ -228,6 +229,15 @@ def _move_tip(
         features=features,
         announced=(*_unacknowledged(session), *((n, version) for n in news)),
     )
+
+
+def _with_last_features(session: DraftSession, walked: Walk) -> DraftSession:
+    """An answer that has ended keeps the features of its last nodes for prompts that go on."""
+    if (features := session.features) is None:
+        return session
+    path = (session.tree.root, *walked.accepted)
+    passed = path if walked.bonus is not None else path[:-1]
+    return replace(session, features=features.advance(passed, ()))
 
 
 def _unacknowledged(session: DraftSession) -> tuple[tuple[NodeId, Version], ...]:
