@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from backend.gguf_models import FEED, HEAD, HEADS, KV_HEADS, VOCAB, WIDTH, Writer, base_keys
-from tools.check_device.convert import finish
+from tools.check_device.convert import add_vocabulary, finish
 
 KERNEL, STATE, GROUPS, INNER, RANK = 4, 16, 2, 2 * WIDTH, 8
 """Of Mamba-2 layers; gated delta nets have heads of ``STATE`` numbers."""
@@ -27,19 +28,29 @@ KINDS = {
 """By family, its layers: of attention, with states, or neither."""
 
 
-def save_recurrent(path: Path, family: str, seed: int = 0) -> Path:
-    """A random model, without a vocabulary of texts."""
+_VOCABULARY = ("tokenizer", "config")
+"""Files of a checkpoint that say what its tokens are."""
+
+
+def save_recurrent(path: Path, family: str, seed: int = 0, vocabulary: Path | None = None) -> Path:
+    """A random model; ``vocabulary``: that of a checkpoint, else it has none of texts."""
     out = Writer(path, family, "F16", seed)
-    kinds = KINDS[family]
-    for name, value in _keys(family, kinds).items():
+    kinds, count = KINDS[family], VOCAB
+    keys = _keys(family, kinds)
+    if vocabulary is None:
+        out.file.add_tokenizer_model("no_vocab")
+    else:
+        read = [json.loads((vocabulary / f"{name}.json").read_text()) for name in _VOCABULARY]
+        add_vocabulary(out.file, *read)
+        keys["vocab_size"] = count = read[1]["vocab_size"]
+    for name, value in keys.items():
         if isinstance(value, list):
             out.file.add_array(f"{family}.{name}", value)
         else:
             out.key(name, value)
-    out.file.add_tokenizer_model("no_vocab")
-    out.matrix("token_embd.weight", VOCAB, WIDTH, scale=6.0)
+    out.matrix("token_embd.weight", count, WIDTH, scale=6.0)
     out.vector("token_embd_norm.weight" if family == "lfm2" else "output_norm.weight", WIDTH)
-    out.matrix("output.weight", VOCAB, WIDTH, scale=3.0)
+    out.matrix("output.weight", count, WIDTH, scale=3.0)
     for layer, kind in enumerate(kinds):
         _layer(out, family, f"blk.{layer}.", kind)
     finish(out.file)

@@ -37,7 +37,7 @@ def convert(source: Path, path: Path, kind: str = "F16", template: str | None = 
     file.add_vocab_size(config["vocab_size"])
     tokenizer = source / "tokenizer.json"
     if tokenizer.is_file():
-        _add_vocabulary(file, json.loads(tokenizer.read_text()), config)
+        add_vocabulary(file, json.loads(tokenizer.read_text()), config)
     else:
         file.add_tokenizer_model("no_vocab")
     if template is not None:
@@ -88,7 +88,7 @@ def quantise(source: Path, path: Path, kind: str) -> Path:
     return path
 
 
-def _add_vocabulary(file: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
+def add_vocabulary(file: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
     tokens = [""] * config["vocab_size"]
     for text, token in tokenizer["model"]["vocab"].items():
         tokens[token] = text
