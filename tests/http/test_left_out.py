@@ -333,6 +333,21 @@ def test_errors_have_the_names_of_their_interface(
     assert param in caught.value.message or "content of type" in caught.value.message
 
 
+def test_chats_may_be_in_the_form_of_responses() -> None:
+    """Cursor's are, for models that have OpenAI's newer names."""
+    calls: list[dict[str, Any]] = [
+        {"type": "function_call", "call_id": f"{i}", "name": "f", "arguments": "{}"}
+        for i in range(2)
+    ]
+    output = {"type": "function_call_output", "call_id": "0", "output": "ok"}
+    said = {"role": "user", "content": [{"type": "input_text", "text": "x"}]}
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
+    more = {"instructions": "Be brief.", "max_output_tokens": 3, "tools": [FUNCTION]}
+    body = {"messages": None, "input": [said, thought, *calls, output], **more}
+    assert read(CHAT, body)[0] == read(RESPONSES, {**body, "input": [USER, *calls, output]})[0]
+    assert read(CHAT, {"messages": None, "input": "x"})[0] == read(CHAT, {})[0]
+
+
 def test_a_forced_call_may_have_empty_lists_for_objects() -> None:
     empty: Any
     for empty in ({}, [], None):

@@ -90,6 +90,53 @@ def _reads(kind: inspect.Type, value: object) -> bool:
     return isinstance(value, list) and isinstance(kind, inspect.VarTupleType)
 
 
+# --- A chat in the form of OpenAI's responses.
+
+
+def chat_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A body for chats of one with ``input`` in place of ``messages``, as Cursor sends some."""
+    body = {name: value for name, value in fields.items() if name not in _OF_RESPONSES}
+    asked, first = fields["input"], fields.get("instructions")
+    items = asked if isinstance(asked, list) else [asked]
+    messages: list[Any] = [{"role": "system", "content": first}] if first else []
+    for item in items:
+        message = _message_of(item)
+        if messages and _calls(message) and _calls(messages[-1]):  # made together
+            last = messages[-1]
+            messages[-1] = {**last, "tool_calls": [*last["tool_calls"], *message["tool_calls"]]}
+        elif message is not None:
+            messages.append(message)
+    limit = {"max_tokens": fields["max_output_tokens"]} if "max_output_tokens" in fields else {}
+    return {**limit, **body, "messages": messages}
+
+
+_OF_RESPONSES = ("input", "instructions", "max_output_tokens")
+
+
+def _message_of(item: Any) -> Any:
+    """None for an item without words for the model."""
+    if isinstance(item, str):
+        return {"role": "user", "content": item}
+    if not isinstance(item, dict):
+        return item
+    match item.get("type"):
+        case "function_call":
+            function = {name: item[name] for name in ("name", "arguments") if name in item}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "tool_calls": [call]}
+        case "function_call_output":
+            said, name = item.get("output"), item.get("call_id")
+            return {"role": "tool", "tool_call_id": name, "content": said}
+        case "reasoning":
+            return None
+        case _:
+            return item
+
+
+def _calls(message: Any) -> bool:
+    return isinstance(message, dict) and "content" not in message and "tool_calls" in message
+
+
 # --- Tools.
 
 

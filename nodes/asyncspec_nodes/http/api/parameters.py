@@ -22,7 +22,7 @@ from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.chat import bounded_json
 from asyncspec_nodes.http.api.answers import Note
-from asyncspec_nodes.http.api.customs import MAX_NOTED, rewritten, without_nulls
+from asyncspec_nodes.http.api.customs import MAX_NOTED, chat_of, rewritten, without_nulls
 from asyncspec_nodes.http.api.errors import invalid
 from asyncspec_nodes.http.api.structure import (
     ResponseFormat,
@@ -325,9 +325,12 @@ def parse(body: bytes, kind: type[T], note: Note = lambda names: None) -> T:
         raise invalid(f"the body is not valid JSON: {what}", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid("the body is not a JSON object")
-    fields = {name: whole(value) for name, value in without_nulls(fields, kind).items()}
+    fields = without_nulls(fields, kind)
     if issubclass(kind, CompletionParameters):
+        if "messages" in kind.__struct_fields__ and "input" in fields and "messages" not in fields:
+            fields = without_nulls(chat_of(fields), kind)
         fields = _supported(fields)
+    fields = {name: whole(value) for name, value in fields.items()}
     dropped = list(rewritten(fields, getattr(kind, "tool_form", "nested")))
     try:
         request = msgspec.convert(fields, kind)
