@@ -26,6 +26,7 @@ from tools.bench import (  # noqa: E402
     grid,
     padded,
     placement,
+    real,
     record_language,
     recording,
 )
@@ -59,6 +60,7 @@ KINDS = {
         "seconds to the first token of long prompts, next to the engine alone",
     ),
     "faults": (faults, "seconds from a fault of a node to the next token"),
+    "real": (real, "a real model's pipeline with each policy and token source"),
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "padded": (padded, "policies on six emulated clusters, next to the simulator"),

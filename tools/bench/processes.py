@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from asyncspec.core.errors import ClusterError, UserError
 
 
-def run_prompts(options: Sequence[str], prompts: Sequence[str]) -> list[dict[str, float]]:
-    """``asyncspec run`` with these options: one cluster, one prompt after another. The statistics
-    of every answer (docs/reference/metrics.md).
+def run_prompts(options: Sequence[str], prompts: Sequence[str]) -> list[dict[str, Any]]:
+    """``asyncspec run`` with these options: one cluster, one prompt after another. Every answer as
+    the command prints it, with its ``stats`` (docs/reference/metrics.md).
 
     Raises ``UserError`` or ``ClusterError`` with what the command said.
     """
@@ -23,4 +24,4 @@ def run_prompts(options: Sequence[str], prompts: Sequence[str]) -> list[dict[str
     if done.returncode:
         kind = UserError if done.returncode == 2 else ClusterError
         raise kind(done.stderr.strip())
-    return [json.loads(line)["stats"] for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -11,7 +11,8 @@ from tools.bench.report.models import Models
 
 def measure_real(models: Models, cells: Sequence[Cell]) -> list[Stats]:
     """Run cells that differ in their prompts alone, on one cluster. Raises as ``run_prompts``."""
-    return run_prompts(options(models, cells[0]), [cell.ask.prompt.text for cell in cells])
+    answers = run_prompts(options(models, cells[0]), [cell.ask.prompt.text for cell in cells])
+    return [answer["stats"] for answer in answers]
 
 
 def options(models: Models, cell: Cell) -> list[str]:
