@@ -18,9 +18,11 @@ ATTENTION, STATES, FEED_FORWARD = "a", "s", "f"
 
 KINDS = {
     "lfm2": "sasasa",
+    "lfm2moe": "sasasa",
     "qwen35": "sasasa",
     "qwen3next": "sasasa",
     "nemotron_h": "sfasfasfa",
+    "nemotron_h_moe": "sfasfasfa",
     "granitehybrid": "sasasa",
     "falcon-h1": "ssss",
     "mamba2": "ssss",
@@ -49,7 +51,9 @@ def save_recurrent(path: Path, family: str, seed: int = 0, vocabulary: Path | No
         else:
             out.key(name, value)
     out.matrix("token_embd.weight", count, WIDTH, scale=6.0)
-    out.vector("token_embd_norm.weight" if family == "lfm2" else "output_norm.weight", WIDTH)
+    out.vector(
+        "token_embd_norm.weight" if family.startswith("lfm2") else "output_norm.weight", WIDTH
+    )
     out.matrix("output.weight", count, WIDTH, scale=3.0)
     for layer, kind in enumerate(kinds):
         _layer(out, family, f"blk.{layer}.", kind)
@@ -59,7 +63,7 @@ def save_recurrent(path: Path, family: str, seed: int = 0, vocabulary: Path | No
 
 def _keys(family: str, kinds: str) -> dict[str, Any]:
     keys = base_keys(len(kinds))
-    if family == "lfm2":
+    if family.startswith("lfm2"):
         keys["shortconv.l_cache"] = 3
     else:
         delta = family in ("qwen35", "qwen3next")
@@ -81,9 +85,21 @@ def _keys(family: str, kinds: str) -> dict[str, Any]:
             "expert_feed_forward_length": 32,
             "expert_shared_feed_forward_length": 32,
         }
-    if family in ("lfm2", "nemotron_h", "granitehybrid"):
+    if family.startswith(("lfm2", "nemotron_h", "granitehybrid")):
         keys["attention.head_count_kv"] = [KV_HEADS * (kind == ATTENTION) for kind in kinds]
-    if family == "nemotron_h":
+    if family in ("lfm2moe", "nemotron_h_moe"):
+        keys |= {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.5,
+        }
+        if family == "lfm2moe":
+            keys["leading_dense_block_count"] = 2
+        else:
+            keys |= {"expert_shared_count": 1, "expert_shared_feed_forward_length": 32}
+    if family.startswith("nemotron_h"):
         keys["attention.layer_norm_epsilon"] = 1e-5
         keys["feed_forward_length"] = [FEED * (kind == FEED_FORWARD) for kind in kinds]
     return keys
@@ -93,10 +109,18 @@ def _layer(out: Writer, family: str, at: str, kind: str) -> None:
     out.vector(f"{at}attn_norm.weight", WIDTH)
     delta = family in ("qwen35", "qwen3next")
     if kind == STATES:
-        (_convolution if family == "lfm2" else _delta_net if delta else _mamba)(out, family, at)
+        (_convolution if family.startswith("lfm2") else _delta_net if delta else _mamba)(
+            out, family, at
+        )
     if kind == ATTENTION or family == "falcon-h1":
         _attention(out, family, at)
-    if family == "mamba2" or (family == "nemotron_h" and kind != FEED_FORWARD):
+    nemotron = family.startswith("nemotron_h")
+    if family == "mamba2" or (nemotron and kind != FEED_FORWARD):
+        return
+    if family == "nemotron_h_moe":
+        _experts(out, at, "up")
+        out.matrix(f"{at}ffn_up_shexp.weight", 32, WIDTH)
+        out.matrix(f"{at}ffn_down_shexp.weight", WIDTH, 32)
         return
     if family == "nemotron_h":
         out.matrix(f"{at}ffn_up.weight", FEED, WIDTH)
@@ -104,6 +128,9 @@ def _layer(out: Writer, family: str, at: str, kind: str) -> None:
         return
     norm = "post_attention_norm.weight" if delta else "ffn_norm.weight"
     out.vector(f"{at}{'ffn_norm' if family == 'falcon-h1' else norm}", WIDTH)
+    if family == "lfm2moe" and int(at.split(".")[1]) >= 2:
+        _experts(out, at, "gate", "up")
+        return
     if family != "qwen3next":
         for name in ("gate", "up"):
             out.matrix(f"{at}ffn_{name}.weight", FEED, WIDTH)
@@ -118,12 +145,20 @@ def _layer(out: Writer, family: str, at: str, kind: str) -> None:
     out.matrix(f"{at}ffn_down_shexp.weight", WIDTH, 32)
 
 
+def _experts(out: Writer, at: str, *inner: str) -> None:
+    out.matrix(f"{at}ffn_gate_inp.weight", 4, WIDTH)
+    out.vector(f"{at}exp_probs_b.bias", 4, around=0.0)
+    for name in inner:
+        out.matrix(f"{at}ffn_{name}_exps.weight", 4, 32, WIDTH)
+    out.matrix(f"{at}ffn_down_exps.weight", 4, WIDTH, 32)
+
+
 def _attention(out: Writer, family: str, at: str) -> None:
     query, keys = HEADS * HEAD, KV_HEADS * HEAD
     gated = 2 if family in ("qwen35", "qwen3next") else 1
     for name, height in (("q", query * gated), ("k", keys), ("v", keys)):
         out.matrix(f"{at}attn_{name}.weight", height, WIDTH)
-    if family in ("lfm2", "qwen35", "qwen3next"):
+    if family in ("lfm2", "lfm2moe", "qwen35", "qwen3next"):
         out.vector(f"{at}attn_q_norm.weight", HEAD)
         out.vector(f"{at}attn_k_norm.weight", HEAD)
     out.matrix(f"{at}attn_output.weight", WIDTH, query)

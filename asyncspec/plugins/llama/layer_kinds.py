@@ -93,4 +93,4 @@ def state_bytes(model: GGUF) -> int:
 
 def layer_output(family: str, layer: int) -> str:
     """llama.cpp's name of the hidden states after a layer."""
-    return f"{'nemotron_h_block_out' if family == 'nemotron_h' else 'l_out'}-{layer}"
+    return f"{'nemotron_h_block_out' if family.startswith('nemotron_h') else 'l_out'}-{layer}"
