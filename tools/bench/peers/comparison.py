@@ -70,6 +70,8 @@ class Comparison(Struct, frozen=True):
     engines: tuple[Engine, ...] = ()
     # Sources of llama.cpp, built; None: it is not compared.
     llama_cpp: Path | None = None
+    # An interpreter that has vLLM; None: it is not compared.
+    vllm: Path | None = None
     # The type that the GGUF target's weights have; "stored": the one of the checkpoint.
     gguf: str = "stored"
     # Of our stages. "fast": llama.cpp's own pipeline promises no equal bits either.
@@ -96,6 +98,11 @@ class Comparison(Struct, frozen=True):
         """Whether our stages of checkpoints do the same sums as ``generate``."""
         ours = self.mode, self.dtype, self.quantize, self.device
         return ours == ("exact", "fp32", "none", "cpu")
+
+    @property
+    def vllm_dtype(self) -> str:
+        """What vLLM computes in: as ours, or float32 as ``generate``."""
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.dtype, "float32")
 
     @property
     def devices(self) -> int:

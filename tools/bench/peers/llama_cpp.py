@@ -7,28 +7,25 @@ speculation and one with the same draft model as ours.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 
 import aiohttp
 import torch
 from msgspec import Struct
 
-from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.errors import UserError
 from asyncspec.plugins.llama.devices import find
-from asyncspec_nodes.local.children import last_line
 from tools.bench.enlarge import stored_dtype
+from tools.bench.peers import servers
 from tools.bench.peers.comparison import LOOKUP, Comparison, Engine
 from tools.bench.peers.endpoint import Endpoint
 from tools.bench.peers.generate import ALL, ONE
-from tools.bench.peers.peer import Answer
+from tools.bench.peers.servers import Served
 from tools.testbed.bed import Bed
 from tools.testbed.ports import free_ports
 from tools.testbed.routes import Address
@@ -45,9 +42,6 @@ SLOTS = 2048
 
 LOOKUP_LENGTHS = ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", "8"]
 """Tokens that must match, and that are copied: its own 12 and 48 find nothing in short answers."""
-
-_ASK_AGAIN_SECONDS = 0.1
-_LOAD_SECONDS = 300.0
 
 
 KINDS_OF_WEIGHTS = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -139,21 +133,6 @@ def pace_command(at: Address, worker: Address, seconds: float) -> list[str]:
     return [sys.executable, "-P", str(PACE), *way]
 
 
-class LlamaCpp:
-    """One ``llama-server`` and what belongs to it, on a bed of its own."""
-
-    exact = False
-
-    def __init__(self, name: str, cores: float | None, endpoint: Endpoint) -> None:
-        self.name = name
-        self.cores = cores
-        self._endpoint = endpoint
-
-    async def answer(self, prompt: str, tokens: int) -> Answer:
-        """See ``Peer``. Who asks is on the host, outside every quota, as with ours."""
-        return await self._endpoint.answer(prompt, tokens)
-
-
 class Kind(Struct, frozen=True):
     """One of the ways to run it."""
 
@@ -198,12 +177,13 @@ async def start(
     folder: Path,
     session: aiohttp.ClientSession,
     stack: AsyncExitStack,
-) -> list[LlamaCpp]:
+) -> list[Served]:
     """Start all kinds of the comparison's ``llama_cpp``; they end with ``stack``. Raises
     ``AsyncSpecError``."""
     sources = comparison.llama_cpp
     assert sources is not None
-    peers, gpu = [], find(comparison.device)
+    peers: list[Served] = []
+    gpu = find(comparison.device)
     for kind in KINDS:
         bed = stack.enter_context(Bed.open(kind.bed(comparison), comparison.network))
         here, workers = bed.devices[kind.device], kind.workers(comparison)
@@ -224,58 +204,20 @@ async def start(
             lookup=kind.lookup,
         )
         log = folder / f"{kind.name}.log"
-        server, url = _start(bed, kind.device, command, log), f"http://{here[0]}:{here[1]}"
-        await _ready(kind.name, server, log, partial(_healthy, f"{url}/health", session))
+        url = f"http://{here[0]}:{here[1]}"
+        server = servers.start(bed, kind.device, command, log)
+        await servers.healthy(kind.name, server, log, f"{url}/health", session)
         engine = Engine(kind.name, f"{url}/v1", "any")
         cores = kind.cores(comparison) if bed.limited else None
-        peers.append(LlamaCpp(kind.name, cores, Endpoint(engine, session, SETTINGS)))
+        peers.append(Served(kind.name, cores, Endpoint(engine, session, SETTINGS)))
     return peers
-
-
-def _start(bed: Bed, device: int, command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return bed.start(device, command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
 async def _worker(bed: Bed, device: int, sources: Path, seconds: float, log: Path) -> None:
     """Start a device's worker, at a pace where graphs take ``seconds``. Raises ``ClusterError``."""
     at = bed.devices[device]
     behind = (at[0], free_ports(1)[0]) if seconds else at
-    await _listening(bed, device, worker_command(sources, behind), behind, log)
+    await servers.listening(bed, device, worker_command(sources, behind), behind, log)
     if seconds:
         command = pace_command(at, behind, seconds)
-        await _listening(bed, device, command, at, log.with_stem(f"{log.stem}-pace"))
-
-
-async def _listening(bed: Bed, device: int, command: list[str], at: Address, log: Path) -> None:
-    """Start a process of a device and wait until it listens. Raises ``ClusterError``."""
-    await _ready(log.stem, _start(bed, device, command, log), log, partial(_listens, at))
-
-
-async def _ready(
-    name: str, process: subprocess.Popen[bytes], log: Path, ready: Callable[[], Awaitable[bool]]
-) -> None:
-    """Wait until a process says that it is. Raises ``ClusterError`` where that does not come."""
-    start = time.monotonic()
-    while process.poll() is None and time.monotonic() - start < _LOAD_SECONDS:
-        if await ready():
-            return
-        await asyncio.sleep(_ASK_AGAIN_SECONDS)
-    raise ClusterError(f"{name} does not start{last_line(log)}")
-
-
-async def _listens(at: Address) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(*at)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-async def _healthy(url: str, session: aiohttp.ClientSession) -> bool:
-    try:
-        async with session.get(url) as response:
-            return response.status == 200
-    except aiohttp.ClientError:
-        return False
+        await servers.listening(bed, device, command, at, log.with_stem(f"{log.stem}-pace"))

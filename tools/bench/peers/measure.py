@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError
 from tools.bench.limits.progress import Tick
-from tools.bench.peers import llama_cpp, ours
+from tools.bench.peers import llama_cpp, ours, vllm
 from tools.bench.peers.comparison import Comparison
 from tools.bench.peers.endpoint import Endpoint
 from tools.bench.peers.generate import ALL, BASE, ONE, WAYS, Generate, Whole
@@ -58,6 +58,8 @@ async def measure(comparison: Comparison, target: Path, folder: Path, tick: Tick
             )
             peers += await llama_cpp.start(comparison, models, folder, session, stack)
             peers += await start_ours(comparison, models.target, models.draft, beds, stack)
+        if comparison.vllm is not None:
+            peers += await vllm.start(comparison, target, folder, session, stack)
         for peer in peers:
             await peer.answer(comparison.prompts[0], WARM_UP_TOKENS)
             tick()
