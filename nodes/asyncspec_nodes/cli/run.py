@@ -30,6 +30,7 @@ from asyncspec_nodes.cluster.automatic import described
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import print_notice
 from asyncspec_nodes.console.signals import unless_failed, until_signal
+from asyncspec_nodes.console.waiting import Waiting
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
 from asyncspec_nodes.node.reports import ReportSink
 from asyncspec_nodes.node.supervisor import RESTARTS
@@ -81,6 +82,7 @@ class Run:
         self._probed = NOT_PROBED
         self._answering = False
         self._interrupt = asyncio.Event()
+        self._waiting = Waiting("")
         where = options.where
         stages = f", {where.stages} stages" if isinstance(where, Config) else ""
         title = f"{options.submit.policy or 'the default policy'}{stages}"
@@ -123,7 +125,10 @@ class Run:
         failed = [answer.error for answer in self._answers if answer.error is not None]
         checks: list[Comparison] = []
         if options.checked is not None and not (failed or self.interrupted):
-            checks = await check(options.checked, [*map(_to_check, self._answers)], self._probed)
+            with Waiting("decodes sequentially, to compare"):
+                checks = await check(
+                    options.checked, [*map(_to_check, self._answers)], self._probed
+                )
         if failed and not options.many:
             raise failed[0]
         self._printer.end(self._answers, checks)
@@ -189,7 +194,7 @@ class Run:
                 chat=client.welcome.chat_template if options.chat is None else options.chat,
                 system=options.system,
                 concurrency=options.concurrency,
-                show=self._printer.show,
+                show=self._show,
                 done=self._done,
             )
             await self._unless_interrupted(answering, engine)
@@ -200,8 +205,10 @@ class Run:
         working = asyncio.create_task(answering)
         interrupt = asyncio.create_task(self._interrupt.wait())
         self._answering = True
+        self._waiting = Waiting("reads the prompt" if not self._options.many else "answers")
         try:
-            await asyncio.wait((working, interrupt), return_when=asyncio.FIRST_COMPLETED)
+            with self._waiting:
+                await asyncio.wait((working, interrupt), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 engine.cancel()
                 await asyncio.wait((working,), timeout=CANCEL_SECONDS)
@@ -212,6 +219,11 @@ class Run:
             for task in (working, interrupt):
                 task.cancel()
             await asyncio.gather(working, interrupt, return_exceptions=True)
+
+    def _show(self, text: str) -> None:
+        if not self._options.many:
+            self._waiting.stop()
+        self._printer.show(text)
 
     def _done(self, answer: Answer) -> None:
         self._answers.append(answer)

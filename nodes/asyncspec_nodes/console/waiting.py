@@ -6,14 +6,18 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+SHOWN_AFTER = 2.0
+"""Seconds of a wait that need not be shown."""
+
 
 class Waiting:
-    """Inside of ``with``: a line on stderr with ``what`` is waited for and its seconds, which goes
-    at the end; nothing where stderr is no terminal."""
+    """Inside of ``with``: after ``SHOWN_AFTER`` seconds a line on stderr with ``what`` is waited
+    for and its seconds, which goes at the end, or with ``stop``; nothing where stderr is no
+    terminal."""
 
     def __init__(
         self, what: str, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -38,8 +42,13 @@ class Waiting:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Nothing is waited for any more."""
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def say(self, detail: str) -> None:
         """The step that it waits for now."""
@@ -47,5 +56,8 @@ class Waiting:
 
     def line(self) -> RenderableType:
         """What is shown."""
+        seconds = self._clock() - self._begun
+        if seconds < SHOWN_AFTER:
+            return Group()
         detail = f": {self._detail}" if self._detail else ""
-        return Text(f"{self._what}, {self._clock() - self._begun:.0f} s{detail}")
+        return Text(f"{self._what}, {seconds:.0f} s{detail}")

@@ -47,6 +47,9 @@ from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.links import role_of
 
 FILE = "cluster.toml"
+READY = "ready"
+"""The last loading step."""
+
 START_SECONDS = 600.0
 """Time for all nodes to load."""
 
@@ -60,7 +63,11 @@ TRACED = TraceTable(events=200_000, text=True)
 class LoadingSteps:
     """A ``ReportSink`` that keeps each node's name and loading step, by rank."""
 
-    def __init__(self, stages: int) -> None:
+    def __init__(self, stages: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # When each node's step has begun, by rank; at first, all of them.
+        self._begun = clock()
+        self._since: dict[int, float] = {}
         names = ["draft node", *(f"stage {i}" for i in range(1, stages + 1))]
         self.lines = {rank: (name, "starting") for rank, name in enumerate(names)}
 
@@ -70,25 +77,29 @@ class LoadingSteps:
         if isinstance(report, LoadingReport):
             self.lines[report.rank] = (name, f"loading {report.text}")
         elif isinstance(report, ReadyReport):
-            self.lines[report.rank] = (name, "ready")
+            self.lines[report.rank] = (name, READY)
+        else:
+            return
+        self._since[report.rank] = self._clock()
 
     def pending(self) -> str:
         """The nodes that still load, with their steps; empty where all have loaded."""
-        return ", ".join(
-            f"{name} ({step})" for name, step in self.lines.values() if step != "ready"
-        )
+        return ", ".join(f"{name} ({step})" for name, step in self.lines.values() if step != READY)
 
     def display(self) -> AbstractContextManager[object]:
         """Inside, a table of the steps on stderr; nothing where it is no terminal."""
         console = Console(stderr=True)
         if not console.is_terminal:
             return nullcontext()
-        return Live(get_renderable=self._table, console=console, transient=True)
+        return Live(get_renderable=self.table, console=console, transient=True)
 
-    def _table(self) -> Table:
+    def table(self) -> Table:
+        """Steps with the seconds that each takes so far; of a node that is ready, those of all."""
         table = Table.grid(padding=(0, 2))
-        for name, step in self.lines.values():
-            table.add_row(name, step)
+        for rank, (name, step) in self.lines.items():
+            since = self._since.get(rank, self._begun)
+            seconds = since - self._begun if step == READY else self._clock() - since
+            table.add_row(name, step, f"{seconds:.0f} s")
         return table
 
 

@@ -39,10 +39,12 @@ def available_bytes() -> int:
     return available_memory()
 
 
-def freeze_objects() -> None:
+def freeze_objects(*, collect: bool = True) -> None:
     """Let the garbage collector visit none of today's objects again, which stay: each of its full
-    passes over what is loaded would hold a node for .3 s, and a service for 30 ms."""
-    gc.collect()
+    passes over what is loaded would hold a node for .3 s, and a service for 30 ms. ``collect``:
+    after such a pass."""
+    if collect:
+        gc.collect()
     gc.freeze()
 
 

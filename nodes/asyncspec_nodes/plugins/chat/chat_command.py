@@ -285,6 +285,8 @@ class Chat:
             if pieces:
                 sys.stdout.write("\n")
             raise
+        finally:
+            self._screen.waits_no_more()
         self._screen.end(end)
         return "".join(pieces)
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.arguments import state_file
 from asyncspec_nodes.console.output import harmless
+from asyncspec_nodes.console.waiting import Waiting
 from asyncspec_nodes.plugins.chat.talkers import End, Piece
 from asyncspec_protocol.sampling import RANGES
 
@@ -86,6 +87,8 @@ class Screen:
         self._tokens = 0
         # The model's thoughts are what was printed last.
         self._thinking = False
+        # Until an answer begins.
+        self._waiting = Waiting("the model reads")
 
     def note(self, text: str) -> None:
         """A line about the conversation."""
@@ -99,8 +102,15 @@ class Screen:
     def begin(self) -> None:
         self._shown = self._tokens = 0
         self._thinking = False
+        if not self._plain:
+            self._waiting.__enter__()
+
+    def waits_no_more(self) -> None:
+        """The answer begins, or there is none."""
+        self._waiting.stop()
 
     def show(self, piece: Piece) -> None:
+        self.waits_no_more()
         self._shown += 1
         self._tokens += piece.tokens
         text = harmless(piece.text)

@@ -32,6 +32,7 @@ from asyncspec_nodes.cluster.named_models import target_of
 from asyncspec_nodes.console.arguments import Parser, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.signals import unless_failed, until_signal
+from asyncspec_nodes.console.waiting import Waiting
 from asyncspec_nodes.local.cluster import LoadingSteps, local_config
 from asyncspec_nodes.plugins.demo.race import Lane, Race, show
 from asyncspec_protocol.messages import Events, Finished, Output, Submit
@@ -182,7 +183,8 @@ async def work(model: DemoModel) -> int:
 
         print_notice(WARMING)
         warming = replace(model, prompt=model.warming, tokens=WARMING_TOKENS)
-        await answer(warming, [Lane(lane.title, STAGES) for lane in race.lanes])
+        with Waiting("measures"):
+            await answer(warming, [Lane(lane.title, STAGES) for lane in race.lanes])
         async with show(race):
             await answer(model, race.lanes)
     return 0 if race.equal else 1
