@@ -354,6 +354,9 @@ LEFT_OUT = "model.layers.1.self_attn.o_proj"
 """Left as it was, as lists of modules not to convert say."""
 
 
+_MATRICES = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+
+
 def publish(source: Path, directory: Path, how: Published) -> tuple[Path, Path]:
     """The directories of a checkpoint whose layers' matrices are quantised, but for ``LEFT_OUT``,
     and of a dense one with the same weights in float32."""
@@ -361,7 +364,7 @@ def publish(source: Path, directory: Path, how: Published) -> tuple[Path, Path]:
     dense: Stored = {}
     for name, tensor in load_file(source / SINGLE).items():
         module = name.removesuffix(".weight")
-        if name.endswith("_proj.weight") and tensor.dim() == 2 and module != LEFT_OUT:
+        if name.endswith(_MATRICES) and tensor.dim() == 2 and module != LEFT_OUT:
             made = how.make(tensor.float())
             stored |= {f"{module}.{part}": one for part, one in made.tensors.items()}
             dense[name] = made.dense

@@ -208,11 +208,13 @@ def agree(paths: tuple[Path, Path], seed: str) -> Checkpoint:
         ("qwen3-moe", "awq"),
         ("qwen3-moe-mixed", "fp8-rows"),
         ("deepseek-v3", "fp8-blocks"),
+        ("minimax-m2", "fp8-blocks"),
         ("gemma3", "w4a16"),
     ],
 )
 def test_families(family: str, name: str, tiny: MakeTiny, tmp_path: Path) -> None:
     experts = {"moe_intermediate_size": 32} if "moe" in family or "deepseek" in family else {}
+    experts |= {"intermediate_size": 32} if family == "minimax-m2" else {}
     latent = {"kv_lora_rank": 32, "q_lora_rank": 32} if "deepseek" in family else {}
     kinds = {"layer_types": ["sliding_attention"] * 3} if family == "gemma3" else {}
     source = tiny(family, **(SMALL | experts | latent | kinds))
