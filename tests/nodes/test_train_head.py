@@ -62,7 +62,7 @@ def test_from_prompts_to_a_head_that_fits(
     data = lines(tmp_path / "p.jsonl", *({"prompt": f"A tale of {x}"} for x in ("cats", "dogs")))
     out = tmp_path / "head"
     words = ["train-head", "--target", str(BUNDLED_TARGET), "--data", str(data), "--out", str(out)]
-    words += ["--max-new-tokens", "8", "--epochs", "0.1", "--mode", "fast", "--device", "cpu"]
+    words += ["--max-new-tokens", "8", "--epochs", "0.1", "--device", "cpu"]
     assert cli.main(words) == 0
     assert f"--draft eagle:{out}" in capsys.readouterr().out
     check_draft(f"eagle:{out}", str(BUNDLED_TARGET))

@@ -104,12 +104,12 @@ def _add_local_arguments(parser: Parser) -> None:
     parser.exclude(CONNECTING, (*CLUSTERS_CHOICE, *PASSES, *tables.DRAFTING))
 
 
-def add_model_arguments(parser: Parser, quantize: str) -> None:
-    """How the target is computed. ``quantize``: that option's help."""
+def add_model_arguments(parser: Parser, quantize: str, mode: base.Mode = "exact") -> None:
+    """How the target is computed. ``quantize``: that option's help; ``mode``: the default."""
     for name, kind, text in (
         ("--backend", tables.BackendName, "default: what the target's name says"),
         ("--dtype", base.DType, "default: the checkpoint's"),
-        ("--mode", base.Mode, "default: exact"),
+        ("--mode", base.Mode, f"default: {mode}"),
         ("--quantize", base.Quantize, quantize),
     ):
         parser.add_argument(name, choices=get_args(kind), help=text)

@@ -67,7 +67,9 @@ def add_arguments(parser: Parser) -> None:
         ("--threads", "N", bounds.THREADS, None, "default: OMP_NUM_THREADS, else all cores"),
     ):
         allowed.add_to(parser, name, metavar, text, default=default)
-    add_model_arguments(parser, quantize="the target's weights; default: none")
+    add_model_arguments(parser, quantize="the target's weights; default: none", mode="fast")
+    # Its answers need not be bitwise those of a pipeline.
+    parser.set_defaults(mode="fast")
 
 
 def run(arguments: argparse.Namespace) -> int:
