@@ -51,6 +51,7 @@ class Cluster:
         slots: int = 0,
         source_slots: int = 0,
         min_common_prefix: int = 1000,
+        keeps_states: bool = False,
         prefill_rows: int = 4,
         max_sessions: int = 4,
         rejoin_seconds: float = 1e9,
@@ -83,6 +84,7 @@ class Cluster:
             stats_seconds=stats_seconds,
             slots=0 if apart else source_slots,
             min_common_prefix=min_common_prefix,
+            keeps_states=keeps_states,
             max_cached_prompts=3,
             features=() if apart else features,
             awaits_features=apart and bool(features),
@@ -164,6 +166,8 @@ class Cluster:
             batch_rows=self.batch_rows,
             slots=self.slots,
             sessions=max_sessions(self.config.max_sessions),
+            shares_prefixes=not self.config.keeps_states,
+            keeps_states=self.config.keeps_states,
         )
         machine = VerifyMachine(config)
         return Actor(machine, machine.initial(), backend.run, backend)

@@ -128,6 +128,8 @@ class ModelInfo(Struct, frozen=True):
     dtype: str
     # Whether a session may begin with a part of another's slots: not where layers have a state.
     shares_prefixes: bool = True
+    # Whether its states are kept where ``kept_state`` says, so that a session may begin there.
+    keeps_states: bool = False
 
 
 class OpenModel(Protocol):

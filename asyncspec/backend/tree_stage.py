@@ -38,6 +38,10 @@ class Cache(Protocol):
     def copy_prefix(self, source: Self, slots: int, /) -> None:
         """Begin with the first ``slots`` slots of another session, which are its committed path."""
 
+    def keep_state(self, slots: int) -> None:
+        """Keep the recurrent states after the first ``slots`` slots, once they are computed, for
+        ``copy_prefix``."""
+
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` gets the contents of slot ``keep[i]``; ``keep`` ascends."""
 
@@ -322,6 +326,8 @@ class TreeStage(ABC, Generic[C]):
         cache = self.new_cache(job.capacity)
         if parent is not None:
             cache.copy_prefix(parent.cache, job.common_prefix)
+        if job.kept_state:
+            cache.keep_state(job.kept_state)
         tokens, grammar = None, job.sampling.constraint.grammar
         if self.has_head and job.sampling.reads_path:
             if grammar and self._grammars is None:

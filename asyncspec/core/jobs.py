@@ -39,6 +39,8 @@ class Admit(Struct, frozen=True):
     common_prefix: int = 0
     # Likeliest tokens beside each scored prompt token, as in ``Open.prompt_logprobs``.
     prompt_logprobs: int = -1
+    # Recurrent layers keep the state after so many tokens, for other sessions; 0: of none.
+    kept_state: int = 0
 
 
 class Row(Struct, frozen=True, gc=False):

@@ -63,6 +63,7 @@ def check_engine(target: str, seeds: int = 2) -> None:
         check_batches_equal_sequential(make, vocab, seed, SAMPLINGS)
         if info.shares_prefixes:
             check_begins_like_another(make, vocab, seed)
+        if info.shares_prefixes or info.keeps_states:
             check_continues_an_answer(make, vocab, seed)
     check_sessions_apart(make, vocab)
     check_prompt_needs_no_verdict(make, vocab)
@@ -180,13 +181,16 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
 
 def check_continues_an_answer(make: MakeStages, vocab: int, seed: int) -> None:
     """The law: what follows an answer that was computed in trees and taken over from its session,
-    all of it or its beginning, is what follows it where it is read as a prompt."""
+    all of it or its beginning, is what follows it where it is read as a prompt. With recurrent
+    layers the beginning is that whose state is kept."""
     random, stages = Random(seed), make(2)
     start = [random.randrange(vocab) for _ in range(random.randint(40, 100))]
-    answer = Walk(start, random.randint(1, 30), vocab, random, keeps=True)
+    prompt = random.randint(1, 30)
+    beginning = random.randint(1, prompt if stages[0].session_bytes else len(start))
+    answer = Walk(start, prompt, vocab, random, keeps=True, kept_state=beginning)
     alone(stages, answer.steps(stages, session=SessionId(30)))
     got, want = [], []
-    for i, shared in enumerate((len(start), random.randint(1, len(start)))):
+    for i, shared in enumerate((len(start), beginning, beginning)):
         text = start[:shared] + [random.randrange(vocab) for _ in range(20)]
         later = Pipeline(stages, SessionId(31 + i), like=SessionId(30), shared=shared)
         later.read(text[: shared + 5], shared)

@@ -101,6 +101,7 @@ class Pipeline:
         features: tuple[int, ...] = (),
         like: int = -1,
         shared: int = 0,
+        kept_state: int = 0,
     ) -> None:
         sampling = sampling or Sampling()
         self._penalises = sampling.penalises
@@ -121,6 +122,7 @@ class Pipeline:
                     features,
                     parent_session=SessionId(like),
                     common_prefix=shared,
+                    kept_state=kept_state,
                 )
             )
 
@@ -266,8 +268,9 @@ class Walk:
     # What is to come back of the path's nodes, and then what did, by position.
     features: tuple[int, ...] = ()
     featured: list[Any] = field(default_factory=list)
-    # The path stays in the caches.
+    # The path stays in the caches, and the states after so many of its tokens.
     keeps: bool = False
+    kept_state: int = 0
 
     def run(self, stages: Sequence[StageBackend], sampling: Sampling | None = None) -> list[int]:
         """What is drawn after each of ``tokens[prompt:]``, on the way."""
@@ -281,7 +284,12 @@ class Walk:
     ) -> Steps[list[int]]:
         """The same, but somebody else runs its passes. The prompt is read at once."""
         pipeline = Pipeline(
-            stages, session, sampling=sampling, prompt_length=self.prompt, features=self.features
+            stages,
+            session,
+            sampling=sampling,
+            prompt_length=self.prompt,
+            features=self.features,
+            kept_state=self.kept_state,
         )
         pipeline.read(self.tokens[: self.prompt])
         self._next = self.prompt

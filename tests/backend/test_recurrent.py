@@ -210,6 +210,8 @@ def test_conformance_with_states(make: engines.MakeStages) -> None:
     engines.check_sessions_apart(make, VOCAB)
     engines.check_batches_equal_sequential(make, VOCAB, 0, (Sampling(), sampled), length=15)
     engines.check_begins_like_another(make, VOCAB, 1)
+    for seed in range(3):
+        engines.check_continues_an_answer(make, VOCAB, seed)
 
 
 def test_steps_are_bounded_as_in_a_whole_text(tiny: Callable[..., Path]) -> None:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.feature_log import FeatureLog
+from asyncspec.core.kept_states import kept_state
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import (
     Cancelled,
+    Compute,
     Effect,
     Finish,
     Input,
@@ -25,8 +27,9 @@ from asyncspec.plugins.toy.model import ToyModel
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.roles.draft import prefix_cache
 from asyncspec_nodes.roles.draft.prefix_cache import common_prefix_length
+from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import DRAFT, NodeId, Rank, SegmentId, SessionId, Version
-from asyncspec_protocol.messages import FINAL, Credit, Message, Verdict
+from asyncspec_protocol.messages import FINAL, Credit, Message, Open, Verdict
 from cluster import Cluster, ask
 from costs import UnitCosts
 from effort import examples
@@ -435,3 +438,61 @@ def test_kept_features_hold_no_more_rows_than_are_counted(
     assert held <= log.retained <= max(most, sizes.get(0, 0)) + prompt
     # They are those of the first positions, in order.
     assert kept == expected[: len(kept)]
+
+
+@settings(max_examples=examples(100, quick=25))
+@given(turns, st.sampled_from(sorted(SMALL)), st.integers(1, 3), st.lists(st.integers(0, 6)))
+def test_with_recurrent_layers_a_chat_goes_on_where_a_state_is_kept(
+    turns: list[tuple[list[int], int, int]], policy: str, stages: int, delays: list[int]
+) -> None:
+    """At the answer's end, or where the template renders that otherwise at a border in the prompt.
+    No more sessions and cached prompts are held than there is memory for."""
+    cluster = Cluster(
+        Shaken([1, *delays]),
+        stages=stages,
+        min_common_prefix=8,
+        policies=SMALL,
+        keeps_states=True,
+        max_sessions=2,
+    )
+    watch_invariants(cluster)
+    before = cluster.world.watch
+    assert before is not None
+
+    def check(rank: Rank, event: Input, effects: tuple[Effect, ...]) -> None:
+        before(rank, event, effects)
+        if 0 < rank <= cluster.stages:
+            state = cluster.state(rank)
+            assert state.cached_states.keys() == state.cached_prompts.keys()
+            assert len(state.sessions) + len(state.cached_prompts) <= 2
+
+    cluster.world.watch = check
+    held: tuple[int, ...] = ()
+    prompt, border = LONG, 0
+    for number, (user, limit, rendered_otherwise) in enumerate(turns):
+        prompt += tuple(user)
+        request = ask(number, prompt=prompt, max_new_tokens=limit, policy=policy)
+        (stats,) = served(cluster, request)
+        common = common_prefix_length(held, prompt[:-1])
+        expected = len(held) if common == len(held) else border
+        assert stats["shared_tokens"] == expected
+        answer = tuple(cluster.world.tokens[number])
+        held, border = (prompt + answer)[:-1], kept_state(len(prompt), expected)
+        prompt += answer[: len(answer) - rendered_otherwise]
+
+
+def test_a_stage_refuses_a_beginning_whose_state_is_not_kept() -> None:
+    """Its device could not compute it."""
+    cluster = Cluster(UnitCosts(), stages=1, min_common_prefix=8, keeps_states=True)
+    served(cluster, ask(0, prompt=LONG, max_new_tokens=3))
+    (cached,) = cluster.state(0).cached_prompts
+    stage = cluster.world.actors[Rank(1)]
+    for length in range(1, len(cached.prefix)):
+        parent = {"parent_session": cached.session, "common_prefix": length}
+        opening = Open(SessionId(9), 99, 110, 0, 0.0, 0, 1.0, max_tree_nodes=0, **parent)
+        if length in (64, len(LONG) + 2):
+            _, effects = stage.machine.step(stage.state, Received(DRAFT, opening), 0.0)
+            assert any(isinstance(effect, Compute) for effect in effects)
+        else:
+            with pytest.raises(RemoteProtocolError, match="whose state there is not kept"):
+                stage.machine.step(stage.state, Received(DRAFT, opening), 0.0)

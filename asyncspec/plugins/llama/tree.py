@@ -36,6 +36,9 @@ class TreeCache:
             above = self._nodes[-1] if self._nodes else None
             self._nodes.append(Node(above, node.position, node.input))
 
+    def keep_state(self, slots: int) -> None:
+        """Nothing: no session begins like one with states."""
+
     def nodes(self, start: int, end: int) -> list[Node]:
         """Those of slots [start, end)."""
         trunk = self.branches.trunk

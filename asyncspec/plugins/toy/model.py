@@ -135,6 +135,9 @@ class ToyCache:
     def copy_prefix(self, source: ToyCache, slots: int) -> None:
         self.layers = [layer[:slots] for layer in source.layers]
 
+    def keep_state(self, slots: int) -> None:
+        """There are no states."""
+
     def compact(self, start: int, keep: Sequence[int]) -> None:
         for layer in self.layers:
             layer[start:] = [layer[slot] for slot in keep]

@@ -172,6 +172,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 tried_rows=tuple(pass_seconds),
                 tried_microseconds=tuple(round(1e6 * took) for took in pass_seconds.values()),
                 shares_prefixes=model.info.shares_prefixes,
+                keeps_states=model.info.keeps_states and not config.mixed,
                 row_bytes=model.info.hidden_size * ITEM_BYTES[me.dtype],
                 sessions=max_sessions(config.limits.sessions),
             )
@@ -215,6 +216,8 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         else:
             source = features_passed_on(config, target, backend)
     devices = devices_beside(config, rank, source.device, backend.device_name)
+    keeps_states = target.info.keeps_states and not config.mixed
+    shares = target.info.shares_prefixes or keeps_states
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
     return Loaded(
@@ -235,7 +238,8 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 ),
                 awaits_features=bool(source.tensors and not source.features),
                 source_remembers=any(kind.remembers for kind in source_kinds(config)),
-                min_common_prefix=MIN_COMMON_PREFIX if target.info.shares_prefixes else NO_PREFIX,
+                min_common_prefix=MIN_COMMON_PREFIX if shares else NO_PREFIX,
+                keeps_states=keeps_states,
                 slots=source_slots(config, rank, source),
                 first_session=first_session_since(rank, time.time_ns()),
             )

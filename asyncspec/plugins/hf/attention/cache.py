@@ -174,6 +174,11 @@ class KVCache:
             states.copy_prefix(source.states[layer], slots)
         self.positions[:slots] = source.positions[:slots]
 
+    def keep_state(self, slots: int) -> None:
+        """Keep the states after the first ``slots`` slots, once they are computed."""
+        for states in self.states.values():
+            states.keep(slots)
+
     def trim(self, slots: int) -> None:
         """Keep the first ``slots`` slots alone."""
         freed = self.bytes_held

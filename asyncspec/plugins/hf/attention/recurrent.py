@@ -55,7 +55,8 @@ class StateShape(Struct, frozen=True):
         state = self.heads * self.key_width * self.value_width
         node = self.channels + self.key_heads * self.key_width
         node += self.heads * (self.value_width + 2)
-        numbers = (KEPT_STATES + 2) * state + self.kernel * self.channels + UNCOMMITTED * node
+        # Beside those of nodes: before the tip, in the making, and kept for other sessions.
+        numbers = (KEPT_STATES + 3) * state + 2 * self.kernel * self.channels + UNCOMMITTED * node
         return numbers * _FLOAT
 
 
@@ -107,6 +108,9 @@ class StateCache:
         self._channels: dict[int, Tensor] = {}
         self._inputs: dict[int, Inputs] = {}
         self._states: dict[int, Tensor] = {}
+        # Slots after which the state and the window are kept, and these, once they are computed.
+        self._border = 0
+        self._kept: tuple[Tensor, Tensor] | None = None
 
     def begin(self, base: int, state: Tensor, window: Tensor) -> None:
         """Begin behind ``base`` slots with their state and the convolution's last inputs."""
@@ -145,12 +149,22 @@ class StateCache:
         """Begin with the first ``slots`` slots of another session. Raises ``ValueError`` where
         their state is not kept any more."""
         if source.base > slots:
-            raise ValueError(f"the state after {slots} tokens is not kept")
+            if source._border != slots or source._kept is None:
+                raise ValueError(f"the state after {slots} tokens is not kept")
+            state, window = source._kept
+            self.begin(slots, state, window.clone())
+            return
         self.base, self._state, self._window = source.base, source._state, source._window.clone()
         for slot in range(self.base, slots):
             self._channels[slot] = source._channels[slot]
             if self.shape.heads:
                 self._inputs[slot] = source._inputs[slot]
+
+    def keep(self, slots: int) -> None:
+        """Keep the state after the first ``slots`` slots, for sessions that begin so."""
+        self._border = slots
+        if slots == self.base:
+            self._kept = self._state, self._window
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` gets the contents of slot ``keep[i]``; other slots are freed."""
@@ -181,6 +195,11 @@ class StateCache:
         if committed < self.base:
             raise ValueError(f"the state after {committed} tokens is not kept")
         base = max(committed - 1, 0)
+        if self.base < self._border < base:
+            self._move(self._border)
+        self._move(base)
+
+    def _move(self, base: int) -> None:
         path = (*range(self.base, base),)
         if not path:
             return
@@ -192,6 +211,8 @@ class StateCache:
         recent = [*self._window.unbind(), *(self._channels[slot] for slot in path)]
         self._window = torch.stack(recent[len(recent) - len(self._window) :])
         self.base = base
+        if base == self._border:
+            self._kept = self._state, self._window
         for stored in (self._channels, self._inputs, self._states):
             for slot in [slot for slot in stored if slot < base]:
                 del stored[slot]

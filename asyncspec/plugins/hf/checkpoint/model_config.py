@@ -142,6 +142,7 @@ def inspect_checkpoint(directory: Path) -> ModelInfo:
         eos_token_ids=_eos_token_ids(config, directory),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         shares_prefixes=name not in RECURRENT,
+        keeps_states=name in RECURRENT,
     )
 
 

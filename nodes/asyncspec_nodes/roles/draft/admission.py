@@ -12,6 +12,7 @@ from msgspec.structs import asdict, replace
 
 from asyncspec.core import tree as trees
 from asyncspec.core.feature_log import FeatureLog
+from asyncspec.core.kept_states import kept_state
 from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Effects, Request, Send
 from asyncspec.policy.base import max_tree_nodes
@@ -100,6 +101,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         root_parent=NodeId(len(prefix) - 2),
         next_node=NodeId(len(prefix)),
         prefilled=match.common_prefix,
+        kept_state=kept_state(len(prefix), match.common_prefix),
         features=log,
         counters=counters,
     )
@@ -143,6 +145,11 @@ def has_room(state: DraftState, request: Request) -> bool:
     """Whether there is room for a request now, at the stages and at the token source, which holds
     a cache for each session that drafts and the features of cached prompts."""
     bound, needed = slots_total(state), _needed(state, request)
+    if state.config.keeps_states:
+        # What is cached has states as sessions have.
+        held = len(state.sessions) + len(state.cached_prompts) + len(state.pending_releases)
+        if held >= state.config.max_sessions:
+            return False
     if bound is not None and slots_used(state) + needed > bound:
         return False
     if (source := _source_slots(state, request)) is None:

@@ -30,6 +30,9 @@ class DraftConfig(Struct, frozen=True):
     # Prompts of ended sessions that the stages keep, and the least common prefix worth taking over.
     max_cached_prompts: int = 8
     min_common_prefix: int = MIN_COMMON_PREFIX
+    # The target has recurrent layers: sessions begin where states are kept
+    # (``asyncspec.core.kept_states``), and a cached prompt takes as much memory as a session.
+    keeps_states: bool = False
     # Prompt nodes per segment.
     prefill_rows: int = 64
     # Cache slots of the token source on this node, over all sessions; 0: no bound.

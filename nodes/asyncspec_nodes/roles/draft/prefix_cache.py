@@ -115,6 +115,9 @@ def _match_length(state: DraftState, cached: CachedPrompt, prompt: PromptKey) ->
     length = min(length, prompt.shareable)
     if prompt.featured:
         length = min(length, _rows(cached.features))
+    if state.config.keeps_states:
+        tip = 0 if cached.is_cut else len(cached.prefix) - 1
+        length = max(at for at in (0, cached.kept_state, tip) if at <= length)
     return length if length >= least else 0
 
 
@@ -130,6 +133,9 @@ def as_cached(session: DraftSession) -> CachedPrompt:
         session.request.tenant,
         features=None if log is None else log.kept,
         retained=0 if log is None else log.retained,
+        kept_state=session.kept_state,
+        # A session that runs is at another tip already.
+        is_cut=True,
     )
 
 
@@ -142,6 +148,7 @@ def cache_prompt(state: DraftState, session: DraftSession) -> tuple[DraftState, 
         as_cached(session),
         prefix=session.prefix + session.committed,
         missing=frozenset(state.linked_stages),
+        is_cut=session.is_cut,
     )
     long = len(candidate.prefix) - 1 >= state.config.min_common_prefix
     length = len(candidate.prefix)

@@ -97,6 +97,10 @@ class DraftSession(Struct, frozen=True):
     # Prompt nodes sent so far, and rows of the chunks they are sent in; 0: not known yet.
     prefilled: int = 0
     chunk_rows: int = 0
+    # As ``kept_state`` has it.
+    kept_state: int = 0
+    # It ends before its last tokens: the stages may have gone beyond.
+    is_cut: bool = False
     # Live nodes that were sent, with their segments, and the verdicts of live nodes.
     sent: Mapping[NodeId, SegmentId] = {}
     verified: Mapping[NodeId, TargetOutput] = {}
@@ -208,7 +212,9 @@ class DraftSession(Struct, frozen=True):
     def truncated(self, kept: int) -> DraftSession:
         """The session, over now, as if it had given only the first ``kept`` tokens."""
         resumed = self.resumed[:kept]
-        return replace(self, resumed=resumed, committed=self.committed[: kept - len(resumed)])
+        committed = self.committed[: kept - len(resumed)]
+        cut = self.is_cut or committed != self.committed
+        return replace(self, resumed=resumed, committed=committed, is_cut=cut)
 
 
 class FinishingRequest(Struct, frozen=True):
@@ -236,6 +242,10 @@ class CachedPrompt(Struct, frozen=True):
     features: tuple[TensorRows, ...] | None = None
     # Rows that they hold in memory, as in ``FeatureLog``.
     retained: int = 0
+    # With recurrent layers a session may begin after so many tokens of it alone; as the last of
+    # these where it ends, and that is held.
+    kept_state: int = 0
+    is_cut: bool = False
     # It is dropped as soon as no session that begins with it is being opened.
     unused: bool = False
 

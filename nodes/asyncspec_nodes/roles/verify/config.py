@@ -45,6 +45,8 @@ class VerifyConfig(Struct, frozen=True):
     tried_microseconds: tuple[int, ...] = ()
     # Whether a session may begin with slots of another's prompt: recurrent states are of one tip.
     shares_prefixes: bool = True
+    # Whether it may begin where a state is kept (``asyncspec.core.kept_states``).
+    keeps_states: bool = False
     # Bytes of a row of hidden states on a link; 0: not known.
     row_bytes: int = 0
     # Upper bound on sessions and cached prompts per draft node; 0: no bound.

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import Admit, Release, Trim
+from asyncspec.core.kept_states import kept_state
 from asyncspec.core.kv_slots import SlotTable, whole_blocks
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Effects, LinkDown, Send, SendClosed
@@ -95,6 +96,7 @@ def open_session(
         parent_session=message.parent_session,
         common_prefix=message.common_prefix,
         prompt_logprobs=message.prompt_logprobs,
+        kept_state=_kept_state(message) if config.keeps_states else 0,
     )
     state, granted = grant(replace(state, sessions={**state.sessions, name: session}), (peer,))
     return state, (Compute(admit), *onward, *granted)
@@ -106,7 +108,7 @@ def _opening_error(config: VerifyConfig, message: Open, shareable: int) -> str:
     depth, name = max(message.features, default=0), message.session
     if depth > config.layers:
         return f"features of depth {depth} of {config.layers} layers"
-    if message.common_prefix and not config.shares_prefixes:
+    if message.common_prefix and not (config.shares_prefixes or config.keeps_states):
         return f"session {name} shares tokens, which this target's layers cannot"
     if message.common_prefix > shareable:
         return f"session {name} shares tokens that its draws need"
@@ -126,6 +128,19 @@ def _cached_tokens(state: VerifyState, message: Open) -> int | None:
     return parent.slots.committed
 
 
+def _kept_state(message: Open) -> int:
+    return kept_state(message.prompt_length, message.common_prefix)
+
+
+def _states_of(state: VerifyState, name: SessionId) -> tuple[int, ...]:
+    """The lengths after which the states of a session's prompt and answer are kept."""
+    session = state.sessions.get(name)
+    if session is None:
+        return state.cached_states.get(name, ())
+    read = session.slots.committed >= session.liveness.prompt_length
+    return (_kept_state(session.opening),) if read else ()
+
+
 def _admission_error(state: VerifyState, message: Open, cached: int, now: float) -> str:
     """Why a session does not fit: it shares more tokens than there are, or its draft node, which
     decides on admission, has no such memory here. Empty where it fits."""
@@ -133,6 +148,15 @@ def _admission_error(state: VerifyState, message: Open, cached: int, now: float)
         return (
             f"session {message.session} shares {message.common_prefix} tokens with session "
             f"{message.parent_session}, which has {cached}"
+        )
+    if (
+        message.common_prefix
+        and state.config.keeps_states
+        and message.common_prefix not in _states_of(state, message.parent_session)
+    ):
+        return (
+            f"session {message.session} begins after {message.common_prefix} tokens of session "
+            f"{message.parent_session}, whose state there is not kept"
         )
     draft, limit = owner(message.session), state.config.sessions
     sessions = [one.max_slots for name, one in state.sessions.items() if owner(name) == draft]
@@ -162,7 +186,9 @@ def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effe
     empty: Effects = () if name in state.closing else (SendClosed(draft, name, 0, 0, 0, 0.0),)
     if name in state.cached_prompts:
         cached = {k: v for k, v in state.cached_prompts.items() if k != name}
-        return replace(state, cached_prompts=cached), (Compute(Release(name)), *empty)
+        states = {k: v for k, v in state.cached_states.items() if k != name}
+        state = replace(state, cached_prompts=cached, cached_states=states)
+        return state, (Compute(Release(name)), *empty)
     session = state.sessions.get(name)
     if session is None:
         marks = state.marks(draft)
@@ -178,6 +204,11 @@ def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effe
     effects: Effects = (Compute(Trim(name, length) if keep else Release(name)),)
     if keep:
         state = replace(state, cached_prompts={**state.cached_prompts, name: length})
+        if state.config.keeps_states:
+            # The tip's state is that after the last token but one at most.
+            tips = (length,) if length >= session.slots.committed - 1 else ()
+            kept = (_kept_state(session.opening), *tips)
+            state = replace(state, cached_states={**state.cached_states, name: kept})
     if state.running is not None and state.running.has(name):
         state = replace(state, closing={**state.closing, name: session})
     else:
@@ -301,6 +332,7 @@ def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState,
         sessions={k: v for k, v in state.sessions.items() if k not in over},
         closing={k: v for k, v in state.closing.items() if k not in over},
         cached_prompts={k: v for k, v in state.cached_prompts.items() if k not in over},
+        cached_states={k: v for k, v in state.cached_states.items() if k not in over},
     )
     state, released = release_dead(state)
     return state, (*released, *releases, *reports)

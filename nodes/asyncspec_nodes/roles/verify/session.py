@@ -228,6 +228,8 @@ class VerifyState(Struct, frozen=True):
     closing: Mapping[SessionId, StageSession] = {}
     # Tokens that stay cached of sessions that are over.
     cached_prompts: Mapping[SessionId, int] = {}
+    # With recurrent layers the lengths of each whose states are kept.
+    cached_states: Mapping[SessionId, tuple[int, ...]] = {}
     # By draft node; also of those that are gone, whose segments may still be under way.
     watermarks: Mapping[Rank, Watermarks] = {}
     # By draft node; also of those that are gone, whose ``Open`` may still be under way.
