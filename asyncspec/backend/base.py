@@ -335,6 +335,11 @@ class Backend(Protocol):
     ) -> Footprint:
         """Footprint of a token source on a device as an option names it, here or elsewhere."""
 
+    def check_device(self, wanted: str) -> None:
+        """Raise ``UserError`` where the library as it is installed has no such device, as far as
+        can be told without importing it."""
+        return
+
     # In a node, after the thread settings are made (``asyncspec.backend.threads``).
 
     def preload(self, name: str | None) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from asyncspec.core.errors import (
     AsyncSpecError,
     CheckpointError,
-    ClusterError,
+    FetchError,
     UserError,
     first_line,
 )
@@ -94,7 +94,7 @@ def _bars(*, shown: bool) -> Iterator[None]:
 @contextmanager
 def hub_errors(name: HubName) -> Iterator[None]:
     """Translates errors of requests for ``name``: raises ``CheckpointError`` for what its user has
-    to mend, ``ClusterError`` where the Hub cannot be reached or the transfer fails."""
+    to mend, ``FetchError`` where the Hub cannot be reached or the transfer fails."""
     import huggingface_hub
 
     logger = logging.getLogger(huggingface_hub.__name__)
@@ -136,7 +136,7 @@ def _translated(name: HubName, error: Exception) -> AsyncSpecError:
     cause: BaseException = error
     while cause.__cause__ is not None:  # huggingface_hub wraps errors in advice
         cause = cause.__cause__
-    return ClusterError(
+    return FetchError(
         f"{name} is not a local directory, and fetching it from {constants.ENDPOINT} failed "
         f"({first_line(cause)}); check the network, or download it elsewhere and give its directory"
     )

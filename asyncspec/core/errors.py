@@ -4,6 +4,7 @@ AsyncSpecError
 ├── UserError        a wrong argument, file or setting: one line, exit code 2, no traceback
 │   └── CheckpointError   a model directory that is missing, broken or cannot work here
 └── ClusterError     a node, link or device failed while we ran: one line, exit code 1
+    └── FetchError        a model was not fetched: its name or the network; a command exits with 2
 (ProtocolError, of peers and of our own machines, is in ``asyncspec_protocol.errors``.)
 """
 
@@ -33,6 +34,10 @@ class CheckpointError(UserError):
 
 class ClusterError(AsyncSpecError):
     """Something outside this process failed."""
+
+
+class FetchError(ClusterError):
+    """A model cannot be fetched: a node may try again, a command's user names another one."""
 
 
 @contextmanager

@@ -81,12 +81,42 @@ def test_serve(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -
         (["run", "a", "b", "--prompt", "x"], "'b' is one argument too many"),
         (["run", "/nowhere", "Why?"], "/nowhere"),
         (["run", "/nowhere", "--prompt", "Why?"], "/nowhere"),
+        (["serve", "--ssl-keyfile", "x"], "did you mean --tls-key?"),
+        (["memory", "--target", "qwen3-9b"], "did you mean qwen3-8b?"),
+        (["serve", "--target", ""], "argument -m/--target/--model: is empty; give a value or"),
+        (["check", ""], "is empty; give a value or leave it out"),
+        (["keys", "/nowhere/keys"], "cannot write the keys in /nowhere/keys: No such file"),
     ],
 )
 def test_names_of_other_programs_and_words(
     capsys: pytest.CaptureFixture[str], argv: list[str], says: str
 ) -> None:
     assert says in _line(capsys, cli.main, argv)
+
+
+def test_a_port_in_use_is_told_before_a_model_is_fetched(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        line = _line(capsys, cli.main, ["serve", "org/model", "--port", port])
+    assert "the port is in use" in line
+
+
+def test_a_model_that_cannot_be_fetched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert "check the network" in complaint(capsys, "-m", "org/model", "hello")
+
+
+def test_a_build_of_torch_for_the_cpu_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncspec.plugins.hf.backend.version", lambda name: "2.9.0+cpu")
+    assert "torch 2.9.0+cpu computes on the CPU alone" in complaint(capsys, "--device", "cuda:9")
 
 
 def test_alone_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +193,7 @@ def _line(
         ),
         (["--presence-penalty", "much"], "invalid float value: 'much'"),
         (["--stop", ""], "--stop: a stop string is empty; give some text"),
-        (["--stop", "x"] * 17, "--stop: there are 17 stop strings; give at most 16"),
+        (["--stop", "x"] * 65, "--stop: there are 65 stop strings; give at most 64"),
         (["--stop", "\udcff"], "--stop: a stop string is not UTF-8 text"),
         (["--prompt", "\udcff"], "the prompt is not UTF-8 text"),
         (["--system", "x", "--no-chat"], "--system needs the chat template; leave out --no-chat"),
@@ -182,6 +212,13 @@ def _line(
         (["--target", str(BUNDLED_TARGET)], "there is no prompt"),
         (["--target", __file__], "test_cli_errors.py is a file; give a checkpoint's directory"),
         (["--modle", "x"], "unrecognized arguments: --modle; did you mean --model?"),
+        (["--draft", "nosuch"], "there is no nosuch: give a path, an id of the Hub (ORG/NAME)"),
+        (["--draft", "twin+ngrm"], "did you mean ngram?"),
+        (["--draft", "eagle:nosuch"], "there is no nosuch: give a path, an id of the Hub"),
+        (["--target", "org/model", "--prompt-file", "/nowhere/p"], "cannot read /nowhere/p"),
+        (["--target", "org/model", "--trace", "/nowhere/t", "x"], "cannot write the trace"),
+        (["--target", "org/model", "--log-dir", "/dev/null/logs", "x"], "cannot be made"),
+        (["--device", "gpuu"], "device gpuu: torch has none of that name; use one of auto, cpu,"),
         (["--draft", "./nowhere"], "there is no directory ./nowhere"),
         (["--draft", "eagle:./nowhere"], "there is no directory ./nowhere"),
         (["--draft", f"eagle:{BUNDLED_DRAFT}"], "was made for a target with a hidden size of 160"),

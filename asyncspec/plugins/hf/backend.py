@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,11 @@ from asyncspec.plugins.hf.checkpoint.tokenizer import (
 from asyncspec.plugins.hf.heads.eagle.geometry import check_head
 from asyncspec.plugins.hf.heads.mtp.layouts import find_mtp
 from asyncspec.source.registry import EAGLE_PREFIX, MTP_NAME, TWIN_NAME, kind_of
+
+NAMES = frozenset(
+    ("auto", "cpu", "cuda", "emulated", "emulated-paths", "gpu", "metal", "mps", "rocm", "xpu")
+)
+"""What a device may be called, without its number."""
 
 BUILDS = ("torch", "transformers", "numpy", "onnxruntime")
 """Packages whose code computes a stage."""
@@ -213,6 +220,20 @@ class HFBackend(Backend):
         device = find(spec.options.engine.device)
         how: Any = {"dtype": dtype, "mode": mode, "quantize": quantize, "device": device}
         return load_stage(spec.model, *spec.layers, results=kept_by_user(BUILDS), **how)
+
+    def check_device(self, wanted: str) -> None:
+        name = wanted.casefold()
+        kind = re.match("[a-z]*", name)
+        assert kind is not None, "it matches nothing at least"
+        if name not in NAMES and kind[0] not in NAMES:
+            known = ", ".join(sorted(name for name in NAMES if not name.startswith("emulated")))
+            raise UserError(f"device {wanted}: torch has none of that name; use one of {known}")
+        build = version("torch")
+        if kind[0] in ("cuda", "rocm", "xpu") and build.endswith("+cpu"):
+            raise UserError(
+                f"device {wanted}: torch {build} computes on the CPU alone; use cpu, or install a "
+                "torch for that device (docs/guide/install.md)"
+            )
 
     def device_name(self, wanted: str) -> str:
         from asyncspec.plugins.hf.kernels.device import find

@@ -32,7 +32,7 @@ from asyncspec_nodes.cluster.config import (
     check_stages,
 )
 from asyncspec_nodes.cluster.file import check_options, load
-from asyncspec_nodes.cluster.named_models import target_of
+from asyncspec_nodes.cluster.named_models import source_of, target_of
 from asyncspec_nodes.console.arguments import Parser, given, host_and_port, option
 from asyncspec_nodes.console.bounds import COUNT, GPU_LAYERS, POSITIONS, SECONDS, THREADS
 from asyncspec_nodes.local.cluster import local_config
@@ -249,7 +249,6 @@ def _local_config(
 ) -> Config:
     if arguments.cluster is not None:
         raise UserError("--cluster goes with --connect; leave it out or add --connect HOST:PORT")
-    backend_name = arguments.backend or "auto"
     source = arguments.draft or AUTO
     drafts = source != NONE
     policy = arguments.policy or (DraftTable().policy if drafts else "autoregressive")
@@ -257,15 +256,19 @@ def _local_config(
         raise UserError(problem)
     stages = arguments.stages or DEFAULT_STAGES
     called = target_of(arguments.target or "")
-    target = lone_gguf(called or str(checkpoints.BUNDLED_TARGET))
-    target = with_backend(target, backend_name)
+    source = source_of(source)
+    target = with_backend(
+        lone_gguf(called or str(checkpoints.BUNDLED_TARGET)), arguments.backend or "auto"
+    )
     backend = backend_of(target)
+    if local and arguments.device is not None:
+        backend.check_device(arguments.device)
     # Before weights are downloaded.
     check_stages(stages, backend.inspect(target).layers)
     if not (local or is_local(target)):
         options = read_engine_options(arguments, target)
     else:
-        target = with_backend(backend.locate(target), backend_name)
+        target = with_backend(backend.locate(target), arguments.backend or "auto")
         options = read_engine_options(arguments, target)
         checkpoints.check_target(target, stages)
     uses_draft = POLICIES[policy].uses_draft

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from asyncspec.constraint import text as text_of_grammar
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, writing
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cli import cluster_options, warm_service
@@ -172,9 +172,17 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         raise UserError(f"--{problem}")
     if problem := stop_problem(arguments.stop):
         raise UserError(f"--stop: {problem}")
+    # What takes no model comes first: a model may have to be fetched.
+    prompts, chat = _prompts(arguments), _chat(arguments)
+    if arguments.trace is not None:
+        with writing(f"the trace {arguments.trace}"):
+            arguments.trace.open("ab").close()
+    logs = cluster_options.log_directory(arguments)
     where = cluster_options.read_arguments(
         arguments, sessions=arguments.concurrency, traced=arguments.trace is not None
     )
+    if not prompts:
+        raise UserError("there is no prompt; give --prompt, --prompt-file or --prompts")
     policy = arguments.policy or ""
     checked, chat = None, _chat(arguments)
     bundled = isinstance(where, Config) and where.target.path == str(BUNDLED_TARGET)
@@ -198,7 +206,7 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
             f"policy {policy} is lossy: it has nothing to --check against; leave one out"
         )
     return RunOptions(
-        prompts=_prompts(arguments),
+        prompts=prompts,
         many=arguments.prompts is not None,
         where=where,
         service=service,
@@ -218,12 +226,13 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
         concurrency=arguments.concurrency,
         json=arguments.json,
         checked=checked,
-        logs=cluster_options.log_directory(arguments),
+        logs=logs,
         trace=arguments.trace,
     )
 
 
 def _prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
+    """Empty where none is given. Raises ``UserError``."""
     if arguments.prompts is not None:
         return read_list(arguments.prompts)
     if arguments.prompt_file is not None:
@@ -233,7 +242,7 @@ def _prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
     elif arguments.target is None and not cluster_options.connects(arguments):
         prompt = DEMO
     else:
-        raise UserError("there is no prompt; give --prompt, --prompt-file or --prompts")
+        return ()
     if problem := prompt_problem(prompt):
         raise UserError(problem)
     return (Prompt((prompt,)),)

@@ -47,6 +47,8 @@ from asyncspec_nodes.serving.requests import describe_defaults, read_defaults
 SESSIONS = 4
 """Requests that a local cluster works on at a time; the others wait in its queue."""
 
+ADDRESS = "--host and --port"
+
 OF_A_LOCAL_CLUSTER = ("policy", "sessions")
 """Arguments that a running cluster has already fixed, besides those for every command."""
 
@@ -105,6 +107,9 @@ def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> Serv
     if not 0 <= arguments.port < 65536:
         raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
     http = http_options.read_arguments(arguments, arguments.host)
+    if arguments.target is not None and not cluster_options.is_local(arguments.target):
+        # A port that is taken is said before a model is looked for on the Hub.
+        listen.bind(arguments.host, arguments.port, whose=ADDRESS).close()
     return ServeOptions(
         host=arguments.host,
         port=arguments.port,
@@ -199,8 +204,7 @@ Start = Callable[[AsyncExitStack, Serving], Coroutine[Any, Any, Cluster | None]]
 def run_service(options: ServeOptions, start: Start) -> int:
     """Serve HTTP until a signal. Raises ``AsyncSpecError``."""
     raise_file_limit()
-    whose = "--host and --port"
-    with listen.bind(options.host, options.port, whose=whose) as sock, service_stderr():
+    with listen.bind(options.host, options.port, whose=ADDRESS) as sock, service_stderr():
         return asyncio.run(_serve(options, start, sock))
 
 

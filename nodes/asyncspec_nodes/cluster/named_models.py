@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, files
 
 from msgspec import Struct
 
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import UserError, did_you_mean
+from asyncspec.core.paths import expanded
 from asyncspec.registry import pip_install
+from asyncspec.source.registry import EAGLE_PREFIX, SOURCES
 from asyncspec_nodes.cluster.automatic import PAIRS
+from asyncspec_nodes.cluster.checkpoints import AUTO, HYBRID, each, is_name
 
 BFLOAT16_BYTES, INT4_BYTES = 2.0, 0.63
 """Bytes of a weight in memory: as checkpoints say, those of gpt-oss too, which are published in
@@ -68,13 +72,37 @@ def named(name: str) -> NamedModel | None:
     return next((model for model in NAMED_MODELS if model.name == name.lower()), None)
 
 
-def target_of(name: str) -> str:
-    """A target as a cluster file names it: of a short name what that stands for, any other as it
-    is. Raises ``UserError`` for a model in a package that is not installed."""
+def target_of(name: str, others: Iterable[str] = ()) -> str:
+    """A model as a cluster file names it: of a short name what that stands for, any other as it
+    is. Raises ``UserError`` for a model in a package that is not installed, and for a word that
+    names nothing. ``others``: words that the user may have meant as well."""
     model = named(name)
-    if model is None:
-        return name
-    return packaged_file(model) if model.package else model.target
+    if model is not None:
+        return packaged_file(model) if model.package else model.target
+    if name and is_word(name) and not expanded(name).exists():
+        meant = did_you_mean(name, [*others, *(model.name for model in NAMED_MODELS)])
+        raise UserError(
+            f"there is no {name}: give a path, an id of the Hub (ORG/NAME) or a name that "
+            f"asyncspec models lists{meant}"
+        )
+    return name
+
+
+def source_of(source: str) -> str:
+    """A token source with what its short names of models stand for. Raises as ``target_of``."""
+
+    def part_of(part: str) -> str:
+        if is_name(part) or part == HYBRID:
+            return part
+        head = EAGLE_PREFIX if part.startswith(EAGLE_PREFIX) else ""
+        return head + target_of(part.removeprefix(head), () if head else [AUTO, *SOURCES])
+
+    return each(source, part_of)
+
+
+def is_word(name: str) -> bool:
+    """Whether a name is neither a path, an id of the Hub nor a GGUF file's."""
+    return not {*name} & {*"/:@~"} and not name.lower().endswith(".gguf")
 
 
 def packaged_file(model: NamedModel) -> str:

@@ -33,10 +33,18 @@ MEANT = {
     "--repeat-penalty": "--repetition-penalty",
     "--file": "--prompt-file",
     "--model-draft": "--draft",
+    "--ssl-keyfile": "--tls-key",
+    "--ssl-key-file": "--tls-key",
+    "--ssl-certfile": "--tls-certificate",
+    "--ssl-cert-file": "--tls-certificate",
     "--pipeline-parallel-size": "--stages",
     "--quantization": "--quantize",
 }
 """Options of other programs, by their names there, that are called otherwise here."""
+
+
+_TEXTS = ("TEXT", "PATTERN")
+"""Metavars of arguments that may be empty, or say themselves why not."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,6 +124,14 @@ class Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             self.error(f"{name}: {error.message}")
         action.required = False
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuse what an unset variable of a shell leaves, but where it is text."""
+        # Argparse says which choices there are; a command and its words are one as well.
+        free = action.choices is None and action.metavar not in _TEXTS
+        if free and "" in arg_strings:
+            raise argparse.ArgumentError(action, "is empty; give a value or leave it out")
+        return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:

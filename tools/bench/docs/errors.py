@@ -20,6 +20,7 @@ SHOWN = {
     # End a command with one line.
     "UserError": 0,
     "CheckpointError": 0,
+    "FetchError": 0,
     "ClusterError": 0,
     "BrokenStreamError": 0,
     "NobodyThereError": 0,

@@ -56,8 +56,8 @@ class Holder(NamedTuple):
 
 def issue(folder: Path, holders: Sequence[Holder]) -> None:
     """Write ``NAME.pem`` and ``NAME.key`` of each, in place of those that are there. ``folder`` is
-    made, readable by its owner alone, and its authority, where there are none. Raises
-    ``UserError``."""
+    made, readable by its owner alone, and its authority, where there are none; not the folders
+    above it, one of which may be misspelt. Raises ``UserError``."""
     with writing(f"the keys in {folder}"):
         authority = _authority(folder)
         for name, roles in holders:
@@ -99,7 +99,7 @@ def _authority(folder: Path) -> Authority:
     """The folder's; a new one where it has none. Raises ``UserError``, ``OSError``."""
     key, certificate = folder / CA_KEY, folder / CA
     if not key.exists() and not certificate.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         authority = Authority.new()
         write_private(key, authority.key)
         write_private(certificate, authority.pem)

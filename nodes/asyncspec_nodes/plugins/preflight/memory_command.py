@@ -17,7 +17,11 @@ from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
 from asyncspec.source.registry import kind_of, needs_backend
-from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
+from asyncspec_nodes.cli.cluster_options import (
+    add_model_arguments,
+    lone_gguf,
+    read_engine_options,
+)
 from asyncspec_nodes.cluster.automatic import choose
 from asyncspec_nodes.cluster.checkpoints import (
     AUTO,
@@ -25,6 +29,7 @@ from asyncspec_nodes.cluster.checkpoints import (
     spelled_out,
 )
 from asyncspec_nodes.cluster.config import DEFAULT_STAGES, TargetTable, check_stages, even_split
+from asyncspec_nodes.cluster.named_models import source_of, target_of
 from asyncspec_nodes.cluster.placement import check_spans
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.bounds import COUNT, GIB, NODES, POSITIONS
@@ -36,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     add(
         "--target",
         required=True,
-        metavar="DIR|GGUF|HF_ID",
+        metavar="DIR|GGUF|HF_ID|NAME",
         help="its config.json is enough; of a model on the Hub no weights are fetched, but GGUF "
         "files are",
     )
@@ -58,15 +63,15 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    target = with_backend(arguments.target, arguments.backend or "auto")
+    if problem := POLICIES.problem(arguments.policy):
+        raise UserError(problem)
+    target = with_backend(lone_gguf(target_of(arguments.target)), arguments.backend or "auto")
     options = read_engine_options(arguments, target)
     table = TargetTable(target, **given(arguments, TargetTable.__struct_fields__[1:]))
     backend = backend_of(target)
     model_info = backend.inspect(target)
     check_stages(arguments.stages, model_info.layers)
     slots = model_info.context_length if arguments.context is None else arguments.context
-    if problem := POLICIES.problem(arguments.policy):
-        raise UserError(problem)
     tree = arguments.tree
     if tree is None:
         nodes = max_tree_nodes(POLICIES[arguments.policy], arguments.stages)
@@ -81,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
         for rank, one in enumerate(footprints, start=1)
     ]
     draft = None
-    if (source := arguments.draft) is not None:
+    if arguments.draft is not None:
+        source = source_of(arguments.draft)
         if source == AUTO:
             source = choose(target, stages_here=1.0).source
         names = parts(spelled_out(source, target))

@@ -33,6 +33,7 @@ from asyncspec_nodes.cluster import placement
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, LimitsTable, TargetTable
 from asyncspec_nodes.cluster.file import beside, check_options, load
+from asyncspec_nodes.cluster.named_models import target_of
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
@@ -87,7 +88,11 @@ def add_arguments(parser: Parser) -> None:
     )
     cluster_options.add_address_arguments(parser)
     parser.exclude(("machine",), cluster_options.CONNECTING)
-    add("--target", metavar="DIR|GGUF|HF_ID", help="no weights are fetched; default: demo model")
+    add(
+        "--target",
+        metavar="DIR|GGUF|HF_ID|NAME",
+        help="no weights are fetched; default: demo model",
+    )
     bounds.COUNT.add_to(parser, "--stages", "N", "default: as many as are best")
     add(
         "--best-for",
@@ -189,7 +194,7 @@ def _planned(arguments: argparse.Namespace) -> Config:
     table = file.target
     if (named := arguments.target) is not None:
         # The path of a cluster file is beside it.
-        table = replace(table, path=beside(Path.cwd(), named), backend="auto")
+        table = replace(table, path=beside(Path.cwd(), target_of(named)), backend="auto")
     path = with_backend(table.path, arguments.backend or "auto")
     table = replace(table, path=path, **given(arguments, TargetTable.__struct_fields__[1:]))
     # Raises for options that the target does not have.
