@@ -82,6 +82,13 @@ def test_inspecting_needs_no_torch(mine: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_settings_as_python_writes_them(mine: Path) -> None:
+    """Infinity, which is no JSON, stands in the settings of many Mamba-2 models."""
+    edit(mine / "config.json", time_step_limit=[0.0, float("inf")])
+    assert "Infinity" in (mine / "config.json").read_text()
+    assert open_checkpoint(mine).info.layers == LAYERS
+
+
 def test_end_of_answer(mine: Path) -> None:
     (mine / "generation_config.json").unlink(missing_ok=True)
     assert inspect_checkpoint(mine).eos_token_ids == (2,)

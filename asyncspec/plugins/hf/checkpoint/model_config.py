@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,8 +118,10 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+        content = file.read_bytes().removeprefix(BOM_UTF8)
+        # Python's own: Mamba-2's bounds are written as Infinity, which is no JSON.
+        return msgspec.convert(json.loads(content), dict[str, Any])
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read ({error}); download it again") from error
 
 
