@@ -132,6 +132,13 @@ CLIENTS: Sequence[Client] = (
         ("{bin}/opencode", "run", "--model", f"local/{MODEL}"),
         {"OPENCODE_CONFIG_CONTENT": json.dumps(_OPENCODE)},
     ),
+    _agent(
+        "Qwen Code",
+        "OpenAI",
+        "@qwen-code/qwen-code",
+        ("{bin}/qwen", "--yolo", "--auth-type", "openai", "--prompt"),
+        {"OPENAI_BASE_URL": "{url}/v1", "OPENAI_API_KEY": "unused", "OPENAI_MODEL": MODEL},
+    ),
     Client(
         "aider",
         "OpenAI",
@@ -154,6 +161,16 @@ CLIENTS: Sequence[Client] = (
     _library("pydantic-ai", "OpenAI", ["pydantic-ai-slim[openai]"], "pydantic_agent.py"),
     _library("openai-agents", "OpenAI, Responses", ["openai-agents"], "openai_agents.py"),
     _library("smolagents", "OpenAI", ["smolagents[openai]"], "smolagents_agent.py"),
+    _library("langchain-ollama", "Ollama", ["langchain-ollama", "langchain"], "ollama_agent.py"),
+    _library(
+        "LlamaIndex",
+        "OpenAI",
+        ["llama-index-llms-openai-like", "llama-index-core"],
+        "llama_index_agent.py",
+    ),
+    _library("Haystack", "OpenAI", ["haystack-ai"], "haystack_agent.py"),
+    _library("AI SDK", "OpenAI", ["ai", "@ai-sdk/openai-compatible"], "ai_sdk.mjs"),
+    _library("llm", "OpenAI", ["llm"], "llm_cli.py"),
     Client(
         "instructor",
         "OpenAI",

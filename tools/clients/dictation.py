@@ -49,6 +49,8 @@ def calls(folder: Path) -> Mapping[str, Sequence[Call]]:
     edit = {"file_path": path, "old_string": OLD, "new_string": NEW}
     camel = {"filePath": path, "oldString": OLD, "newString": NEW}
     return {
+        # Qwen Code's, before its tool "edit".
+        "read_file": (("read_file", {"file_path": path}), ("edit", edit)),
         "Edit": (("Read", {"file_path": path}), ("Edit", edit)),
         "edit": (("read", {"filePath": path}), ("edit", camel)),
         "exec_command": (("exec_command", {"cmd": sed}),),
