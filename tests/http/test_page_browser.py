@@ -183,6 +183,24 @@ async def test_the_cluster_is_seen(tab: Browser) -> None:
     await tab.key("Escape")
 
 
+async def test_the_panel_beside_the_answer_says_what_speculation_brought(tab: Browser) -> None:
+    size = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    await tab.call("Emulation.setDeviceMetricsOverride", **size)
+    assert await tab.run("document.getElementById('gain').hidden")
+    await fill(tab, most=40)
+    await ask(tab, "hello")
+    stats = await tab.run(f"JSON.parse(localStorage.getItem({STORED}[0])).messages[1]")
+    apiece = sum(one[1] for one in stats["passes"]) / len(stats["passes"])
+    assert await tab.run("document.getElementById('apiece').textContent") == f"{apiece:.1f}"
+    right = f"{100 * stats['stats']['hit_rate']:.0f} %"
+    assert await tab.run("document.getElementById('right').textContent") == right
+    side = "document.getElementById('{}').getBoundingClientRect()"
+    edges = f"[{side.format('talk')}.right, {side.format('cluster')}.left]"
+    assert await tab.run(f"(([answer, panel]) => answer <= panel)({edges})")
+    await tab.run("document.getElementById('new').click()")
+    assert await tab.run("document.getElementById('gain').hidden")
+
+
 async def test_the_settings_say_what_the_target_recommends() -> None:
     rules = replace(RULES, defaults=Defaults(temperature=0.65, top_p=0.9))
     async with Toy(rules=rules) as toy, opened(toy.url) as tab:

@@ -1,6 +1,6 @@
 // The page: what is typed, which conversation is open, and how the cluster is.
 import { Chat } from "./chat.js";
-import { Cluster, Rate } from "./cluster.js";
+import { Cluster, Gain, Rate } from "./cluster.js";
 import { element } from "./render.js";
 import { Settings } from "./settings.js";
 import { Store } from "./store.js";
@@ -10,6 +10,7 @@ const at = (id) => document.getElementById(id);
 const store = new Store();
 const settings = new Settings(store, () => at("talk").classList.toggle("no-passes", !settings.passes));
 const rate = new Rate(at("rate"));
+const gain = new Gain({ whole: at("gain"), times: at("times"), apiece: at("apiece"), right: at("right") });
 const HINT = at("hint").textContent;
 let removed = null;
 
@@ -31,11 +32,13 @@ const cluster = new Cluster(() => settings.key, {
 const chat = new Chat(at("messages"), settings, store, () => at("model").value || cluster.model, {
   busy: buttons,
   tokens: (count) => rate.add(count),
+  grew: (message) => gain.show(message),
   announce: (text) => { at("spoken").textContent = text; },
   failed(error) {
     if (error.status === 401) { at("keys").hidden = false; settings.askForKey(); }
   },
   changed() {
+    gain.show(chat.chat.messages.findLast((message) => message.role === "assistant"));
     at("welcome").hidden = !chat.empty;
     conversations();
   },
@@ -109,7 +112,7 @@ function grow() {
   at("prompt").style.setProperty("height", `${Math.min(240, at("prompt").scrollHeight + 2)}px`);
 }
 
-const narrow = { list: matchMedia("(max-width: 62rem)"), cluster: matchMedia("(max-width: 79rem)") };
+const narrow = { list: matchMedia("(max-width: 62rem)"), cluster: matchMedia("(max-width: 70rem)") };
 
 function fold(side, open = !narrow[side].matches) {
   at(side).hidden = !open;

@@ -15,7 +15,7 @@ function button(label, action, about = label) {
 
 export class Chat {
   // `settings` and `store` of their modules; `model()`: the served model's name; `events`: busy(flag),
-  // announce(text), failed(error), changed().
+  // announce(text), failed(error), grew(message), changed().
   constructor(place, settings, store, model, events) {
     Object.assign(this, { place, settings, store, model, events });
     this.scroller = place.parentElement;
@@ -119,6 +119,7 @@ export class Chat {
       if (this.shown?.message !== message) return;
       const { followed } = this;
       this.shown.draw();
+      this.events.grew(message);
       if (followed) this.down();
     };
     if (document.hidden) setTimeout(draw, 250); else requestAnimationFrame(draw);

@@ -105,6 +105,24 @@ function does(node, stages) {
   return `Runs ${layers} of the large model${last ? ", and says which guesses were right" : node.rank === 1 ? " on the guesses" : ""}.`;
 }
 
+// What speculation brought the conversation's last answer, at the head of the panel.
+export class Gain {
+  // `shown`: the elements whole, times, apiece, right.
+  constructor(shown) { this.shown = shown; }
+
+  // `message`: the last answer, complete or not; or nothing.
+  show(message) {
+    const passes = message?.passes ?? [], stats = message?.stats ?? {}, { whole, times, apiece, right } = this.shown;
+    whole.hidden = !passes.length;
+    if (whole.hidden) return;
+    const tokens = passes.reduce((sum, pass) => sum + pass[1], 0);
+    apiece.textContent = (tokens / passes.length).toFixed(1);
+    const about = stats.plain_measured ? "" : "~";
+    times.textContent = stats.times_plain_rate ? `${about}${stats.times_plain_rate.toFixed(1)}` : "–";
+    right.textContent = stats.hit_rate ? `${Math.round(100 * stats.hit_rate)} %` : "–";
+  }
+}
+
 // Tokens of the last minute, as a text.
 export class Rate {
   constructor(place) {
