@@ -51,7 +51,7 @@ def test_pickles_are_never_executed() -> None:
             given = {word.arg: ast.unparse(word.value) for word in node.keywords}
             assert given.get("weights_only") == "True", path
             found += 1
-    assert found >= 3
+    assert found >= 2
     unsafe = {"pickle", "marshal", "shelve", "dill", "joblib"}
     for path, node in nodes(*unsafe):
         names = [one.name for one in node.names] if isinstance(node, ast.Import) else []

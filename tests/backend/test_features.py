@@ -56,7 +56,8 @@ def plain(path: Path, tokens: Sequence[int], features: Sequence[int]) -> torch.T
     """Features [n, F] by Hugging Face alone."""
     model = plain_model(path)
     ends: list[torch.Tensor] = []
-    hook = model.model.norm.register_forward_pre_hook(lambda _, given: ends.append(given[0]))
+    (norm,) = (part for name, part in model.model.named_children() if "norm" in name)
+    hook = norm.register_forward_pre_hook(lambda _, given: ends.append(given[0]))
     with torch.inference_mode():
         out = model.model(torch.tensor([tokens]), output_hidden_states=True)
     hook.remove()

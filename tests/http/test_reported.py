@@ -114,7 +114,6 @@ NESTED = {"type": "function", "function": {**TOOL, "name": ""}}
     [
         (CHAT, {"messages": USER, "tools": [NESTED]}),
         (RESPONSES, {"input": "x", "tools": [FLAT]}),
-        (RESPONSES, {"input": "x", "tools": TOOLS}),
         (MESSAGES, {"max_tokens": 9, "messages": USER, "tools": [{"name": ""}]}),
         (OLLAMA, {"messages": USER, "tools": [NESTED]}),
     ],

@@ -230,7 +230,7 @@ def test_missing_models_are_reported(
 def test_no_network(hub: FakeHub, machine: Machine) -> None:
     hub.stop()
     code, out, err = machine.command("memory", "--target", MODEL)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith(f"asyncspec: {MODEL} is not a local directory, and fetching it from http")
     assert "Connection refused" in err
     assert err.count("\n") == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -60,14 +59,10 @@ def test_a_published_draft_is_taken_where_it_is_here(target: Path, tmp_path: Pat
 
 
 def test_sources_that_do_not_fit_are_skipped(target: Path, tmp_path: Path) -> None:
-    """A draft of another tokenizer in the cache."""
+    """A draft in the cache whose tokenizer is cut off."""
     cached(PAIRS[0].sources[-1], tmp_path, BUNDLED_DRAFT)
-    (found,) = (tmp_path / "cache").glob("*/snapshots/*/tokenizer.json")
-    tokenizer = json.loads(found.read_text())
-    vocab = tokenizer["model"]["vocab"]
-    names = list(vocab)[300:]
-    vocab.update(zip(names, [vocab[name] for name in reversed(names)], strict=True))
-    found.write_text(json.dumps(tokenizer))
+    (tokenizer,) = (tmp_path / "cache").glob("*/snapshots/*/tokenizer.json")
+    tokenizer.write_text(tokenizer.read_text()[:100])
     assert choose(str(target), stages_here=1.0) == TWIN
 
 

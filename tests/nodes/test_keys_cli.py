@@ -39,7 +39,7 @@ def refusal(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> st
 def test_a_missing_folder_is_made_for_its_owner_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "cluster" / "keys"
+    folder = tmp_path / "keys"
     make(folder, "box=node:1,client")
     assert folder.stat().st_mode & 0o777 == 0o700
     files = list(folder.iterdir())
@@ -126,7 +126,7 @@ def test_an_authority_with_another_kind_of_key(tmp_path: Path) -> None:
         (("ca",), "ca: ca.pem is the authority's"),
         (("crl",), "crl: crl.pem is the revocation list's"),
         (("../box",), "../box: the name must be one of a file"),
-        (("",), "the name must be one of a file"),
+        (("",), "is empty; give a value"),
         (("x" * 65,), "the name has 65 bytes; at most 64"),
         (("box=node:1", "box=client"), "box is named twice; give its roles at once: box=ROLE,ROLE"),
         (("box", "--revoke", "other"), "keys are made and revoked by two commands"),

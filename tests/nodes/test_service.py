@@ -184,7 +184,7 @@ def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
         ),
         ({"presence_penalty": 2.5}, "presence-penalty is 2.5; it must be -2 to 2"),
         ({"frequency_penalty": -3.0}, "frequency-penalty is -3; it must be -2 to 2"),
-        ({"stop": ("a",) * 17}, "there are 17 stop strings; give at most 16"),
+        ({"stop": ("a",) * 65}, "there are 65 stop strings; give at most 64"),
         ({"stop": ("a", "")}, "a stop string is empty"),
         ({"stop": ("a" * 2000,)}, "a stop string has 2000 characters; give at most 1024"),
         ({"seed": -1}, "seed is -1"),

@@ -196,7 +196,7 @@ def test_the_help_names_the_presets(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tokens", "0"], "--tokens is 0"),
         (["--requests", "0"], "--requests is 0"),
         (["--policy", "best"], "unknown policy 'best'; there are autoregressive,"),
-        (["--policy", ""], "unknown policy ''"),
+        (["--policy", ""], "--policy: is empty; give a value or leave it out"),
         (["--costs", "free"], "unknown costs 'free'; there are turns, jetson-7b,"),
         (["--stage-seconds", "0"], "--stage-seconds is 0; it must be above 0"),
         (["--latency", "-1"], "--latency is -1; it must be 0 or more"),

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from asyncspec.backend.base import DEFAULT_OPTIONS
 from asyncspec.backend.registry import LLAMA, backend, backend_name
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
-from asyncspec_nodes.console.bounds import COUNT
+from asyncspec_nodes.console.bounds import COUNT, Bounds
 from tools.bench.enlarge import Size, enlarge, longer_context
 from tools.bench.first_token.measure import Row, Setting, context, measure
 from tools.bench.options import check_numbers, print_rows
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises ``AsyncSpecError``."""
-    check_numbers(options, repeats=COUNT)
+    check_numbers(options, repeats=COUNT, beside=Bounds(0, 100_000))
     lengths = options.lengths or (FULL_LENGTHS if options.full else LENGTHS)
     stages = options.stages or (FULL_STAGES if options.full else STAGES)
     check_numbers(argparse.Namespace(lengths=lengths, stages=stages), lengths=COUNT, stages=COUNT)
