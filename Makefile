@@ -74,6 +74,8 @@ $(STAMP): $(INSTALLED)
 
 # Without llama.cpp's programs, its common library and what reads images: nothing here links them.
 setup-llama: export SKBUILD_BUILD_TARGETS := llama
+# The wheel's own folder of libraries is what loads; these are copies of it, 40 MB.
+setup-llama: export SKBUILD_WHEEL_EXCLUDE := lib/**;include/**;bin/**;llama_cpp/lib/*.so.*.*.*
 setup-llama: $(STAMP)
 	CMAKE_ARGS="-DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tools/llama/library_only.cmake $$CMAKE_ARGS" \
 	  $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,hf,llama,milp]'
