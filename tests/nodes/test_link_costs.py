@@ -226,3 +226,13 @@ def test_segments_behind_a_prompt_are_no_round_trip_samples() -> None:
     _, _, first, *_ = sent(effects, Segment)
     driven.feed(verdict(1, {64: 10}), verdict(first.segment, {65: 12}))
     assert driven.state.costs.round_trip == 0
+
+
+def test_without_speculation_a_token_takes_the_round_trip_of_a_row() -> None:
+    """As it was measured, with what others take of the processors: not what passes take alone."""
+    busy = PassTimes(Rank(1), (1, 9), (0.010, 0.018), contention=2.0)
+    costs = PipelineCosts().with_times(busy).with_overhead(1, 0.0)
+    assert costs.plain_seconds == pytest.approx(0.005)
+    for seconds in (0.030, 0.040):
+        costs = costs.with_round_trip(9, seconds)
+    assert costs.plain_seconds == pytest.approx(0.022 + 0.010 / 16)

@@ -63,6 +63,8 @@ class CostModelParameters(Struct, frozen=True):
     # Weight of a round trip that is longer than the estimate; a shorter one replaces it. With more,
     # waits for processors that rounds share, or have too little time of, pass for long links.
     round_trip_weight: float = 1 / 64
+    # Weight of a new sample in the mean round trip of one row: an answer has some tens.
+    row_trip_weight: float = 1 / 16
 
     # --- rows of a segment ---
 

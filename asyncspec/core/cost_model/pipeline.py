@@ -44,6 +44,9 @@ class PipelineCosts(Struct, frozen=True):
     # Seconds of round trips that are neither at stages nor transfers of rows, as are latencies and
     # handling; None: not known. What waits on links for others makes it longer: as ``round_trip``.
     overhead: float | None = None
+    # Mean seconds of an uncongested round trip of one row, as it is without speculation, with what
+    # other programs take of the processors; 0: not known.
+    row_round_trip: float = 0.0
     # Rows that a segment should have at most, and one of a session that is alone.
     max_rows: int = PARAMETERS.max_rows
     max_lone_rows: int = PARAMETERS.max_rows
@@ -66,7 +69,12 @@ class PipelineCosts(Struct, frozen=True):
     def with_round_trip(self, rows: int, seconds: float) -> PipelineCosts:
         """A probe of so many ``rows`` has come back after so many ``seconds``."""
         round_trip = self._without_transfers(self.round_trip or None, rows, seconds)
-        return replace(self, round_trip=round_trip)._bounded()
+        further = (rows - 1) * sum(self.link_row_seconds)
+        further += sum(stage(rows) - stage(1) for stage in self.stages)
+        row = max(0.0, seconds - further)
+        if self.row_round_trip:
+            row = self.row_round_trip + PARAMETERS.row_trip_weight * (row - self.row_round_trip)
+        return replace(self, round_trip=round_trip, row_round_trip=row)._bounded()
 
     def with_overhead(self, rows: int, seconds: float) -> PipelineCosts:
         """A segment of so many ``rows`` has come back after so many ``seconds`` beside those at
@@ -105,8 +113,10 @@ class PipelineCosts(Struct, frozen=True):
 
     @property
     def plain_seconds(self) -> float:
-        """Expected seconds from a token to the next without speculation, where one node works at a
-        time; 0: not known."""
+        """Expected seconds from a token to the next without speculation: a round trip of a row, or
+        until there was one, what its passes would take alone; 0: not known."""
+        if self.row_round_trip:
+            return self.row_round_trip
         if not self.times or self.overhead is None:
             return 0.0
         passes = sum([seconds(1) for seconds in self.stages]) / self.contention
