@@ -28,6 +28,8 @@ SETTINGS = {"ignore_eos": True}
 
 SLOTS = 2048
 CACHE_GIB = 1
+LOAD_SECONDS = 900.0
+"""It compiles the model first."""
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 3}
 
 INSTALL = (
@@ -105,7 +107,8 @@ async def start(
         words = command(comparison.vllm, target, host, port, kind, comparison.vllm_dtype)
         name, log = f"vllm: {kind.name}", folder / f"vllm-{kind.name}.log"
         process = servers.start(bed, 1, words, log, environment(kind))
-        await servers.healthy(name, process, log, f"http://{host}:{port}/health", session)
+        url = f"http://{host}:{port}/health"
+        await servers.healthy(name, process, log, url, session, LOAD_SECONDS)
         engine = Engine(name, f"http://{host}:{port}/v1", "target")
         cores = comparison.all_cores if bed.limited else None
         peers.append(Served(name, cores, Endpoint(engine, session, SETTINGS)))
