@@ -20,6 +20,7 @@ from asyncspec.backend.feature_shards import Notes, Shards, bfloat16_bits
 from asyncspec.backend.reference import decode
 from asyncspec.backend.trainers import TRAINERS, Progress, Trained, Training
 from asyncspec.core.errors import UserError
+from asyncspec.core.jobs import Admit, Release
 from asyncspec.core.tensors import WireTensor
 from asyncspec.plugins.hf.backend import BACKEND
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
@@ -107,6 +108,24 @@ def made(
 def drafting(made: Made, target: Checkpoint) -> Any:
     """The head as a token source."""
     return BACKEND.load_source(SourceSpec(f"eagle:{made.task.out}", target, "float32")).source
+
+
+def test_no_more_sessions_at_a_time_than_allowed(
+    target: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (stage,) = Loaded(target).cut(1)
+    active, peaks, run = 0, [0], stage.run
+
+    def counting(job: Any) -> Any:
+        nonlocal active
+        active += isinstance(job, Admit) - isinstance(job, Release)
+        peaks.append(active)
+        return run(job)
+
+    monkeypatch.setattr(stage, "run", counting)
+    samples = (Sample(i, (3, 4), 2 + i % 3, 0.0, i) for i in range(9))
+    assert len([*answer_all(stage, (), samples, (), 2)]) == 9
+    assert max(peaks) == 2
 
 
 def test_a_head_learns(made: Made) -> None:

@@ -4,6 +4,7 @@ a stage of all layers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -85,11 +86,9 @@ def answer_all(
     active: list[_Session] = []
     try:
         while True:
-            for sample in samples:
+            for sample in islice(samples, sessions - len(active)):
                 active.append(_Session(sample))
                 stage.run(active[-1].admit(depths))
-                if len(active) == sessions:
-                    break
             if not active:
                 return
             passes = tuple(session.next_pass() for session in active)
