@@ -219,6 +219,8 @@ class LoadedSource(Struct, frozen=True):
     tensors: Tensors | None = None
     # Memory of a session beside its tokens, in bytes.
     session_bytes: int = 0
+    # For a draft by text, the share of its tokens that can be said in the target's.
+    usable: float | None = None
     # As in ``StageBackend``.
     device: str = CPU
     device_memory: Callable[[], DeviceMemory | None] = host_memory

@@ -63,12 +63,13 @@ def draft_by_text(
         ours, theirs = vocabulary(target, sizes[0]), vocabulary(draft, sizes[1])
     to_target = Retokeniser(theirs, ours)
     useless = [token for token in range(sizes[1]) if not to_target.whole(token)]
+    usable = 1 - len(useless) / sizes[1]
     logging.getLogger(__name__).warning(
         "the draft model %s has another vocabulary than the target: it drafts by text; %.0f %% of "
         "its tokens are the target's as they are, %.0f %% in several",
         name,
         100 * to_target.agreeing,
-        100 * (1 - len(useless) / sizes[1] - to_target.agreeing),
+        100 * (usable - to_target.agreeing),
     )
     model = load(useless)
-    return TextSource(model, theirs, ours), model
+    return TextSource(model, theirs, ours, usable), model

@@ -189,10 +189,13 @@ class TextGrower(Grower):
 
 
 class TextSource(TokenSource):
-    """A draft model behind two vocabularies. Its sessions are as long as the draft's text is."""
+    """A draft model behind two vocabularies. Its sessions are as long as the draft's text is.
+    ``usable``: the share of the draft's tokens that can be said in the target's."""
 
-    def __init__(self, source: TokenSource, draft: Vocabulary, target: Vocabulary) -> None:
-        self._source = source
+    def __init__(
+        self, source: TokenSource, draft: Vocabulary, target: Vocabulary, usable: float = 1.0
+    ) -> None:
+        self._source, self.usable = source, usable
         self._to_target, self._to_draft = Retokeniser(draft, target), Retokeniser(target, draft)
         # Committed tokens of the target, and of the draft.
         self._lengths: dict[SessionId, tuple[int, int]] = {}

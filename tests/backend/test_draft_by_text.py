@@ -97,6 +97,16 @@ def test_tokens_in_another_order_change_nothing(target: Checkpoint, tmp_path: Pa
     assert ours.scores == pytest.approx(theirs.scores, abs=1e-4)
 
 
+def test_the_share_of_tokens_that_can_be_used(target: Checkpoint, tmp_path: Path) -> None:
+    draft = renumbered(tmp_path / "draft")
+    tokenizer = json.loads((draft / "tokenizer.json").read_text())
+    (name, *_) = (added["content"] for added in tokenizer["added_tokens"])
+    text = (draft / "tokenizer.json").read_text().replace(name, "<|nowhere else|>")
+    (draft / "tokenizer.json").write_text(text)
+    loaded = BACKEND.load_source(SourceSpec(str(draft), target, "float32"))
+    assert loaded.usable == 1 - 1 / len(tokenizer["model"]["vocab"])
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("make", [renumbered, without_words])
 def test_the_text_is_the_targets_own(

@@ -103,6 +103,11 @@ def test_the_summary_says_how_many_answers_went_on_on_another_kind_of_processor(
     )
 
 
+def test_the_summary_says_what_share_of_drafts_by_text_can_be_used() -> None:
+    cells = [*summary([answered(usable_drafts_rate=0.834)], 3, "bitwise").columns[1].cells]
+    assert "83% of the draft's tokens can be used" in cells
+
+
 def test_speculation_is_told_of_the_whole_answer() -> None:
     """Not only what the policy had come to by its end."""
     reached = {"first_choice_rate": 0.5, "row_cost_rate": 0.1, "speed_rate": 1.0}

@@ -300,7 +300,8 @@ class HFBackend(Backend):
             sizes,
             load,
         )
-        return LoadedSource(source, draft.token_bytes, session_bytes=draft.session_bytes)
+        how = {"session_bytes": draft.session_bytes, "usable": source.usable}
+        return LoadedSource(source, draft.token_bytes, **how)
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
         from asyncspec.plugins.hf.checkpoint.checkpoint import resolve_dtype

@@ -171,6 +171,7 @@ class LlamaBackend(Backend):
         foreign = foreign_tokens(spec.target, draft)
         ensure_loads(draft, 0, draft.info.layers, kept_by_user(BUILDS))
         proposing: TokenSource
+        usable: float | None = None
         if foreign is not None:
             proposing = loaded = load_draft(draft, sizes[0], spec.options, foreign)
         else:
@@ -185,7 +186,8 @@ class LlamaBackend(Backend):
                 sizes,
                 load,
             )
-        source = LoadedSource(proposing, loaded.token_bytes)
+            usable = proposing.usable
+        source = LoadedSource(proposing, loaded.token_bytes, usable=usable)
         if (gpu := find(spec.options.device)) is None:
             return source
         cell = slot_bytes(draft, (0, draft.info.layers), "f16")

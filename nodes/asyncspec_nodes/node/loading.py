@@ -233,6 +233,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 batch_rows=config.limits.batch_rows,
                 rejoin_seconds=config.limits.rejoin_seconds,
                 features=source.features,
+                usable_drafts=source.usable,
                 processors=shared_processors(
                     devices, backend.threads(), len(config.nodes) - len(devices)
                 ),

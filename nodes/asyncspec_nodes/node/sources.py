@@ -66,6 +66,7 @@ def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedS
         reader.features if reader else (),
         reader.tensors if reader else None,
         sum(loaded.session_bytes for loaded in models),
+        min((loaded.usable for loaded in models if loaded.usable is not None), default=None),
         # They have one device, or compute in the host's memory.
         *_device_of(models),
     )

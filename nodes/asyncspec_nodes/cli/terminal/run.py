@@ -106,6 +106,7 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
         ("times plain decoding", times_plain(answers)),
         ("tokens/s", per("decode_seconds")),
         ("draft", draft),
+        ("drafts by text", by_text(answers)),
         ("policy", ", ".join(policies) or "the cluster's"),
         ("guarantee", ", ".join(guarantees)),
         ("tokens", f"{total('new_tokens'):.0f}"),
@@ -151,6 +152,13 @@ def speculation(answers: Sequence[Answer]) -> str:
     tokens = hits + sum(answer.stats.get("misses", 0.0) for answer in answers)
     line = f"{hits:.0f} of {tokens:.0f} tokens were drafted ahead"
     return f"{line}; at the end {last}" if last else line
+
+
+def by_text(answers: Sequence[Answer]) -> str:
+    """How much of its own vocabulary a draft model with another one than the target's can use;
+    nothing where it is the target's."""
+    rate = answers[-1].stats.get("usable_drafts_rate")
+    return "" if rate is None else f"{rate:.0%} of the draft's tokens can be used"
 
 
 def unlike_processors(answers: Sequence[Answer]) -> str:

@@ -50,6 +50,8 @@ class DraftConfig(Struct, frozen=True):
     features: tuple[int, ...] = ()
     # The token source's node says so (``Ready.features``).
     awaits_features: bool = False
+    # For a draft by text, the share of its tokens that can be said in the target's.
+    usable_drafts: float | None = None
     # Whether the token source remembers answers.
     source_remembers: bool = False
     # As in ``PipelineCosts``; 0: no nodes are known to share some.

@@ -174,6 +174,8 @@ def finish_if_complete(
     stats.update(_beside_plain(stats, state.costs.plain_seconds))
     if session.policy.top_logprobs:
         stats["lossy"] = 1
+    if state.config.usable_drafts is not None:
+        stats["usable_drafts_rate"] = state.config.usable_drafts
     finish = Finish(request.request, finishing.reason, key, stats, earlier=counters.earlier)
     left = {k: v for k, v in state.finishing.items() if k != key}
     return replace(state, finishing=left), (SetTimer(stats_timer(key), None), finish)
