@@ -25,6 +25,8 @@ class Training(Struct, frozen=True):
     out: Path
     # Tokens that the head can propose; 0: all.
     draft_vocab: int = 8192
+    # Tokens of a text that it reads at once.
+    window: int = 512
     # Passes over the texts at most, and minutes at most (0: no limit).
     epochs: float = 8.0
     minutes: float = 0.0

@@ -13,9 +13,6 @@ from msgspec import Struct
 from asyncspec.backend.feature_shards import Shards, Text
 from asyncspec.core.errors import UserError
 
-WINDOW = 512
-"""Tokens."""
-
 ROWS = 4
 """Windows of a step."""
 
@@ -48,10 +45,12 @@ class Batch(Struct, frozen=True):
 
 class Texts:
     """Texts of a folder: those to train on, or those held out. ``prompts``: texts with numbers that
-    differ by a multiple of it are answers to one prompt; ``least``: length of a window at least.
-    Raises ``UserError`` where they are too few."""
+    differ by a multiple of it are answers to one prompt; ``lengths``: of a window at least, and at
+    most. Raises ``UserError`` where they are too few."""
 
-    def __init__(self, shards: Shards, prompts: int, least: int, *, held_out: bool) -> None:
+    def __init__(
+        self, shards: Shards, prompts: int, lengths: tuple[int, int], *, held_out: bool
+    ) -> None:
         numbered = sorted(shards.texts(), key=lambda item: item[1].number)
         groups = sorted({text.number % prompts for _, text in numbered if _answered(text)})
         kept_back = set(groups[:: min(HELD_OUT, max(2, len(groups)))])
@@ -68,7 +67,8 @@ class Texts:
         # Tokens of answers before each text, and in all.
         self._before = np.cumsum([0, *answered])
         self.tokens = int(self._before[-1])
-        self.length = max(least, min(WINDOW, max(text.length for _, text in self._texts)))
+        self._least, limit = lengths
+        self.length = max(self._least, min(limit, max(text.length for _, text in self._texts)))
 
     def counts(self, vocab: int) -> np.ndarray:
         """How often each token occurs in answers [vocab]."""
@@ -102,14 +102,17 @@ class Texts:
             yield self._gather(windows[start : start + ROWS], 0)
 
     def _gather(self, windows: Sequence[tuple[int, int]], seed: int) -> Batch:
-        size, notes = (len(windows), self.length), self._notes
+        notes = self._notes
+        longest = max(self._texts[index][1].length - first for index, first in windows)
+        # Padding is computed like tokens.
+        size = (len(windows), max(self._least, min(self.length, longest)))
         tokens = np.zeros(size, np.int64)
         bits = np.zeros((*size, notes.width), np.uint16)
         counted = np.zeros(size, np.bool_)
         for row, (index, first) in enumerate(windows):
             shard, text = self._texts[index]
             stored, features = self._open(shard)
-            n = min(self.length, text.length - first)
+            n = min(size[1], text.length - first)
             span = slice(text.start + first, text.start + first + n)
             tokens[row, :n], bits[row, :n] = stored[span], features[span]
             counted[row, max(0, text.answer - 1 - first) : n] = True

@@ -57,8 +57,9 @@ class HeadTrainer:
         """See ``asyncspec.backend.trainers.Trainer``."""
         info, notes = training.target.info, read_notes(training.shards)
         shards = Shards(training.shards, notes)
-        texts = Texts(shards, notes.prompts, self.levels + 2, held_out=False)
-        held_out = Texts(shards, notes.prompts, self.levels + 2, held_out=True)
+        lengths = self.levels + 2, training.window
+        texts = Texts(shards, notes.prompts, lengths, held_out=False)
+        held_out = Texts(shards, notes.prompts, lengths, held_out=True)
         try:
             shape = shape_for(info.hidden_size, self.layers)
         except ValueError as error:
@@ -175,7 +176,10 @@ class DFlashTrainer(HeadTrainer):
 
 def _fingerprint(training: Training, notes: Notes) -> str:
     """Names all that the weights depend on."""
-    settings = (training.draft_vocab, training.epochs, training.minutes, training.seed)
+    settings = (
+        *(training.draft_vocab, training.epochs, training.minutes, training.seed),
+        training.window,
+    )
     texts = [path.name for path in Shards(training.shards, notes).shards]
     content = msgspec.json.encode([notes, settings, texts])
     return hashlib.sha256(content).hexdigest()[:16]

@@ -39,6 +39,7 @@ INTERRUPTED = "asyncspec: interrupted; the same command goes on from here\n"
 
 EPOCHS = bounds.Bounds(0.0, 1e6, above=True)
 DISK = bounds.Bounds(0.0, 1e6, above=True)
+WINDOW = bounds.Bounds(16, bounds.LARGE)
 VOCABULARY = bounds.Bounds(0, bounds.LARGE)
 
 
@@ -61,6 +62,7 @@ def add_arguments(parser: Parser) -> None:
         ("--disk-gib", "GIB", DISK, 4.0, "texts and hidden states (default: 4)"),
         ("--sessions", "N", bounds.COUNT, 8, "answers at a time (default: 8)"),
         ("--draft-vocab", "N", VOCABULARY, 8192, "tokens it proposes; 0: all (default: 8192)"),
+        ("--window", "N", WINDOW, 512, "tokens of a text that it reads at once (default: 512)"),
         ("--epochs", "N", EPOCHS, 8.0, "passes over the texts at most (default: 8)"),
         ("--minutes", "M", bounds.SECONDS, 0.0, "of training at most; 0: no limit (default)"),
         ("--seed", "S", bounds.SEED, 0, "default: 0"),
@@ -95,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
                 shards=work / arguments.kind,
                 out=arguments.out,
                 draft_vocab=arguments.draft_vocab,
+                window=arguments.window,
                 epochs=arguments.epochs,
                 minutes=arguments.minutes,
                 seed=arguments.seed,
