@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from asyncspec.core.errors import ClusterError
-from tools.bench import real
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
+from tools.bench import real, real_engines
 
 
 def answer(tokens: list[int], speed: float) -> dict[str, Any]:
     stats = {
         "tokens_per_second": speed,
-        "tokens_per_round": 2.0,
         "new_tokens": float(len(tokens)),
         "passes": 2.0,
+        "rounds": 1.0,
+        "hits": 1.0,
+        "misses": 1.0,
     }
     return {"token_ids": tokens, "stats": stats}
 
@@ -36,7 +39,7 @@ def options(tmp_path: Path) -> argparse.Namespace:
     return parser.parse_args([*words, "--policies", "flow", "--temperatures", "0"])
 
 
-def test_every_setting_has_a_row_for_each_set_and_for_all(
+def test_a_row_for_each_setting_with_a_column_for_each_set(
     options: argparse.Namespace,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -45,16 +48,18 @@ def test_every_setting_has_a_row_for_each_set_and_for_all(
         fast = 4.0 if "ngram+suffix" in words else 1.0
         return [answer([5, 6, 7], fast * (1 + i)) for i in range(len(prompts))]
 
-    monkeypatch.setattr(real, "run_prompts", run_prompts)
+    monkeypatch.setattr(real_engines, "run_prompts", run_prompts)
     assert real.run(options) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["source"], row["set"]) for row in rows] == [
-        (source, part)
-        for source in ("none", "ngram+suffix", "eagle", "eagle+ngram+suffix")
-        for part in ("code", "tales", "all")
-    ]
-    assert {row["over_plain"] for row in rows if row["source"] == "ngram+suffix"} == {4.0}
-    assert {row["tokens_per_pass"] for row in rows} == {1.0}
+    sources = ["none", "ngram+suffix", "eagle", "eagle+ngram+suffix"]
+    assert [row["source"] for row in rows] == sources
+    assert all({"code", "tales", "rewriting"} < row.keys() for row in rows)
+    assert [row["times plain"] for row in rows] == [1.0, 4.0, 1.0, 1.0]
+    # Rewriting counts for itself alone: its prompts are the last, and the fastest.
+    assert rows[0]["tokens/s"] == 1.5
+    for row in rows:
+        assert (row["tokens a pass"], row["tokens a round"]) == (1.0, 2.0)
+        assert row["agreement"] == 0.5
 
 
 def test_another_text_is_an_error(
@@ -63,6 +68,35 @@ def test_another_text_is_an_error(
     def run_prompts(words: list[str], prompts: list[str]) -> list[dict[str, Any]]:
         return [answer([5, 8 if "flow" in words else 6, 7], 1.0) for _ in prompts]
 
-    monkeypatch.setattr(real, "run_prompts", run_prompts)
+    monkeypatch.setattr(real_engines, "run_prompts", run_prompts)
     with pytest.raises(ClusterError, match=r"says something else .* to prompt 0 of code"):
         real.run(options)
+
+
+def test_another_text_than_the_models_own_is_an_error(
+    options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_prompts(words: list[str], prompts: list[str]) -> list[dict[str, Any]]:
+        return [answer([5, 6, 7], 1.0) for _ in prompts]
+
+    monkeypatch.setattr(real_engines, "run_prompts", run_prompts)
+    monkeypatch.setattr(
+        real, "greedy_texts", lambda target, dtype, prompts, tokens: [(5, 6)] * len(prompts)
+    )
+    options.reference = True
+    with pytest.raises(ClusterError, match="something else than the model alone to prompt 0"):
+        real.run(options)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_the_virtual_clock_gives_generates_texts(
+    options: argparse.Namespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options.target, options.head = str(BUNDLED_TARGET), Path(BUNDLED_EAGLE)
+    options.engine, options.tokens, options.reference = "virtual", 12, True
+    options.per_file, options.dtype = 1, "float32"
+    assert real.run(options) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["times plain"] == 1.0
+    assert rows[2]["times plain"] > 1.5

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import UserError
+from asyncspec_nodes.serving.requests import encode_chat
 
 CHARACTERS = 1200
 """Longer prompts are cut, not left out: the bundled models have a short context."""
@@ -42,3 +44,11 @@ def _read(file: Path, most: int, characters: int) -> tuple[Prompt, ...]:
             f'{file} is no file of prompts; a line is {{"turns": ["the prompt"]}}'
         ) from None
     return tuple(Prompt(file.stem, number, text) for number, text in enumerate(texts))
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """A prompt's tokens, as ``asyncspec run`` has them: of a user's message where there is a
+    template."""
+    if tokenizer.has_template:
+        return tuple(tokenizer.render(encode_chat([{"role": "user", "content": text}])))
+    return tuple(tokenizer.encode(text))

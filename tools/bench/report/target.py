@@ -6,32 +6,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncspec.backend.base import DType
 from asyncspec.backend.reference import CHUNK, decode
 from asyncspec.core.jobs import Admit, Forward, Release, Row, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.checkpoint.tokenizer import load_tokenizer
 from asyncspec_protocol.ids import SegmentId, SessionId
+from tools.bench.prompts import encoded
 from tools.bench.report.cell import Ask
 
 _SESSION = SessionId(-2)
 
 
 class Target:
-    """A target on one stage. Imports torch."""
+    """A checkpoint on one stage, which computes in ``dtype``. Imports torch."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, dtype: DType = "auto") -> None:
         from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
         from asyncspec.plugins.hf.model.stage import load_stage
 
         self.checkpoint = open_checkpoint(path)
         self.info = self.checkpoint.info
-        self._stage = load_stage(self.checkpoint, 0, self.info.layers)
+        self._stage = load_stage(self.checkpoint, 0, self.info.layers, dtype=dtype)
         self._tokenizer = load_tokenizer(Path(path))
 
     def encode(self, ask: Ask) -> tuple[int, ...]:
-        """The prompt's tokens, of a long one the first that leave room for the answer."""
+        """The prompt's tokens, a user's message where there is a template; of a long one the first
+        that leave room for the answer."""
         room = max(1, self.info.context_length - ask.tokens)
-        return tuple(self._tokenizer.encode(ask.prompt.text))[:room]
+        return encoded(self._tokenizer, ask.prompt.text)[:room]
 
     def write(self, ask: Ask) -> tuple[int, ...]:
         """The answer, by the sequential decoder."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncspec.backend.base import LoadedSource
+from asyncspec.backend.base import DType, LoadedSource
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.sim.costs import CostModel
@@ -43,9 +43,10 @@ class WrongText(AsyncSpecError):
 class VirtualEngine:
     """Measures cells. Models are loaded when they are first needed."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, dtype: DType = "auto") -> None:
         self.models = models
-        self.target = Target(models.target)
+        self._dtype: DType = dtype
+        self.target = Target(models.target, dtype)
         self._sources: dict[str, LoadedSource] = {}
         # Features of the last text, which the next cell most likely asks for again.
         self._features: tuple[object, Any] = (None, None)
@@ -56,7 +57,7 @@ class VirtualEngine:
         if label not in self._sources:
             name = self.models.source(label)
             table = DraftTable(source=name, policy="autoregressive")
-            config = local_config(TargetTable(self.models.target), table, 1, 1)
+            config = local_config(TargetTable(self.models.target, dtype=self._dtype), table, 1, 1)
             loaded = load_source(config, self.target.checkpoint)
             if SUFFIX in name.split("+"):
                 return loaded  # it would remember the answers of other cells
