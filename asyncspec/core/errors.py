@@ -40,6 +40,11 @@ class FetchError(ClusterError):
     """A model cannot be fetched: a node may try again, a command's user names another one."""
 
 
+class AddressError(ClusterError):
+    """This machine does not have an address: a node may try again, as while a machine starts; a
+    command's user names another one."""
+
+
 @contextmanager
 def reading(what: str) -> Iterator[None]:
     """Raises ``UserError`` where ``what``, a file, cannot be read inside."""

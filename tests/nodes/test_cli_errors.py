@@ -94,15 +94,6 @@ def test_names_of_other_programs_and_words(
     assert says in _line(capsys, cli.main, argv)
 
 
-def test_a_port_in_use_is_told_before_a_model_is_fetched(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        line = _line(capsys, cli.main, ["serve", "org/model", "--port", port])
-    assert "the port is in use" in line
-
-
 def test_a_model_that_cannot_be_fetched(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +389,39 @@ def test_a_port_that_is_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         f"asyncspec-node: cannot listen on 127.0.0.1:{port}: the port is in use; "
         "stop what listens there or change the port of rank 1\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("serve", "--host and --port"), ("up", "--host and --port"), ("up", "--listen")],
+)
+def test_a_port_that_is_in_use_is_said_before_a_model_is_read(
+    command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        where: tuple[str, ...] = ("--port", str(port)) if option != "--listen" else ("--port", "0")
+        if option == "--listen":
+            where += ("--listen", f"127.0.0.1:{port - 1}")
+        # The target would be refused, too.
+        line = _line(capsys, cli.main, [command, "--target", "toy:layers=0", *where])
+    assert line.startswith("asyncspec: cannot listen on 127.0.0.1:")
+    assert f"the port of {option}" in line
+
+
+@pytest.mark.parametrize("command", ["serve", "up"])
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("192.0.2.10", "does not have that address; correct the host of --host and --port"),
+        ("box.invalid", "box.invalid (--host and --port) cannot be resolved: "),
+    ],
+)
+def test_an_address_of_another_machine_is_a_mistake_of_a_user(
+    command: str, host: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [command, "--host", host, "--no-api-key", "--target", "toy:layers=0"]
+    assert says in _line(capsys, cli.main, argv)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from asyncspec_nodes.plugins.join.messages import (
     Admitted,
     Failed,
     FromMember,
+    Measured,
     Orders,
     Prepared,
     Refused,
@@ -68,6 +69,22 @@ def agent(folder: Path, channel: Channel | None = None) -> Agent:
     made = Agent(TOKEN, options, [], folder, lambda line: None)
     made._channel = channel  # type: ignore[assignment]
     return made
+
+
+@pytest.mark.asyncio
+async def test_a_machine_says_where_it_is_faster_than_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = Channel()
+    member = agent(tmp_path, channel)
+    speeds = [2.0, 3.0, 1.05]
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.agent.MEASURE_SECONDS", (0.0,))
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.agent.read_speed", speeds.pop)
+    # It measures for as long as it runs, here until there are no speeds any more.
+    with pytest.raises(IndexError):
+        await member._measure_again(1.0)
+    assert channel.sent == [Measured(3.0)]
+    assert member._offer().speed == 3.0
 
 
 @pytest.mark.asyncio

@@ -25,6 +25,7 @@ from asyncspec_nodes.plugins.join.messages import (
     Dropped,
     Failed,
     Leaving,
+    Measured,
     Offer,
     Orders,
     Refused,
@@ -267,9 +268,12 @@ class Forming:
 @pytest.mark.asyncio
 async def test_the_wait_is_shown_and_enter_prolongs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Forming(monkeypatch, asks=True)
+    shown: list[str] = []
     await one.run(
+        lambda: shown.append(one.formation.pending()),
         lambda: one.join("a"),
         5.0,
+        lambda: shown.append(one.formation.pending()),
         one.formation.pressed,
         30.0,
         lambda: one.join("b"),
@@ -277,6 +281,7 @@ async def test_the_wait_is_shown_and_enter_prolongs_it(monkeypatch: pytest.Monke
         one.formation.pressed,
     )
     assert one.said[0] == "starts alone in 10 s; --machines 3, or Enter to wait"
+    assert shown == ["machines to join (0 here)", "machines to join (1 here, 5 s more)"]
     assert "waits for further machines" in one.said[1]
     assert {stage.member for stage in one.members.assignment} == {"a", "b"}
     assert one.now < 70.0
@@ -328,13 +333,58 @@ async def test_an_idle_cluster_is_planned_anew_for_machines_that_promise_more(
     assert len(cluster.members.assignment) == 3
     assert not cluster.members.serving
     (line,) = [line for line in started.said if "plans anew" in line]
-    assert "3 machines promise" in line
-    assert line.count("tokens/s") == 1
-    assert "1 as planned now" in line
+    assert "3 machines about" in line
+    assert "as planned now 1 machine about" in line
+    assert line.count("tokens/s") == 2
     # Nothing better is to be had now.
     cluster.members.serving = {1, 2, 3}
     await cluster._improve()
+    # Nor with a fourth machine, as there are three layers, which that one is told.
+    started.admit(offer("d"), "10.0.0.4")
+    await cluster._improve()
     assert len([line for line in started.said if "plans anew" in line]) == 1
+    assert [line for line in started.said if line.startswith("spare: d: 3 machines about")]
+    assert "as planned now 3 machines" in started.orders("d").spare
+    assert started.orders("a").spare == ""
+
+
+@pytest.mark.asyncio
+async def test_a_machine_that_was_busy_when_it_joined_gets_more_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It measures itself again."""
+    started = Started(tmp_path, SLOW)
+    cluster = started.coordinator
+    members = cluster.members
+    monkeypatch.setattr("asyncspec_nodes.plugins.join.coordinator.IDLE_SECONDS", 0.0)
+
+    async def is_idle() -> bool:
+        return True
+
+    cluster.is_idle = is_idle
+    for name in "bc":
+        cluster.received(name, Leaving())
+    slow = offer("b")
+    started.admit(replace(slow, speed=1e6), "10.0.0.2")
+    members.assign((Assigned("a", 0, (0, 3)),))
+    members.serving = {1}
+    await cluster._improve()
+    assert {stage.member for stage in members.assignment} == {"a"}
+    assert "layers move for" in started.orders("b").spare
+    cluster.received("b", Measured(slow.speed))
+    await cluster._improve()
+    assert {stage.member for stage in members.assignment} == {"a", "b"}
+    assert not started.orders("b").spare
+
+
+@pytest.mark.asyncio
+async def test_a_cluster_that_ends_says_nothing_of_its_machines(tmp_path: Path) -> None:
+    started = Started(tmp_path)
+    await started.coordinator.__aexit__()
+    said = len(started.said)
+    for name in "ab":
+        started.lose(name)
+    assert len(started.said) == said
 
 
 @pytest.mark.asyncio
@@ -378,6 +428,7 @@ async def test_a_node_that_does_not_say_whether_anybody_asks_delays_nothing(tmp_
     started = Started(tmp_path)
     cluster = started.coordinator
     started.admit(offer("d"), "10.0.0.4")
+    cluster.members.serving = {1, 2, 3}
     cluster._changed.clear()
 
     async def is_idle() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from asyncspec.core.errors import AsyncSpecError, FetchError, UserError
+from asyncspec.core.errors import AddressError, AsyncSpecError, FetchError, UserError
 from asyncspec_nodes.console.interrupt import INTERRUPTED, exit_on_interrupt
 from asyncspec_nodes.console.output import FULL, Unwritten, lenient_stderr, strict_stdout
 from asyncspec_protocol.errors import printable
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 with exit_on_interrupt():
                     from asyncspec_nodes.cli import commands
                 return commands.run(argv)
-        except (UserError, FetchError) as error:
+        except (UserError, FetchError, AddressError) as error:
             return _print_error(str(error), 2)
         except AsyncSpecError as error:
             return _print_error(str(error), 1)

@@ -104,12 +104,9 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
 def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> ServeOptions:
     """``local``: as in ``cluster_options``."""
     cluster_options.take_model_word(arguments)
-    if not 0 <= arguments.port < 65536:
-        raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
+    # A port that is taken is said before a model is looked for or read.
+    listen_on(arguments).close()
     http = http_options.read_arguments(arguments, arguments.host)
-    if arguments.target is not None and not cluster_options.is_local(arguments.target):
-        # A port that is taken is said before a model is looked for on the Hub.
-        listen.bind(arguments.host, arguments.port, whose=ADDRESS).close()
     return ServeOptions(
         host=arguments.host,
         port=arguments.port,
@@ -119,6 +116,13 @@ def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> Serv
         log=log.read_arguments(arguments, LogTable()),
         detached=local and arguments.detached,
     )
+
+
+def listen_on(arguments: argparse.Namespace) -> socket.socket:
+    """``--host`` and ``--port``. Raises ``UserError``, and ``AddressError`` as ``listen.bind``."""
+    if not 0 <= arguments.port < 65536:
+        raise UserError(f"--port is {arguments.port}; it must be 0 to 65535")
+    return listen.bind(arguments.host, arguments.port, whose=ADDRESS)
 
 
 def _hub_names(target: str | None) -> tuple[str, ...]:

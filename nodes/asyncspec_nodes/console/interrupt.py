@@ -13,6 +13,9 @@ from types import FrameType
 
 INTERRUPTED = "asyncspec: interrupted\n"
 
+END_OF_PROGRESS = "\r\x1b[K\x1b[?25h"
+"""For a terminal where a line shows progress: clears it, and shows the cursor."""
+
 
 @contextmanager
 def exit_on_interrupt(last_words: str = INTERRUPTED, code: int = 1) -> Iterator[None]:
@@ -21,6 +24,8 @@ def exit_on_interrupt(last_words: str = INTERRUPTED, code: int = 1) -> Iterator[
     changes the exit code. No effect in other threads or where SIGINT has a handler."""
 
     def end(signum: int, frame: FrameType | None) -> None:
+        if last_words and os.isatty(2) and os.environ.get("TERM") != "dumb":
+            os.write(2, END_OF_PROGRESS.encode())
         os.write(2, last_words.encode())
         os._exit(code)
 

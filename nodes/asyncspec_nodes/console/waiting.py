@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -12,6 +13,9 @@ from rich.text import Text
 
 SHOWN_AFTER = 2.0
 """Seconds of a wait that need not be shown."""
+
+LOOK_SECONDS = 0.25
+"""Between looks at what a program waits for."""
 
 
 class Waiting:
@@ -26,7 +30,8 @@ class Waiting:
         self._detail = ""
         self._clock = clock
         self._begun = clock()
-        self._console = console or Console(stderr=True)
+        # Without line breaks in what others write above it, as a token is copied.
+        self._console = console or Console(stderr=True, soft_wrap=True)
         self._live: Live | None = None
 
     def __enter__(self) -> Waiting:
@@ -61,3 +66,14 @@ class Waiting:
             return Group()
         detail = f": {self._detail}" if self._detail else ""
         return Text(f"{self._what}, {seconds:.0f} s{detail}")
+
+
+async def show_waits(what: str, pending: Callable[[], str]) -> None:
+    """Until cancelled: while ``pending`` says something, the wait for it, as ``Waiting``."""
+    while True:
+        if pending():
+            with Waiting(what) as waiting:
+                while detail := pending():
+                    waiting.say(detail)
+                    await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(LOOK_SECONDS)

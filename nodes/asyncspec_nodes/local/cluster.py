@@ -88,7 +88,7 @@ class LoadingSteps:
 
     def display(self) -> AbstractContextManager[object]:
         """Inside, a table of the steps on stderr; nothing where it is no terminal."""
-        console = Console(stderr=True)
+        console = Console(stderr=True, soft_wrap=True)  # as of ``Waiting``
         if not console.is_terminal:
             return nullcontext()
         return Live(get_renderable=self.table, console=console, transient=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.errors import AddressError, UserError
 from asyncspec_nodes.console.hosts import is_host
 
 BACKLOG = 128  # connections that wait to be accepted
@@ -13,7 +13,7 @@ BACKLOG = 128  # connections that wait to be accepted
 
 def bind(host: str, port: int, *, whose: str) -> socket.socket:
     """Listen on an address; on ``::`` also for IPv4, where the system can. ``whose``: the node or
-    options that name it. Raises ``UserError``; ``ClusterError`` where the network does not have the
+    options that name it. Raises ``UserError``; ``AddressError`` where the network does not have the
     address or the name, as while a machine starts: supervisors then try again."""
     if not is_host(host):
         raise UserError(f"{host} ({whose}) is no host name and no address")
@@ -26,10 +26,10 @@ def bind(host: str, port: int, *, whose: str) -> socket.socket:
             address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both
         )
     except socket.gaierror as error:
-        raise ClusterError(f"{host} ({whose}) cannot be resolved: {error.strerror}") from None
+        raise AddressError(f"{host} ({whose}) cannot be resolved: {error.strerror}") from None
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ClusterError(
+            raise AddressError(
                 f"cannot listen on {host}:{port}: this machine does not have that address; "
                 f"correct the host of {whose}"
             ) from None

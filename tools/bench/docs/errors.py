@@ -21,6 +21,7 @@ SHOWN = {
     "UserError": 0,
     "CheckpointError": 0,
     "FetchError": 0,
+    "AddressError": 0,
     "ClusterError": 0,
     "BrokenStreamError": 0,
     "NobodyThereError": 0,

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import chain, repeat
 from pathlib import Path
 
 import aiohttp
@@ -28,6 +29,7 @@ from asyncspec_nodes.plugins.join.messages import (
     Ended,
     FromMember,
     Leaving,
+    Measured,
     Offer,
     Orders,
     Refused,
@@ -42,6 +44,13 @@ from asyncspec_protocol.messages import PROTOCOL_VERSION
 PAUSE_SECONDS = 1.0
 SHORT_PAUSE_SECONDS = 0.1
 """After a connection that stood: the cluster counts a machine as gone two seconds later."""
+
+MEASURE_SECONDS = (10.0, 60.0, 300.0)
+"""Pauses before a machine measures its speed again, the last one over and over: the first time it
+may have been busy with something else, which would leave it without layers for ever."""
+
+FASTER = 1.1
+"""Times the best speed so far that the cluster is told of."""
 
 WAIT_SECONDS = 600.0
 """A machine looks for its cluster for so long, at its start and after a loss."""
@@ -113,17 +122,23 @@ class Agent:
         self._run = ""
         # Whether a message of the cluster is being followed, and others wait.
         self._is_busy = False
+        # What it waits for before it is a member.
+        self._pending = ""
 
     async def run(self) -> None:
         """Until cancelled, or the cluster ends. Raises ``UserError`` where it cannot take part,
         ``RefusedError`` after a failure, and ``ClusterError`` where no cluster answers for
         ``wait_seconds``."""
+        measuring: asyncio.Task[None] | None = None
         if self._speed is None:
             # Before it is connected, as it is a busy machine meanwhile.
+            self._pending = "its memory's speed"
             self._speed = await asyncio.to_thread(read_speed)
+            measuring = asyncio.create_task(self._measure_again(self._speed))
         try:
             while True:
                 problem = "the connection is lost"
+                self._pending = "the cluster's answer"
                 try:
                     async with (
                         aiohttp.ClientSession() as session,
@@ -145,10 +160,25 @@ class Agent:
                 self._miss(problem)
                 await asyncio.sleep(pause)
         finally:
+            if measuring is not None:
+                measuring.cancel()
             self._found()
             self._probes.follow(())
             await self._connector.close()
             await complete(asyncio.create_task(self._stages.close()))
+
+    async def _measure_again(self, best: float) -> None:
+        """Until cancelled: tell the cluster where this machine is faster than it has said."""
+        for pause in chain(MEASURE_SECONDS, repeat(MEASURE_SECONDS[-1])):
+            await asyncio.sleep(pause)
+            speed = await asyncio.to_thread(read_speed)
+            if speed > FASTER * best:
+                self._speed = best = speed
+                await self._tell(Measured(speed))
+
+    def pending(self) -> str:
+        """What has to happen before this machine takes part, or its stages serve; empty: nothing."""
+        return self._pending or self._stages.pending()
 
     def _miss(self, problem: str) -> None:
         """There is no cluster now. Raises ``ClusterError`` where it has been so for too long."""
@@ -253,12 +283,14 @@ class Agent:
                 self._run = run
                 self._identity.receive(authority, certificate)
                 self._found()
+                self._pending = "its layers"
                 self._say("joined")
                 for outcome in self._stages.reports():
                     await self._tell(outcome)
             case Orders():
                 self._identity.renew(message.certificate)
                 self._probes.follow(message.probes)
+                self._pending = ""
                 await self._stages.follow(message)
             case Alive():
                 pass

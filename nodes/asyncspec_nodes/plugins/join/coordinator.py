@@ -33,6 +33,7 @@ from asyncspec_nodes.plugins.join.messages import (
     Failed,
     FromMember,
     Leaving,
+    Measured,
     Offer,
     Prepared,
     Reaches,
@@ -104,7 +105,7 @@ class Coordinator:
         self._steps: dict[int, str] = {}
         # The draft node has loaded once; and everything.
         self._drafts = False
-        self._guarding = False
+        self._guarding = self._ends = False
         self._over: asyncio.Future[AsyncSpecError] = asyncio.get_running_loop().create_future()
         self._tasks: list[asyncio.Task[None]] = []
         self._own: OwnMachine | None = None
@@ -141,14 +142,13 @@ class Coordinator:
     def pending(self) -> str:
         """What has to happen before requests are served."""
         if not self.members.assignment:
-            there, wanted = len(self.members.by_id), self._options.machines
-            return f"machines to join ({there}{f' of {wanted}' if wanted else ''} here)"
-        loading = (
+            return self._formation.pending()
+        loading = [
             f"stage {rank} ({self._steps.get(rank, 'starting')})"
             for rank in range(1, len(self.members.assignment) + 1)
             if rank not in self.members.serving
-        )
-        return ", ".join(loading)
+        ]
+        return ", ".join(loading if self._drafts else [*loading, "draft node"])
 
     async def __aenter__(self) -> Coordinator:
         try:
@@ -163,6 +163,7 @@ class Coordinator:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
+        self._ends = True
         for member in self.members.by_id.values():
             member.send(Ended())
         for task in self._tasks:
@@ -220,7 +221,7 @@ class Coordinator:
             spare = " as a spare" if members.assignment and not members.incomplete else ""
             self.say(
                 f"{members.name(offer.member)} has joined{spare}: {offer.memory / GIB:.1f} GiB, "
-                f"{offer.speed / GB:.1f} GB/s"
+                f"{offer.speed / GB:.3g} GB/s"
             )
         if members.config() == before:
             members.tell(offer.member)
@@ -234,6 +235,8 @@ class Coordinator:
     def lost(self, member: Member) -> None:
         if self.members.by_id.get(member.offer.member) is member:
             member.presence.disconnected()
+            if self._ends:  # as it has told them all
+                return
             self.say(f"{self.members.name(member.offer.member)} has no connection any more")
             self._changed.set()
             self._start(watch_end(self.members, member, self._changed.set))
@@ -259,6 +262,9 @@ class Coordinator:
                 self._drop(name)
             case Prepared():
                 members.by_id[name].prepared = True
+            case Measured(speed):
+                members.measured(name, speed)
+                self.say(f"{members.name(name)} is faster than it was: {speed / GB:.3g} GB/s")
             case Reaches():
                 self._links.reaches(name, message)
             case Leaving():
@@ -324,10 +330,10 @@ class Coordinator:
             await self._improve()
 
     async def _improve(self) -> None:
-        """Use machines that hold nothing while nobody asks: where another number of stages is
-        better the draft node starts again, too."""
+        """Plan anew for machines that have joined or are faster, while nobody asks: where another
+        number of stages is better the draft node starts again, too."""
         now = time.monotonic()
-        if not self.members.spares or not await self._is_quiet():
+        if not self._formation.may_improve or not await self._is_quiet():
             self._idle_since = None
             return
         if self._idle_since is None:

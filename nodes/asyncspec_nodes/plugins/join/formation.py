@@ -12,7 +12,7 @@ from msgspec import Struct
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec.placement.model import FREE, Constraints, TargetCost
 from asyncspec_nodes.cluster.placement import why_not
-from asyncspec_nodes.plugins.join.assignment import Assignment
+from asyncspec_nodes.plugins.join.assignment import Assignment, span_text
 from asyncspec_nodes.plugins.join.members import Members
 from asyncspec_nodes.plugins.join.messages import Dropped
 
@@ -61,11 +61,12 @@ class Formation:
         self.expected = 0
         # What a user has pressed Enter for.
         self._held = self._started = False
-        # The members that the wait was said for, and for which no better plan was found.
+        # The members that the wait was said for.
         self._waits_for: frozenset[str] = frozenset()
         # The members' states and the assignment that stages were prepared for.
         self._prepared_for: object = None
-        self._planned_for: frozenset[str] = frozenset()
+        # The members and their speeds that the best plan was looked for.
+        self._planned_for: frozenset[tuple[str, float]] = frozenset()
 
     def pressed(self) -> None:
         """A user wants it to wait for further machines; the next time, to start."""
@@ -90,6 +91,7 @@ class Formation:
             if not self._are_enough(count):
                 self._say_wait()
             else:
+                speeds = members.speeds
                 assignment = await asyncio.to_thread(members.form())
                 if assignment is not None:
                     if self._are_here(assignment):
@@ -107,7 +109,17 @@ class Formation:
                     f"{count}{wanted} machines have joined within {options.wait_seconds:g} s; run "
                     "the join command on the others, or give --machines"
                 )
-        self._assign(assignment)
+        self._planned_for = speeds
+        self.carry_out(assignment)
+
+    def pending(self) -> str:
+        """The machines that it waits for."""
+        there, options = len(self._members.by_id), self._options
+        more = f"{there}{f' of {options.machines}' if options.machines else ''} here"
+        if there and not (options.machines or self._held):
+            left = self.joined_at + options.settle_seconds - time.monotonic()
+            more += f", {max(0.0, left):.0f} s more"
+        return f"machines to join ({more})"
 
     def _are_enough(self, count: int) -> bool:
         options = self._options
@@ -137,30 +149,40 @@ class Formation:
             more = f", or once the {self.expected} of its last run are here{more}"
         self._say(f"starts {who} in {options.settle_seconds:g} s{more}")
 
+    @property
+    def may_improve(self) -> bool:
+        """Whether the members are others, or faster, than those that the plan was made for."""
+        return self._members.ready and self._members.speeds != self._planned_for
+
     async def improve(self) -> Assignment | None:
         """A plan for all who are here that promises more than the present one, which is said; None
-        where there is none."""
+        where there is none, which spares are told."""
         members = self._members
-        here = frozenset(members.by_id)
-        all_here = all(member.presence.state == "here" for member in members.by_id.values())
-        if not (members.ready and members.spares and all_here) or here == self._planned_for:
+        if not all(member.presence.state == "here" for member in members.by_id.values()):
             return None
+        speeds = members.speeds
         fresh = await asyncio.to_thread(members.form())
         if fresh is None or not self._are_here(fresh) or not members.ready:
             return None
-        self._planned_for = here
-        now, then = members.predicted(members.assignment), members.predicted(fresh)
-        if then < WORTH * now:
+        self._planned_for = speeds
+        then, now = members.predicted(fresh), members.predicted(members.assignment)
+        if members.rate(fresh) < WORTH * members.rate(members.assignment):
+            why = f"{then}, as planned now {now} ({self._sessions}); layers move for {WORTH:g} times"
+            members.explain_spares(f"{why} as many")
+            self._say_spares()
             return None
         self._say(
-            f"plans anew, as nobody asks now: {len(_machines(fresh))} machines promise {then:.3g} "
-            f"tokens/s, {len(_machines(members.assignment))} as planned now {now:.3g}"
+            f"plans anew, as nobody asks now: {then}, as planned now {now} ({self._sessions})"
         )
         return fresh
 
+    @property
+    def _sessions(self) -> str:
+        return f"{self._members.sessions} answers at a time, without speculation"
+
     def carry_out(self, assignment: Assignment) -> None:
-        """Make a plan of ``improve`` the present one."""
-        self._assign(assignment)
+        """Make the best plan for those who are here the present one."""
+        self._assign(assignment, "no plan with it promises more")
 
     async def repair(self) -> bool:
         """Give the stages of those who have left for good to others; whether that was done."""
@@ -203,16 +225,21 @@ class Formation:
         """False where somebody has left during the search: then it is made again."""
         return all(one.member in self._members.by_id for one in assignment)
 
-    def _assign(self, assignment: Assignment) -> None:
+    def _assign(self, assignment: Assignment, why: str = "") -> None:
+        """``why`` machines may be left over."""
         members = self._members
-        members.assign(assignment)
+        members.assign(assignment, why)
         for rank, one in enumerate(members.assignment, start=1):
             if rank not in members.serving:
-                first, end = one.layers
                 name = members.name(one.member)
-                self._say(f"stage {rank}: layers {first} to {end - 1} on {name}")
-        for spare in members.spares:
-            self._say(f"spare: {members.name(spare.offer.member)}")
+                self._say(f"stage {rank}: {span_text(one.layers)} on {name}")
+        self._say_spares()
+
+    def _say_spares(self) -> None:
+        members = self._members
+        names = ", ".join(members.name(spare.offer.member) for spare in members.spares)
+        if names:
+            self._say(f"spare: {names}{f': {members.why_spare}' if members.why_spare else ''}")
 
     def _forget_lost(self) -> None:
         """Those who are gone have left: they stop by themselves, or join anew."""
@@ -225,10 +252,6 @@ class Formation:
                 self._say(f"{self._members.name(name)} is gone: {why}")
                 member.send(Dropped())
                 del self._members.by_id[name]
-
-
-def _machines(assignment: Assignment) -> set[str]:
-    return {one.member for one in assignment}
 
 
 async def answer_before(event: asyncio.Event, question: Awaitable[bool]) -> bool:

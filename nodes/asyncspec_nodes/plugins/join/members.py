@@ -92,7 +92,7 @@ class Members:
         self.serving: set[int] = set()
         self._config = config
         self._target = target
-        self._sessions = sessions
+        self.sessions = sessions
         self._stages = stages
         self._version = 0
         # By rank: the version that its present holder was told in.
@@ -103,6 +103,8 @@ class Members:
         self._warm = warm
         # The kind of processor of every machine that has ever joined.
         self._processors: dict[str, str] = {}
+        # Why spares hold nothing, for their users.
+        self.why_spare = ""
         # By rank: of stages whose machine does not reach that of the next one.
         self.carried: dict[int, Carried] = {}
 
@@ -146,6 +148,16 @@ class Members:
         return [member.device for member in self.by_id.values()]
 
     @property
+    def speeds(self) -> frozenset[tuple[str, float]]:
+        """The members and their speeds: what plans are made of."""
+        return frozenset((name, member.offer.speed) for name, member in self.by_id.items())
+
+    def measured(self, name: str, speed: float) -> None:
+        """A member is faster than it has said."""
+        member = self.by_id[name]
+        member.offer = replace(member.offer, speed=speed)
+
+    @property
     def ready(self) -> bool:
         """Whether every stage serves."""
         return bool(self.assignment) and len(self.serving) == len(self.assignment)
@@ -165,7 +177,7 @@ class Members:
 
     def form(self) -> Search:
         """The best assignment to those who are here; None where the target does not fit."""
-        return partial(first_assignment, self._target, self.devices, self._sessions, self._stages)
+        return partial(first_assignment, self._target, self.devices, self.sessions, self._stages)
 
     def repaired(self) -> Search:
         """An assignment without those who have left; None where the target does not fit."""
@@ -173,7 +185,7 @@ class Members:
 
     def _without_others(self, devices: Sequence[Device]) -> Search:
         processors = {one.member: self._processors[one.member] for one in self.assignment}
-        facts = (self._target, devices, self.assignment, self._sessions, processors)
+        facts = (self._target, devices, self.assignment, self.sessions, processors)
         return partial(after_loss, *facts, self._prepared)
 
     @property
@@ -214,12 +226,27 @@ class Members:
             return None
         return partial(relieved, self._target, self.devices, self.assignment, self._prepared)
 
-    def predicted(self, assignment: Assignment) -> float:
-        """Tokens a second that machines which are here promise."""
-        return predicted(self._target, self.devices, assignment, self._sessions)
+    def predicted(self, assignment: Assignment) -> str:
+        """Tokens a second that an assignment promises, for people."""
+        rate = self.rate(assignment)
+        count = len({one.member for one in assignment})
+        machines = "1 machine" if count == 1 else f"{count} machines"
+        return f"{machines} about {rate:.3g} tokens/s"
 
-    def assign(self, assignment: Assignment) -> None:
+    def rate(self, assignment: Assignment) -> float:
+        """Tokens a second that machines which are here promise, for all sessions together."""
+        return predicted(self._target, self.devices, assignment, self.sessions)
+
+    def explain_spares(self, text: str) -> None:
+        """Tell spares why they hold nothing."""
+        if text != self.why_spare:
+            self.why_spare = text
+            for spare in self.spares:
+                self.tell(spare.offer.member)
+
+    def assign(self, assignment: Assignment, why_spare: str = "") -> None:
         """From now on it is so: everyone is told. With another number of stages all are others."""
+        self.why_spare = why_spare
         self._version += 1
         old = dict(enumerate(self.assignment, start=1))
         if len(old) != len(assignment):
@@ -272,6 +299,7 @@ class Members:
                 cached=()
                 if held or not self._warm
                 else tuple(stage.layers for stage in self._by_cost),
+                spare="" if held else self.why_spare,
             )
         )
 

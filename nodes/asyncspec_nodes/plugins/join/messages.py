@@ -99,6 +99,8 @@ class Orders(Struct, frozen=True, tag="orders"):
     standby_ports: tuple[int, ...] = ()
     # Layers [first, end) that its page cache is to hold, the most important ones first.
     cached: tuple[tuple[int, int], ...] = ()
+    # Why a machine that is to run nothing is a spare, for its user.
+    spare: Line = ""
 
 
 class Step(Struct, frozen=True, tag="step"):
@@ -138,6 +140,12 @@ class Prepared(Struct, frozen=True, tag="prepared"):
     """The member has imported what a stage needs."""
 
 
+class Measured(Struct, frozen=True, tag="measured"):
+    """The member is faster than its ``Offer`` says: it was busy then. Bytes a second, as there."""
+
+    speed: Annotated[float, Meta(gt=0)]
+
+
 class Leaving(Struct, frozen=True, tag="leaving"):
     """The member stops."""
 
@@ -150,7 +158,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
     """The member was silent for so long that others may have its layers: it is to join anew."""
 
 
-FromMember = Offer | Step | Serving | Failed | Reaches | Leaving | Alive | Prepared
+FromMember = Offer | Step | Serving | Failed | Reaches | Leaving | Alive | Prepared | Measured
 ToMember = Admitted | Refused | Ended | Orders | Alive | Dropped
 
 M = TypeVar("M")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from asyncspec.core.errors import AsyncSpecError
 from asyncspec_nodes.console.signals import on_termination
+from asyncspec_nodes.console.waiting import show_waits
 from asyncspec_nodes.local.children import Again, ChildNode
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node import listen
@@ -42,13 +43,15 @@ def join_until_signal(
             on_termination(stop.set)
             agent = Agent(token, options, sockets, folder, say)
             working = asyncio.create_task(agent.run())
+            showing = asyncio.create_task(show_waits("waits", agent.pending))
             stopping = asyncio.create_task(stop.wait())
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
                 await agent.leave()
             stopping.cancel()
             working.cancel()
-            await asyncio.gather(stopping, return_exceptions=True)
+            showing.cancel()
+            await asyncio.gather(stopping, showing, return_exceptions=True)
             with contextlib.suppress(asyncio.CancelledError):
                 await working
 

@@ -25,6 +25,7 @@ from asyncspec_nodes.local.children import FORKS, Again, ChildNode, ForkServerCl
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 from asyncspec_nodes.node.resources import cores, threads_are_set
+from asyncspec_nodes.plugins.join.assignment import span_text
 from asyncspec_nodes.plugins.join.connection import Connector, near
 from asyncspec_nodes.plugins.join.messages import (
     Failed,
@@ -38,6 +39,9 @@ from asyncspec_nodes.plugins.join.page_cache import PageCache
 from asyncspec_nodes.plugins.join.parts import PartsSource
 
 MAX_LINE = 1000
+
+SPARE = "it holds no layers until they are needed here"
+"""What is said of a machine where the cluster does not say more."""
 
 NOWHERE = "127.1.1.{}", 1
 """An address, by rank, that refuses connections."""
@@ -90,8 +94,10 @@ class Stages:
         self._importing: asyncio.Task[None] | None = None
         self._prepared = False
         self._cache = PageCache(partial(self._find_target, say=lambda line: None))
-        # Whether the machine was said to be a spare.
-        self._is_spare = False
+        # What was said of the machine as a spare; empty: it is none.
+        self._spare = ""
+        # By rank: how far stages are that load.
+        self._loading: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._stages)
@@ -105,9 +111,10 @@ class Stages:
         wanted = {rank: (port, layers[rank], len(layers)) for rank, port in self._ports.items()}
         for rank in [rank for rank, stage in self._stages.items() if wanted.get(rank) != stage.how]:
             await self._stop(rank)
-        if not orders.ranks and not self._is_spare:
-            self._say("a spare: it holds no layers until they are needed here")
-        self._is_spare = not orders.ranks
+        spare = "" if orders.ranks else orders.spare or SPARE
+        if spare not in ("", self._spare):
+            self._say(f"a spare: {spare}")
+        self._spare = spare
         with contextlib.suppress(OSError):  # then stages are started without it
             await self._prepare_forks()
         for rank in self._stages:
@@ -130,6 +137,10 @@ class Stages:
         self._orders = orders
         self._ports = dict(zip(orders.ranks, orders.ports, strict=True))
         self._ports |= zip(orders.standby, orders.standby_ports, strict=True)
+
+    def pending(self) -> str:
+        """The stages that load, and how far they are; empty where none does."""
+        return ", ".join(f"stage {rank} ({step})" for rank, step in self._loading.items())
 
     def reports(self) -> list[FromMember]:
         """What the cluster is to know, also one that has lost its connection."""
@@ -191,7 +202,8 @@ class Stages:
     async def _keep(self, rank: int, port: int, layers: tuple[int, int]) -> None:
         """One stage: loaded, and started again where it fails."""
         verb = "runs" if self._versions[rank] else "loads, in case it is needed,"
-        self._say(f"{verb} stage {rank} (layers {layers[0]} to {layers[1] - 1})")
+        self._say(f"{verb} stage {rank} ({span_text(layers)})")
+        self._loading[rank] = "starting"
         log = self._folder / f"rank-{rank}.log"
         try:
 
@@ -214,6 +226,7 @@ class Stages:
             raise await node.run(lambda report: self._report(rank, report))
         # Files here raise these, and so do orders or answers of another version.
         except (AsyncSpecError, OSError, ValueError) as error:
+            self._loading.pop(rank, None)
             self._say(str(error))
             text = " ".join(str(error).split())[:MAX_LINE]
             failed = Failed(self._versions[rank], rank, text, isinstance(error, UserError))
@@ -265,8 +278,10 @@ class Stages:
     def _report(self, rank: int, report: Report) -> None:
         version = self._versions[rank]
         if isinstance(report, LoadingReport):
+            self._loading[rank] = report.text
             message: FromMember = Step(version, rank, report.text[:MAX_LINE])
         elif isinstance(report, ReadyReport):
+            self._loading.pop(rank, None)
             message = self.outcomes[rank] = Serving(version, rank, report.guarantee)
             self._say(f"stage {rank} {'serves' if version else 'is loaded'}")
         else:
@@ -279,6 +294,7 @@ class Stages:
         self.outcomes.pop(rank, None)
         stage.task.cancel()
         await complete(stage.task)
+        self._loading.pop(rank, None)
 
 
 async def complete(task: asyncio.Task[None]) -> None:

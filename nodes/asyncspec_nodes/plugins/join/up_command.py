@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +28,12 @@ from asyncspec_nodes.cluster.placement import MAX_CONTEXT, cluster_cost
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, state_file
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
+from asyncspec_nodes.console.waiting import Waiting, show_waits
+from asyncspec_nodes.node import listen
 from asyncspec_nodes.node.resources import cores, threads_are_set
 from asyncspec_nodes.plugins.join import join_command as join
 from asyncspec_nodes.plugins.join.coordinator import Coordinator, CoordinatorOptions
+from asyncspec_nodes.plugins.join.messages import PORTS
 from asyncspec_nodes.plugins.join.ray.launcher import RayLauncher, check_installed
 from asyncspec_nodes.plugins.join.ray.messages import RayOptions
 from asyncspec_nodes.plugins.join.token import Token
@@ -100,6 +103,8 @@ def _ray(arguments: argparse.Namespace) -> RayOptions | None:
 def run(arguments: argparse.Namespace) -> int:
     """Until a signal. Raises ``AsyncSpecError``."""
     ray_options = _ray(arguments)
+    address = join.read_listen(arguments.listen)
+    _check_addresses(arguments, address)
     for name in cluster_options.LOCAL:
         setattr(arguments, name, None)
     if not (arguments.no_stage or arguments.threads or threads_are_set()):
@@ -109,13 +114,13 @@ def run(arguments: argparse.Namespace) -> int:
     options = serve.read_arguments(arguments, local=False)
     assert isinstance(options.where, Config)
     config = _config(options.where, arguments.name)
-    with exit_on_interrupt():
+    with exit_on_interrupt(), Waiting("reads what the target takes"):
         target = cluster_cost(
             config, config.draft.policy, context=arguments.context or arguments.ctx_size
         )
     how = CoordinatorOptions(
         arguments.name,
-        join.read_listen(arguments.listen),
+        address,
         join.read_advertise(arguments.advertise),
         arguments.token_file or state_file("up.json"),
         arguments.new_token,
@@ -138,6 +143,8 @@ def run(arguments: argparse.Namespace) -> int:
         cluster = Coordinator(config, target, how, show, serving.notify)
         serving.pending = cluster.pending
         entering = stack.enter_async_context(cluster)
+        showing = asyncio.create_task(show_waits("waits", cluster.pending))
+        stack.callback(showing.cancel)
         with _enter_key(cluster.pressed, how.asks):
             await (entering if launcher is None else launcher.while_it_runs(entering))
         where = ClusterAddress(*cluster.address, config.cluster.name, cluster.security)
@@ -150,6 +157,17 @@ def run(arguments: argparse.Namespace) -> int:
         return cluster if launcher is None else _OnRay(cluster, launcher)
 
     return serve.run_service(options, start)
+
+
+def _check_addresses(arguments: argparse.Namespace, address: tuple[str, int]) -> None:
+    """Listen for a moment on all that this machine is to listen on: a port that is taken is said
+    before a model is read. Raises ``UserError``."""
+    host, port = address
+    whose = "--listen, or a port after it"
+    with ExitStack() as stack:
+        stack.enter_context(serve.listen_on(arguments))
+        for number in range(1 + PORTS) if port else (0,):
+            stack.enter_context(listen.bind(host, port and port + number, whose=whose))
 
 
 class _OnRay(NamedTuple):
