@@ -197,7 +197,8 @@ def summary(
     useful_rows = stages * max(0, prompt_tokens + new_tokens - 1 - counters.shared)
     first = ended if counters.first_token is None else counters.first_token
     opened = ended if counters.opened is None else counters.opened
-    seconds = ended - first
+    seconds, prompt_seconds = ended - first, max(0.0, first - opened)
+    read = 0 if counters.first_token is None else prompt_tokens + given - counters.shared
     decoded = max(0, new_tokens - given - 1)
     # A stop string may have taken tokens back.
     chosen = max(0, new_tokens - given - sum(place < new_tokens for place in counters.firsts))
@@ -212,6 +213,8 @@ def summary(
         "decode_seconds": seconds,
         "queue_seconds": opened - counters.started,
         "first_token_seconds": first - counters.started,
+        "prompt_seconds": prompt_seconds,
+        "prompt_per_second": _ratio(max(0, read), prompt_seconds),
         "tokens_per_second": _ratio(decoded, seconds),
         "tokens_per_round": _ratio(decoded, counters.rounds),
         "tokens_per_turn": _ratio(decoded, counters.turns),

@@ -98,6 +98,24 @@ async def test_chat(toy: Toy, more: dict[str, Any]) -> None:
     await toy.settled()
 
 
+async def test_an_answer_ends_with_timings_as_of_llama_cpp(toy: Toy) -> None:
+    (submit,) = chat_submits({**ASK, "temperature": 0})
+    tokens, _ = reference(submit)
+    async with client(toy) as ai:
+        whole = await ai.chat.completions.create(model="toy", temperature=0, **ASK)
+        stream = await ai.chat.completions.create(model="toy", temperature=0, stream=True, **ASK)
+        ends = [chunk.timings async for chunk in stream if hasattr(chunk, "timings")]
+        (streamed,) = ends
+        for found in (whole.timings, streamed):  # type: ignore[attr-defined]
+            assert found["prompt_n"] + found["cache_n"] == len(CODEC.render(submit.chat))
+            read = found["prompt_per_second"] * found["prompt_ms"] / 1e3
+            assert read == pytest.approx(found["prompt_n"])
+            assert found["predicted_n"] == len(tokens)
+            decoded = found["predicted_per_second"] * found["predicted_ms"] / 1e3
+            assert decoded == pytest.approx(len(tokens) - 1)
+        assert whole.timings["cache_n"] == 0  # type: ignore[attr-defined]
+
+
 async def test_completions_of_several_prompts(toy: Toy) -> None:
     ask = {"prompt": ["hello", "bye"], "n": 2, "max_tokens": 12, "seed": 3, "temperature": 0.8}
     submits = text_submits(ask)

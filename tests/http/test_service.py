@@ -453,6 +453,7 @@ async def test_metrics_count_what_happened() -> None:
         assert found["asyncspec_requests_running", "toy"] == 0
         assert found["asyncspec_generated_tokens_total", "toy"] >= 30
         assert found["asyncspec_prompt_tokens_total", "toy"] >= 30
+        assert found["asyncspec_prompt_seconds_total", "toy"] > 0
         assert found["asyncspec_verdict_passes_total", "toy"] > 0
         assert found["asyncspec_queue_seconds_count", "toy"] == 7
         assert found["asyncspec_request_seconds_bucket", "+Inf", "toy"] == 7

@@ -95,6 +95,13 @@ def test_the_summary_begins_with_times_plain_decoding(answers: list[Answer], say
     assert (next(iter(labels.cells)), next(iter(values.cells))) == ("times plain decoding", says)
 
 
+def test_the_summary_has_the_speed_of_reading_prompts() -> None:
+    fast = answered(prompt_seconds=1.0, prompt_per_second=900.0)
+    slow = answered(prompt_seconds=2.0, prompt_per_second=300.0)
+    assert "500.0" in [*summary([fast, slow], 3, "bitwise").columns[1].cells]
+    assert "prompt tokens/s" not in [*summary([answered()], 3, "bitwise").columns[0].cells]
+
+
 def test_the_summary_says_how_many_answers_went_on_on_another_kind_of_processor() -> None:
     answers = [answered(processor_changes=2), answered(), answered(processor_changes=1)]
     cells = [*summary(answers, 3, "bitwise").columns[1].cells]

@@ -72,6 +72,10 @@ def test_the_text_is_the_targets_at_any_costs(setting: Setting, policy: str) -> 
         assert list(times) == sorted(times)
         assert len(times) == setting.tokens
         assert times[0] == pytest.approx(stats["first_token_seconds"])
+        seconds = stats["first_token_seconds"] - stats["queue_seconds"]
+        assert stats["prompt_seconds"] == pytest.approx(seconds)
+        read = stats["prompt_tokens"] - stats["shared_tokens"]
+        assert stats["prompt_per_second"] * seconds == pytest.approx(read)
         assert times[-1] - times[0] == pytest.approx(stats["decode_seconds"])
 
 

@@ -55,6 +55,7 @@ def _all(kind: Kind, *labels: str, **texts: str) -> list[Metric]:
 SUMS = {
     "prompt_tokens": "prompt_tokens",
     "shared_prompt_tokens": "shared_tokens",
+    "prompt_seconds": "prompt_seconds",
     "generated_tokens": "new_tokens",
     "verdict_passes": "passes",
     "tree_rounds": "rounds",
@@ -83,6 +84,7 @@ REQUESTS = [
         *("counter", "model"),
         prompt_tokens="Tokens of prompts",
         shared_prompt_tokens="Of those, found in the prefix cache",
+        prompt_seconds="From requests' first sessions to their first tokens",
         generated_tokens="Tokens of answers, counted as they are sent",
         verdict_passes="Segments that brought a verdict",
         tree_rounds="(Re)starts of token trees",

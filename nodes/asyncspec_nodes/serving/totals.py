@@ -20,6 +20,7 @@ DISTRIBUTIONS: dict[str, tuple[float, ...]] = {
 STATS = (
     "prompt_tokens",
     "shared_tokens",
+    "prompt_seconds",
     "passes",
     "rounds",
     "hits",

@@ -111,6 +111,7 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
         ("guarantee", ", ".join(guarantees)),
         ("tokens", f"{total('new_tokens'):.0f}"),
         ("prompt tokens", f"{total('prompt_tokens'):.0f}"),
+        ("prompt tokens/s", prompt_rate(answers)),
         ("rounds", f"{total('rounds'):.0f}"),
         ("tokens per round", per("rounds")),
         ("tokens per pipeline pass", per("turns")),
@@ -124,6 +125,15 @@ def summary(answers: Sequence[Answer], stages: int, guarantee: str, draft: str =
         if value:
             table.add_row(name, value)
     return table
+
+
+def prompt_rate(answers: Sequence[Answer]) -> str:
+    """Tokens of prompts read in a second, without those of the prefix cache; "" for none."""
+    read = seconds = 0.0
+    for stats in (answer.stats for answer in answers):
+        seconds += (prompt_seconds := stats.get("prompt_seconds", 0.0))
+        read += prompt_seconds * stats.get("prompt_per_second", 0.0)
+    return f"{read / seconds:.1f}" if read else ""
 
 
 def times_plain(answers: Sequence[Answer]) -> str:

@@ -14,6 +14,7 @@ from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.errors import ALIVE, DONE, HEADERS, ApiError, frame, invalid
 from asyncspec_nodes.http.api.parameters import MAX_CHOICES, CompletionParameters, seed_of_choice
 from asyncspec_nodes.http.api.prompt_scores import PromptPosition, ranked
+from asyncspec_nodes.http.api.timings import timings
 from asyncspec_protocol.limits import MAX_TOKEN
 from asyncspec_protocol.messages import Finished, Submit
 from asyncspec_protocol.sampling import MAX_INT, TopLogprobs
@@ -117,6 +118,7 @@ class Completion:
             **self._object(self.full_object, choices),
             "usage": self._usage(answers),
             "seed": self._seed,
+            **(self._timings(answers[0].end) if len(answers) == 1 else {}),
             **self.extra(answers),
         }
 
@@ -172,7 +174,12 @@ class Completion:
         choices = [self._choice(index, choice, tokens, end)]
         usage = {"usage": _counted(answer) if self._counting else None}
         shown = usage if self._include_usage else {}
-        return frame({**self._object(self.chunk_object, choices), "seed": self._seed, **shown})
+        common = {**self._object(self.chunk_object, choices), "seed": self._seed}
+        return frame({**common, **shown, **self._timings(end)})
+
+    def _timings(self, end: Finished | None) -> Json:
+        """llama.cpp's field, at an answer's end."""
+        return {} if end is None else {"timings": timings(end.stats)}
 
     def _choice(
         self, index: int, choice: Json, tokens: Sequence[int], end: Finished | None

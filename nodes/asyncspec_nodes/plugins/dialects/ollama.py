@@ -353,8 +353,9 @@ class OllamaChat(ChatCompletion):
         end = answers[0].end
         stats = end.stats if end is not None else {}
         # In nanoseconds.
-        first, rest = (
-            round(1e9 * stats.get(f"{n}_seconds", 0.0)) for n in ("first_token", "decode")
+        first, prompt, rest = (
+            round(1e9 * stats.get(f"{name}_seconds", 0.0))
+            for name in ("first_token", "prompt", "decode")
         )
         return {
             "done": True,
@@ -362,7 +363,7 @@ class OllamaChat(ChatCompletion):
             "total_duration": first + rest,
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": first,
+            "prompt_eval_duration": prompt,
             "eval_count": usage["completion_tokens"],
             "eval_duration": rest,
         }
