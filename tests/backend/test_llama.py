@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend import kept_results
-from asyncspec.backend.base import EngineOptions, Mode, StageBackend, StageSpec
+from asyncspec.backend.base import EngineOptions, Mode, StageBackend, StageOptions, StageSpec
 from asyncspec.backend.kept_results import KeptResults
 from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.backend.threads import DEFAULTS
@@ -28,10 +28,12 @@ from asyncspec.core.jobs import Admit, SamplerOutput
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.llama import devices, library, self_test, trial
 from asyncspec.plugins.llama import stage as stages
+from asyncspec.plugins.llama.attention import AUTO, OFF, ON, flash_type
 from asyncspec.plugins.llama.backend import BACKEND
 from asyncspec.plugins.llama.branches import Pool
 from asyncspec.plugins.llama.cut import VirtualFile, cut
 from asyncspec.plugins.llama.devices import Device
+from asyncspec.plugins.llama.draft_model import load_draft
 from asyncspec.plugins.llama.gguf_file import Tensor, Value, open_gguf, value
 from asyncspec.plugins.llama.passes import Engine
 from asyncspec.plugins.llama.stage import TILES, LlamaStage, load_stage
@@ -196,6 +198,26 @@ def test_fast_mode_fills_passes_where_that_is_faster(
     assert [stage.engine.settings.min_rows for stage in fast] == [faster] * 2
     assert {stage.guarantee for stage in fast} == {"tolerance"}
     assert decode(fast, PROMPT, 24) == decode(exact, PROMPT, 24)
+
+
+def test_what_needs_no_bits_has_products_of_matrices(tmp_path: Path) -> None:
+    """Where no GPU computes, and unless the user wants flash attention or a quantised cache."""
+    path = save_random(tmp_path / "model.gguf")
+    target = open_target(path)
+    on = replace(CPU, flash_attention="on")
+    fast, wanted = (load_stage(target, 0, 2, mode="fast", options=how) for how in (CPU, on))
+    exact = load_stage(target, 0, 2, options=CPU)
+    draft = load_draft(target, gguf_models.VOCAB, CPU)
+    engines = [fast.engine, draft.engine, wanted.engine, exact.engine]
+    assert [one.settings.flash for one in engines] == [OFF, OFF, ON, AUTO]
+    assert [one.most_rows for one in engines] == [64, 64, 512, 62]
+    assert flash_type(replace(CPU, kv_type="q8_0"), "fast", on_gpu=False) == AUTO
+    assert flash_type(CPU, "fast", on_gpu=True) == AUTO
+    exactly, *fast_ones = (
+        BACKEND.footprints(str(path), [(0, 2)], StageOptions(mode=mode, engine=how))[0].scores
+        for mode, how in (("exact", CPU), ("fast", CPU), ("exact", replace(CPU, flash_attention="off")))
+    )
+    assert min(fast_ones) > exactly
 
 
 def test_few_sequences_are_enough(make: MakeStages) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.base import (
     CPU,
+    DEFAULT_OPTIONS,
     Backend,
     DeviceMemory,
     DType,
@@ -27,6 +28,7 @@ from asyncspec.backend.kept_results import kept_by_user
 from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.tensors import Tensors
+from asyncspec.plugins.llama.attention import flash_type
 from asyncspec.plugins.llama.cut import refused
 from asyncspec.plugins.llama.footprint import footprint, slot_bytes, stage_files
 from asyncspec.plugins.llama.model_file import PREFIX, locate, short_name
@@ -96,8 +98,9 @@ class LlamaBackend(Backend):
     ) -> list[Footprint]:
         target = self.open(name)
         _check(target, options)
-        kv_type, mode = options.engine.kv_type, options.mode
-        return [footprint(target, span, kv_type, mode) for span in spans]
+        engine, mode = options.engine, options.mode
+        flash = flash_type(engine, mode, on_gpu=not _may_be_cpu(engine.device))
+        return [footprint(target, span, engine.kv_type, mode, flash) for span in spans]
 
     def refused_spans(
         self, name: str, spans: Sequence[tuple[int, int]]
@@ -111,7 +114,8 @@ class LlamaBackend(Backend):
             return backend(DEFAULT).source_footprint(name, target, dtype, device)
         _check_source(name)
         draft = self.open(name)
-        return footprint(draft, (0, draft.info.layers), mode="fast")
+        flash = flash_type(DEFAULT_OPTIONS, "fast", on_gpu=not _may_be_cpu(device))
+        return footprint(draft, (0, draft.info.layers), mode="fast", flash=flash)
 
     def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
         return stage_files(self.open(name), span)
@@ -211,6 +215,11 @@ def _check(target: OpenTarget, options: StageOptions) -> None:
     target.computed_dtype(options.dtype)
     if options.quantize != "none":
         raise UserError(f"a GGUF file is quantised as it is; leave quantize {options.quantize} out")
+
+
+def _may_be_cpu(device: str) -> bool:
+    """Whether an option may mean the CPU; GPUs are not asked for, which would start them."""
+    return device in (CPU, "auto")
 
 
 def _check_source(source: str) -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from asyncspec.backend.tree_stage import Abandoned
 from asyncspec.core.errors import ClusterError
+from asyncspec.plugins.llama.attention import AUTO, OFF, SPARE_ROWS, UNFUSED_ROWS
 from asyncspec.plugins.llama.batch import PADDING, Batch
 from asyncspec.plugins.llama.branches import Node, Pool, SessionSequences
 from asyncspec.plugins.llama.footprint import FIRST_CELLS, SEQUENCES, cells_for
@@ -38,14 +39,21 @@ class Settings(Struct, frozen=True):
     min_rows: int = 1
     # Types of keys and values, as in ``enum ggml_type``: 1 is F16, 8 is Q8_0.
     kv_type: int = 1
-    # As in ``enum llama_flash_attn_type``: -1 is what the device has, 0 off, 1 on.
-    flash: int = -1
+    # As in ``enum llama_flash_attn_type``.
+    flash: int = AUTO
     # The GPU's name; "": the CPU.
     device: str = ""
     # Fewest cells of the cache, where the model's RoPE depends on them.
     least_cells: int = FIRST_CELLS
     # Sequences of the cache, without those of dead rows and of padding.
     sequences: int = SEQUENCES
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows of a pass."""
+        if self.exact:
+            return EXACT_ROWS
+        return UNFUSED_ROWS if self.flash == OFF and not self.device else FAST_ROWS
 
 
 class Result(Struct, frozen=True):
@@ -68,7 +76,7 @@ class CacheEngine(ABC, Generic[S]):
         self.model, self.settings, self.last, self.first = model, settings, last, first
         self.branches: list[S] = []
         self.pool = Pool(settings.sequences // self._twins)
-        self.most_rows = EXACT_ROWS if settings.exact else FAST_ROWS
+        self.most_rows = settings.most_rows
         self._wanted: dict[bytes, str] = {}
         self._captured: dict[str, Floats] = {}
         self._replaced = first.encode() or None
@@ -77,9 +85,9 @@ class CacheEngine(ABC, Generic[S]):
         # Computed of the rows that are outputs only.
         end = bound.llama_model_n_layer(model.handle) - 1
         self._of_outputs = {b"result_norm", f"l_out-{end}".encode()}
-        self._batch = Batch(bound, self.most_rows + 16, model.width, model.axes)
+        self._batch = Batch(bound, self.most_rows + SPARE_ROWS, model.width, model.axes)
         # A captured tensor on its way out of llama.cpp, and where that is.
-        self._tensor_rows = np.empty((self.most_rows + 16, model.width), np.float32)
+        self._tensor_rows = np.empty((self.most_rows + SPARE_ROWS, model.width), np.float32)
         self._tensor_address: int = self._tensor_rows.ctypes.data
         self._no_logits = np.empty((0, model.vocab_size), np.float32)
         self._name = bound._lib.ggml_get_name
@@ -205,7 +213,7 @@ class CacheEngine(ABC, Generic[S]):
         bound, settings = self._bound, self.settings
         parameters = bound.llama_context_default_params()
         parameters.n_ctx = cells
-        parameters.n_ubatch = self.most_rows + 16
+        parameters.n_ubatch = self.most_rows + SPARE_ROWS
         parameters.n_seq_max = self._bound_sequences
         parameters.n_batch = max(parameters.n_ubatch, parameters.n_seq_max)
         parameters.n_threads = parameters.n_threads_batch = threads()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.backend.draft_model import (
     UNLIKELY,
@@ -14,6 +16,7 @@ from asyncspec.backend.draft_model import (
     learn,
 )
 from asyncspec.backend.sampling import best_successors
+from asyncspec.plugins.llama.attention import flash_type
 from asyncspec.plugins.llama.cache_engine import CacheEngine, Settings
 from asyncspec.plugins.llama.cut import VirtualFile, cut
 from asyncspec.plugins.llama.devices import find
@@ -79,8 +82,12 @@ def load_draft(
     repack = repacks(draft, span, "fast", options)
     file = VirtualFile(*cut(draft.model, *span))
     model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0, repack=repack)
-    device = gpu.name if gpu else ""
-    settings = Settings(exact=False, device=device, sequences=sequences(draft, span))
+    settings = Settings(
+        exact=False,
+        flash=flash_type(replace(options, kv_type="f16"), "fast", on_gpu=gpu is not None),
+        device=gpu.name if gpu else "",
+        sequences=sequences(draft, span),
+    )
     engine = new_engine(model, settings)
     slot = footprint(draft, span).slot
     return LlamaDraft(engine, draft.info.context_length, vocab, slot, foreign)

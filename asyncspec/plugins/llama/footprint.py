@@ -8,6 +8,7 @@ from math import ceil
 
 from asyncspec.backend.base import FilePart, Footprint, KVType, Mode, sampled_parts, whole_file
 from asyncspec.core.errors import CheckpointError
+from asyncspec.plugins.llama.attention import AUTO, score_bytes
 from asyncspec.plugins.llama.cut import EMBEDDING, HEAD, cut, layer_count, matrix, own_tensors
 from asyncspec.plugins.llama.layer_kinds import (
     by_layer,
@@ -71,15 +72,20 @@ def first_cells(target: OpenTarget) -> int:
 
 
 def footprint(
-    target: OpenTarget, span: tuple[int, int], kv_type: KVType = "f16", mode: Mode = "exact"
+    target: OpenTarget,
+    span: tuple[int, int],
+    kv_type: KVType = "f16",
+    mode: Mode = "exact",
+    flash: int = AUTO,
 ) -> Footprint:
-    """Weights and cache of layers [first, last), also where ``cut`` refuses them. Raises
-    ``CheckpointError``."""
+    """Weights and cache of layers [first, last), also where ``cut`` refuses them. ``flash``: as in
+    ``Settings``. Raises ``CheckpointError``."""
     tensors = own_tensors(target.model, *span)
     weights = sum(tensor.size for tensor in tensors.values() if tensor.file is not None)
     token = slot_bytes(target, span, kv_type)
     # Not of ``info``, which reads the whole vocabulary.
-    has_head = span[1] == layer_count(target.model)
+    layers = layer_count(target.model)
+    has_head = span[1] == layers
     embedding = matrix(target.model, EMBEDDING)
     # The self-test of a head has a second context, and logits of its own.
     contexts = 3 if has_head else int(span[0] == 0)
@@ -93,7 +99,10 @@ def footprint(
     state = _states_bytes(target, span)
     results += sequences(target, span) * state
     masks = 2 if target.model.get("{arch}.attention.sliding_window") else 1
-    scores = ceil(_SPARE * masks * _MASK[mode])
+    heads = max(by_layer(target.model, "attention.head_count", layers), default=0)
+    unfused = score_bytes(heads, flash)
+    results += first_cells(target) * unfused
+    scores = ceil(_SPARE * (masks * _MASK[mode] + unfused))
     return Footprint(
         span, weights, ceil(_COPIES * token), scores, results, looked_up, session=state
     )

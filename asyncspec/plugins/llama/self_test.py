@@ -21,6 +21,7 @@ from asyncspec.backend.base import CPU, Guarantee
 from asyncspec.backend.probe_tree import ProbePass, ProbeTree
 from asyncspec.backend.tree_stage import trial_clock
 from asyncspec.core.jobs import Row
+from asyncspec.plugins.llama.attention import OFF
 from asyncspec.plugins.llama.cache_engine import EXACT_ROWS, CacheEngine, Floats, Settings
 from asyncspec.plugins.llama.library import threads
 from asyncspec.plugins.llama.passes import Engine
@@ -65,6 +66,10 @@ def run_tests(engine: CacheEngine[Any], vocab: int, *, embeds: bool) -> SelfTest
     guarantee: Guarantee = "tolerance"
     if not isinstance(engine, Engine):
         pass  # the bits of recurrent layers depend on how rows are cut into chains
+    elif engine.settings.exact and engine.settings.flash == OFF:
+        # Sums of values depend on the places of cells, which layers behind them may round away in
+        # all the rows that a test computes.
+        pass
     elif engine.settings.exact:
         guarantee = confirm(engine, vocab, embeds=embeds)
     else:

@@ -22,6 +22,7 @@ from asyncspec.backend.kept_results import NOT_KEPT, KeptResults
 from asyncspec.backend.tree_stage import Abandoned, TreeStage, check_hidden_states
 from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
 from asyncspec.core.tensors import WireTensor
+from asyncspec.plugins.llama.attention import flash_type
 from asyncspec.plugins.llama.cache_engine import CacheEngine, Floats, Settings
 from asyncspec.plugins.llama.cut import SCALED_INPUT, VirtualFile, cut
 from asyncspec.plugins.llama.devices import Device, find, layers_on_gpu
@@ -38,7 +39,6 @@ from asyncspec_protocol.messages import FINAL
 _KV_TYPES = {"f16": 1, "q8_0": 8}
 """As in ``enum ggml_type``."""
 
-_FLASH = {"auto": -1, "off": 0, "on": 1}
 
 _SCALED = "inp_scaled"
 """llama.cpp's name of what families of ``SCALED_INPUT`` make of their input. Scaled down before, it
@@ -233,7 +233,7 @@ def load_engine(
     settings = Settings(
         exact=mode == "exact" and not model.recurrent,
         kv_type=_KV_TYPES[options.kv_type],
-        flash=_FLASH[options.flash_attention],
+        flash=flash_type(options, mode, on_gpu=device is not None),
         device=device.name if device else "",
         least_cells=first_cells(target),
         sequences=sequences(target, (first, last)),
