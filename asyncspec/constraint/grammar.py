@@ -294,6 +294,15 @@ class Grammars:
             return self._compiler
 
 
+_BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], special=(), eos=(256,))
+
+
+def problem_over_bytes(grammar: str) -> str | None:
+    """Why a grammar cannot be compiled over any vocabulary; None where it can over bytes, as it
+    then can over most."""
+    return Grammars(lambda: _BYTES).problem(grammar)
+
+
 def _reason(error: str) -> str:
     """In one line; what is behind an empty one is llguidance's own state."""
     lines = error.strip().partition("\n\n")[0].splitlines()

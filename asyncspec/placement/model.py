@@ -19,6 +19,12 @@ HANDLING_SECONDS = 0.001
 .8 to 2.2 ms where all processes share two busy cores (docs/results/placement.md)."""
 
 
+def span_text(span: Span) -> str:
+    """Layers [first, end), for people."""
+    first, end = span
+    return f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
+
+
 class LayerCost(Struct, frozen=True):
     """Bytes of a layer; the first one with the embedding, the last one with norm and head."""
 

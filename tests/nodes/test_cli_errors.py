@@ -191,6 +191,8 @@ def _line(
         (["--system", "x", "--raw"], "--system needs the chat template; leave out --no-chat"),
         (["--system", "\udcff"], "--system is not UTF-8 text"),
         (["--regex", "a\udcff"], "--regex is not UTF-8 text"),
+        (["--target", "org/model", "--regex", "(", "x"], "--regex cannot be compiled: invalid"),
+        (["--target", "org/model", "--regex", "[^\\s\\S]", "x"], "--regex cannot be compiled: no"),
         (["--max-new-tokens", "0"], "--max-new-tokens is 0; it must be 1 to 2147483647"),
         (["--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
         (["--quantize", "int2"], "argument --quantize: invalid choice: 'int2'"),
@@ -332,6 +334,22 @@ def test_only_line_feeds_end_a_line_of_prompts(tmp_path: Path, separator: str) -
     line = json.dumps({"prompt": text}, ensure_ascii=False)
     (tmp_path / "p.jsonl").write_text(f"{line}\r\n\n{line}", encoding="utf-8", newline="")
     assert [p.turns for p in answers.read_list(tmp_path / "p.jsonl")] == [(text,), (text,)]
+
+
+def test_a_prompt_that_no_context_holds_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("asyncspec_nodes.cli.run.Run.work")
+    toy = ("--target", "toy:layers=2,vocab=64,context=8", "--stages", "1")
+    line = complaint(capsys, *toy, "--prompt", "1 2 3 4 5 6 7 8 9")
+    assert "tokens, but the target's context is 8, answer included" in line
+
+
+def test_a_schema_of_no_type(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "nonsense"}')
+    line = complaint(capsys, "--target", "org/model", "--json-schema", str(file), "x")
+    assert f"--json-schema: {file} cannot be compiled: " in line
 
 
 def test_connecting_to_a_closed_port(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import signal
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 from msgspec.structs import replace
 
 from asyncspec.backend.base import EngineOptions
+from asyncspec_nodes.cli import background, run_options, warm_service
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cli import warm_service
 from asyncspec_nodes.cluster.config import Config, DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.console.arguments import Parser
 from asyncspec_nodes.local import service_file
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.local.service_file import ServiceFile, ServiceState
+from asyncspec_protocol.ids import DRAFT
 from commands import usage_error
 
 CONFIG = local_config(TargetTable(path="/m"), DraftTable(source="/d"), 3, 4)
@@ -103,11 +107,81 @@ def test_services_that_cannot_be_asked() -> None:
     paced = replace(CONFIG, pace={1: PaceTable(seconds=1.0)})
     for state in (
         replace(SERVICE, version="0.0.1"),
-        replace(SERVICE, pending="stage 1 (starting)"),
         replace(SERVICE, config=None),
         replace(SERVICE, config=paced),
     ):
         assert warm_service.misfit(CONFIG, (), state)
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = Parser()
+    run_options.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_a_service_that_loads_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it will serve what is asked for, and until it ends."""
+    looks = 0
+
+    def look(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        file.loads(f"step {looks}")
+        if looks == 3:
+            file.serves("http://127.0.0.1:8000", "m", CONFIG, "bitwise")
+
+    monkeypatch.setattr("asyncspec_nodes.cli.warm_service.time.sleep", look)
+    with ServiceFile(8000, 60.0, CONFIG) as file:
+        service = warm_service.find(arguments(), CONFIG)
+    assert service is not None
+    assert (looks, service.guarantee) == (3, "bitwise")
+    assert "still loads, and is waited for" in capsys.readouterr().err
+    with ServiceFile(8000, 60.0, CONFIG):
+        assert warm_service.find(arguments(), with_target(path="/other")) is None
+    assert looks == 3
+    ending = ExitStack()
+    monkeypatch.setattr(
+        "asyncspec_nodes.cli.warm_service.time.sleep", lambda seconds: ending.close()
+    )
+    with ending:
+        ending.enter_context(ServiceFile(8000, 60.0, CONFIG))
+        assert warm_service.find(arguments(), CONFIG) is None
+    assert "it has ended before it served" in capsys.readouterr().err
+
+
+def test_a_log_begins_anew_where_it_is_long(tmp_path: Path) -> None:
+    service_file.make_folder()
+    path = service_file.log_path(8000)
+    with path.open("ab", buffering=0) as log:
+        log.write(b"x" * 101)
+        background.bound_log(8000, log.fileno(), limit=101)
+        assert path.stat().st_size == 101
+        background.bound_log(8001, log.fileno(), limit=100)  # another service's
+        assert path.stat().st_size == 101
+        background.bound_log(8000, log.fileno(), limit=100)
+        log.write(b"y")
+    assert path.read_bytes() == b"y"
+    assert path.with_suffix(".log.1").read_bytes() == b"x" * 101
+
+
+def test_the_state_of_a_service(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status"]) == 0
+    assert "no service runs" in capsys.readouterr().out
+    with ServiceFile(8000, 60.0, CONFIG) as file:
+        file.loads("stage 1 (loading weights)")
+        assert cli.main(["status"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("a service on port 8000, started 0 s ago, process ")
+        assert lines[1:] == ["  loads     stage 1 (loading weights)"]
+        # Whatever it says of itself, its draft node does not answer.
+        file.serves("http://127.0.0.1:8000", "m", CONFIG, "bitwise")
+        assert cli.main(["status", "--json"]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        shown = json.loads(line)
+        assert (shown["service"]["model"], shown["nodes"]) == ("m", [])
+        assert "127.0.0.1:1" in shown["problem"]
 
 
 def test_how_long_ago() -> None:
@@ -183,6 +257,14 @@ def test_commands_ask_a_service(capsys: pytest.CaptureFixture[str]) -> None:
         captured = capsys.readouterr()
         assert f"using the service on port {service.port}, started " in captured.err
         assert len(captured.out.rstrip("\n")) == 20
+        assert cli.main(["status"]) == 0
+        state = capsys.readouterr().out
+        for part in (service.url, "0 running, 0 waiting; 1 answered (20 tokens)", "3 processes"):
+            assert part in state
+        assert service.config is not None
+        draft = service.config.at(DRAFT)
+        assert cli.main(["status", "--connect", f"{draft.host}:{draft.port}"]) == 0
+        assert "layers 0 to 3; busy" in capsys.readouterr().out
         # Ctrl-C ends the command alone.
         command = [sys.executable, "-P", "-m", "asyncspec_nodes.cli.main", *run]
         with subprocess.Popen(command, stdout=-1, stderr=-1) as child:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,10 @@ from asyncspec_nodes.local.service_file import ServiceState
 OPTION, CHILDS_OPTION = "--background", "--detached"
 """The user's option, and that of the process which it starts."""
 
+LOG_BYTES = 4 << 20
+LOG_SECONDS = 10.0
+"""The length of a log is looked at so often."""
+
 LOOK_SECONDS = 0.05
 """Between looks at the file of a service that starts or ends."""
 
@@ -34,10 +40,12 @@ def start(command_line: Sequence[str], port: int) -> int:
                 f"a service in the background is on port {port} already "
                 f"({name_of(state)}); asyncspec serve --stop ends it"
             )
-    path = service_file.folder() / f"service-{port or 'any'}.log"
+    path = service_file.log_path(port)
     with writing(str(path)):
         service_file.make_folder()
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if port else os.O_APPEND), 0o600)
+        # To the end, also after ``bound_log``.
+        how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        log = os.open(path, how | (os.O_TRUNC if port else 0), 0o600)
     try:
         begin = os.fstat(log).st_size
         process = subprocess.Popen(
@@ -57,11 +65,10 @@ def start(command_line: Sequence[str], port: int) -> int:
 
 
 def _until_it_serves(process: subprocess.Popen[bytes], log: Path, begin: int) -> int:
-    path = service_file.folder() / f"{process.pid}.json"
     try:
         with Waiting("the service starts") as waiting:
             while process.poll() is None:
-                state = service_file.read(path)
+                state = service_file.state_of(process.pid)
                 if state is not None and not state.pending:
                     break
                 if state is not None:
@@ -81,6 +88,27 @@ def _until_it_serves(process: subprocess.Popen[bytes], log: Path, begin: int) ->
         f"log: {log}; asyncspec serve --stop ends it"
     )
     return 0
+
+
+def bound_log(port: int, descriptor: int = 2, limit: int = LOG_BYTES) -> None:
+    """Begin the log of this process, a service that was asked for ``port``, anew where it is longer
+    than ``limit`` bytes; what it has is kept as FILE.1 until the next time."""
+    path = service_file.log_path(port)
+    with suppress(OSError):  # it is not there, or not this process's
+        status = os.fstat(descriptor)
+        if status.st_size <= limit or not os.path.samestat(status, path.stat()):
+            return
+        try:
+            shutil.copyfile(path, path.with_suffix(".log.1"))
+        finally:  # also on a full disk
+            os.ftruncate(descriptor, 0)
+
+
+async def keep_log_bounded(port: int) -> None:
+    """Until cancelled."""
+    while True:
+        await asyncio.sleep(LOG_SECONDS)
+        bound_log(port)
 
 
 def stop() -> int:

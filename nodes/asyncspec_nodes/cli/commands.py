@@ -37,6 +37,10 @@ PLAN = Command(
     "plan which machine holds which layers, or (DiP-SD) which users are verified together",
     "asyncspec_nodes.cli.plan",
 )
+STATUS = Command(
+    "show the services in the background, or a running cluster's nodes",
+    "asyncspec_nodes.cli.status",
+)
 DRAIN = Command(
     "let a running cluster finish its requests and take no new ones", "asyncspec_nodes.cli.drain"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from asyncspec.constraint import text as text_of_grammar
+from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import UserError, writing
 from asyncspec.core.sampling import Sampling
 from asyncspec.policy.registry import POLICIES
@@ -30,7 +31,7 @@ from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.named_models import named
 from asyncspec_nodes.console.arguments import Parser, option
 from asyncspec_nodes.console.bounds import COUNT
-from asyncspec_nodes.serving.requests import is_utf8, prompt_problem, settings_problem, stop_problem
+from asyncspec_nodes.serving.requests import is_utf8, length_problem, prompt_problem, settings_problem, stop_problem
 from asyncspec_protocol.messages import Submit
 from asyncspec_protocol.sampling import MAX_INT, Constraint
 
@@ -127,17 +128,51 @@ def add_arguments(parser: Parser) -> None:
 
 def _grammar(arguments: argparse.Namespace) -> str:
     """The grammar of ``--json-schema`` or ``--regex``. Raises ``UserError``."""
+    if arguments.regex is None and arguments.json_schema is None:
+        return ""
+    # Here, as most runs have no grammar.
+    from asyncspec.constraint import text as text_of_grammar
+    from asyncspec.constraint.grammar import problem_over_bytes
+
     if arguments.regex is not None:
+        what = "--regex"
         if not is_utf8(arguments.regex):
             raise UserError("--regex is not UTF-8 text")
-        return text_of_grammar.of_regex(arguments.regex)
-    if (file := arguments.json_schema) is None:
-        return ""
+    else:
+        file = arguments.json_schema
+        what = f"--json-schema: {file}"
+        try:
+            data = file.read_bytes().removeprefix(BOM_UTF8)
+            schema = msgspec.json.decode(data, type=dict[str, Any])
+        except (OSError, ValueError) as error:
+            raise UserError(f"--json-schema: {file} is no JSON schema: {error}") from None
     try:
-        schema = msgspec.json.decode(file.read_bytes().removeprefix(BOM_UTF8), type=dict[str, Any])
-    except (OSError, ValueError) as error:
-        raise UserError(f"--json-schema: {file} is no JSON schema: {error}") from None
-    return text_of_grammar.of_schema(schema)
+        grammar = (
+            text_of_grammar.of_schema(schema)
+            if arguments.regex is None
+            else text_of_grammar.of_regex(arguments.regex)
+        )
+        problem = problem_over_bytes(grammar)
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        raise UserError(f"{what} cannot be compiled: {problem}")
+    return grammar
+
+
+def _check_length(prompt: Prompt, config: Config) -> None:
+    """Raises ``UserError`` for a prompt that is longer than the context, before weights are loaded.
+    Only where it may be, as a token has at least a byte, is it tokenized for that."""
+    target = config.target.path
+    backend = backend_of(target)
+    context = config.limits.context_of(backend.inspect(target).context_length)
+    texts = [text for text in prompt.turns if len(text.encode()) > context]
+    if not texts:
+        return
+    with contextlib.closing(backend.load_tokenizer(backend.open(target))) as tokenizer:
+        for text in texts:
+            if problem := length_problem(len(tokenizer.encode(text)), context):
+                raise UserError(problem)
 
 
 def read_words(arguments: argparse.Namespace) -> None:
@@ -193,6 +228,8 @@ def read_arguments(arguments: argparse.Namespace) -> RunOptions:
             chat = False  # as where there is no template
     elif isinstance(where, Config):
         policy = policy or where.draft.policy
+        if arguments.prompts is None:
+            _check_length(prompts[0], where)
         checked = where if arguments.check else None
     elif arguments.check:
         if arguments.config is None:

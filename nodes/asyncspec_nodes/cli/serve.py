@@ -228,7 +228,10 @@ async def _serve(options: ServeOptions, start: Start, sock: socket.socket) -> in
     async with AsyncExitStack() as stack, HttpServer(service, sock, http.tls) as server:
         if options.detached:
             limit = http.limits.drain_seconds + STOP_SECONDS
-            serving.file = stack.enter_context(ServiceFile(server.port, limit))
+            config = options.where if isinstance(options.where, Config) else None
+            serving.file = stack.enter_context(ServiceFile(server.port, limit, config))
+            bounding = asyncio.create_task(background.keep_log_bounded(options.port))
+            stack.callback(bounding.cancel)
         starting = asyncio.create_task(start(stack, serving))
         stopping = asyncio.create_task(stop.wait())
         stack.callback(stopping.cancel)

@@ -4,15 +4,18 @@ their own."""
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster.checkpoints import AUTO, BUNDLED_TARGET, NONE, PLAIN
 from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config
 from asyncspec_nodes.console.arguments import Parser, given, option, print_notice
+from asyncspec_nodes.console.waiting import Waiting
 from asyncspec_nodes.local import service_file
 from asyncspec_nodes.local.service_file import ServiceState
 from asyncspec_protocol.ids import DRAFT
@@ -22,6 +25,13 @@ OWN = ("trace", "check", "log_dir", "threads", "retest", "source_apart", *PASSES
 
 COMPARED = ("stages", "draft", "policy", "ctx_size", "device", "gpu_layers", "repack")
 """Arguments that a service must have where the user has given them; where not, it may have any."""
+
+
+LOOK_SECONDS = 0.05
+"""Between looks at the file of a service that loads."""
+
+LOAD_SECONDS = 600.0
+"""For a service to load."""
 
 
 class WarmService(Struct, frozen=True):
@@ -58,8 +68,12 @@ def find(arguments: argparse.Namespace, wanted: Config) -> WarmService | None:
     if arguments.draft == AUTO:
         explicit.remove("draft")
     why = ""
-    for state in service_file.running():
-        if reason := misfit(wanted, explicit, state):
+    for service in service_file.running():
+        state, reason = service, misfit(wanted, explicit, service)
+        if state.pending and not reason:
+            state = _loaded(state)
+            reason = state.pending or misfit(wanted, explicit, state)
+        if reason:
             why = why or f"the service on port {state.port} is not used: {reason}"
         elif service_file.last_change(wanted.target.path) > state.target_changed:
             why = f"the service on port {state.port} is not used: the model's files have changed"
@@ -81,18 +95,37 @@ def find(arguments: argparse.Namespace, wanted: Config) -> WarmService | None:
     return None
 
 
+def _loaded(state: ServiceState) -> ServiceState:
+    """A service that loads, once it serves: waited for, as it is nearer to that than a cluster that
+    is started now. Where it ends, or takes too long, its ``pending`` says so."""
+    print_notice(
+        f"the service on port {state.port} still loads, and is waited for; --no-service starts a "
+        "cluster of its own"
+    )
+    until = time.monotonic() + LOAD_SECONDS
+    with Waiting(f"the service on port {state.port} loads") as waiting:
+        while service_file.is_running(state):
+            # None while it is just changing its file.
+            state = service_file.state_of(state.pid) or state
+            if not state.pending:
+                return state
+            if time.monotonic() > until:
+                return replace(state, pending=f"it has not loaded in {LOAD_SECONDS:g} s")
+            waiting.say(state.pending)
+            time.sleep(LOOK_SECONDS)
+    return replace(state, pending="it has ended before it served")
+
+
 def misfit(wanted: Config, explicit: Collection[str], state: ServiceState) -> str:
     """Why a service cannot take the place of a cluster that is ``wanted``; empty where it can. What
     changes the text must be the same; what changes the speed, where it is among the ``explicit``
     arguments."""
     if state.version != service_file.program_version():
         return f"it is of version {state.version}; asyncspec serve --stop ends it"
-    if state.pending:
-        return f"it still starts ({state.pending})"
     if state.config is None:
         return "it serves a cluster of other machines"
     if state.config.target.path != wanted.target.path:
-        return f"it serves {state.model}"
+        return f"it serves {state.model or 'another model'}"
     if names := [name for name in OWN if name in explicit]:
         return f"{option(names[0])} needs a cluster of its own"
     return next(_differences(wanted, explicit, state.config), "")

@@ -1,12 +1,9 @@
-"""This user's services in the background: a file for each, which its process keeps locked.
-
-The lock tells whether a service runs: the system releases it with the process, however that ends,
-and no process id is mistaken for that of a later process. A file without a lock is removed.
+"""This user's services in the background: a file for each, which its process keeps locked. A file
+without a lock is removed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -23,6 +20,7 @@ from asyncspec.core.errors import writing
 from asyncspec.core.paths import expanded
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import state_file
+from asyncspec_nodes.local.file_lock import is_locked, lock
 
 STARTING = "starting"
 """``ServiceState.pending`` of a service whose nodes have not reported yet."""
@@ -44,7 +42,8 @@ class ServiceState(Struct, frozen=True, kw_only=True):
     pending: str = STARTING
     url: str = ""
     model: str = ""
-    # The cluster that it has started, with the draft node's address; None: it serves another one's.
+    # The cluster that it starts, once it serves with the draft node's address; None: it serves
+    # another one's.
     config: Config | None = None
     # What that cluster's stages hold: "bitwise" or "tolerance".
     guarantee: str = ""
@@ -80,6 +79,16 @@ def folder() -> Path:
     return state_file("services")
 
 
+def log_path(port: int) -> Path:
+    """The log of a service that was asked for that port; 0: any."""
+    return folder() / f"service-{port or 'any'}.log"
+
+
+def state_of(pid: int) -> ServiceState | None:
+    """As ``read``, of a process."""
+    return read(folder() / f"{pid}.json")
+
+
 def last_change(target: str) -> float:
     """When a target's files were last changed, in seconds since 1970; 0 where it is no path."""
     for name in (target, target.partition(":")[2]):
@@ -94,13 +103,15 @@ def last_change(target: str) -> float:
 class ServiceFile:
     """The file of this process, a service in the background: inside of ``with`` others see it."""
 
-    def __init__(self, port: int, stop_seconds: float) -> None:
+    def __init__(self, port: int, stop_seconds: float, config: Config | None = None) -> None:
+        """``config``: of the cluster that it is about to start."""
         self._state = ServiceState(
             pid=os.getpid(),
             version=program_version(),
             started=time.time(),
             port=port,
             stop_seconds=stop_seconds,
+            config=config,
         )
         self._path = folder() / f"{os.getpid()}.json"
         self._descriptor = -1
@@ -112,7 +123,7 @@ class ServiceFile:
             # Locked under another name: a file without a lock is removed.
             hidden = self._path.with_suffix(".new")
             self._descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            lock(self._descriptor)
             self._write()
             os.replace(hidden, self._path)
         return self
@@ -181,7 +192,7 @@ def running() -> list[ServiceState]:
 def read(path: Path) -> ServiceState | None:
     """The state of a service that runs; None where it does not, or is just changing its file."""
     with suppress(OSError), _opened(path) as descriptor:
-        if _is_locked(descriptor):
+        if is_locked(descriptor):
             return _decode(os.pread(descriptor, 1 << 20, 0))
         path.unlink(missing_ok=True)
     return None
@@ -190,7 +201,7 @@ def read(path: Path) -> ServiceState | None:
 def is_running(state: ServiceState) -> bool:
     """Whether the service has not ended."""
     with suppress(OSError), _opened(folder() / f"{state.pid}.json") as descriptor:
-        return _is_locked(descriptor)
+        return is_locked(descriptor)
     return False
 
 
@@ -201,15 +212,6 @@ def _opened(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _is_locked(descriptor: int) -> bool:
-    try:
-        # Shared, so that two readers do not take each other for the service.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _decode(data: bytes) -> ServiceState | None:

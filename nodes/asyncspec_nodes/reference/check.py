@@ -25,6 +25,7 @@ from asyncspec.backend.base import StageBackend, StageSpec
 from asyncspec.backend.reference import decode
 from asyncspec.backend.registry import backend_of
 from asyncspec.core.errors import ClusterError
+from asyncspec.placement.model import span_text
 from asyncspec_nodes.cluster.checkpoints import read_template
 from asyncspec_nodes.cluster.config import Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
@@ -161,7 +162,7 @@ def _stage(config: Config, rank: int, span: tuple[int, int]) -> StageBackend:
 def _sentence(probed: StageStates, rank: int, deviation: object) -> str:
     first, end = (0, *probed.depths)[rank - 1 : rank + 1]
     host, port = probed.addresses[rank - 1]
-    layers = f"layer {first}" if end - first == 1 else f"layers {first} to {end - 1}"
+    layers = span_text((first, end))
     return f"stage {rank} at {host}:{port} computes {layers} wrongly: {deviation}"
 
 

@@ -194,6 +194,16 @@ def usually_sampled(submit: Submit) -> Submit:
     return replace(submit, **left)
 
 
+def length_problem(tokens: int, context: int, max_new_tokens: int = 1) -> str | None:
+    """A prompt of so many tokens that leaves no room for an answer."""
+    if context - tokens >= min(1, max_new_tokens):
+        return None
+    return (
+        f"the prompt has {tokens} tokens, but the target's context is {context}, answer included; "
+        "shorten the prompt"
+    )
+
+
 def prompt_problem(prompt: str) -> str | None:
     """Length and encoding, before tokenization."""
     if not prompt:
@@ -231,12 +241,8 @@ def prepare(
     if isinstance(prompt, Refusal):
         return prompt
     room = config.context_length - len(prompt)
-    if room < min(1, submit.max_new_tokens):
-        return Refusal(
-            f"the prompt has {len(prompt)} tokens, but the target's context is "
-            f"{config.context_length}, answer included; shorten the prompt",
-            "context_length_exceeded",
-        )
+    if problem := length_problem(len(prompt), config.context_length, submit.max_new_tokens):
+        return Refusal(problem, "context_length_exceeded")
     if submit.must_fit and submit.max_new_tokens > room:
         return Refusal(
             f"the prompt has {len(prompt)} tokens, which leaves room for {room} in the target's "

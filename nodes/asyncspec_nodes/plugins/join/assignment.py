@@ -38,12 +38,6 @@ Assignment = tuple[Assigned, ...]
 """By rank, from 1 on."""
 
 
-def span_text(layers: Span) -> str:
-    """Layers [first, end), for people."""
-    first, end = layers
-    return f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
-
-
 def first_assignment(
     target: TargetCost, devices: Sequence[Device], sessions: int, stages: int | None
 ) -> Assignment | None:

@@ -6,13 +6,14 @@ is killed leaves its folder; the next one removes it, as its lock is free then.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from asyncspec_nodes.local.file_lock import lock
 
 PREFIX = "join-"
 LOCK = "lock"
@@ -64,4 +65,4 @@ def _lock(file: Path, stack: ExitStack, *, wait: bool = True) -> None:
     """Until ``stack`` ends. Raises ``OSError``."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     stack.callback(os.close, descriptor)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    lock(descriptor, wait=wait)

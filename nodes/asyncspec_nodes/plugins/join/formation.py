@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError, UserError
-from asyncspec.placement.model import FREE, Constraints, TargetCost
+from asyncspec.placement.model import FREE, Constraints, TargetCost, span_text
 from asyncspec_nodes.cluster.placement import why_not
-from asyncspec_nodes.plugins.join.assignment import Assignment, span_text
+from asyncspec_nodes.plugins.join.assignment import Assignment
 from asyncspec_nodes.plugins.join.members import Members
 from asyncspec_nodes.plugins.join.messages import Dropped
 

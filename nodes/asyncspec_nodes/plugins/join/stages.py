@@ -21,11 +21,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
+from asyncspec.placement.model import span_text
 from asyncspec_nodes.local.children import FORKS, Again, ChildNode, ForkServerClient
 from asyncspec_nodes.local.cluster import SupervisedNode
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport, Report
 from asyncspec_nodes.node.resources import cores, threads_are_set
-from asyncspec_nodes.plugins.join.assignment import span_text
 from asyncspec_nodes.plugins.join.connection import Connector, near
 from asyncspec_nodes.plugins.join.messages import (
     Failed,

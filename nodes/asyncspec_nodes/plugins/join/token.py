@@ -7,7 +7,6 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
-import fcntl
 import os
 import secrets
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.security import NODE, OPERATOR
+from asyncspec_nodes.local.file_lock import lock
 from asyncspec_nodes.plugins.join.authority import Authority, make_key, make_request
 
 SECRET_BYTES = 16
@@ -111,7 +111,7 @@ class TokenFile:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
             os.fchmod(self._descriptor, 0o600)  # it may have been there
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._descriptor)
         except BlockingIOError:
             self._close()
             self._say(
