@@ -157,7 +157,7 @@ class SharingModel(OpenModel, Protocol):
         """An array [vocab, hidden] of float16. Raises ``CheckpointError``."""
 
 
-KVType = Literal["f16", "q8_0"]
+KVType = Literal["auto", "f16", "q8_0"]
 FlashAttention = Literal["auto", "on", "off"]
 Repack = Literal["auto", "off"]
 
@@ -169,8 +169,8 @@ class EngineOptions(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "auto"
     # A stage's last layers that the GPU computes; -1: all.
     gpu_layers: Annotated[int, Meta(ge=-1)] = -1
-    # Type of the cache's items; "q8_0" takes half the memory and rounds.
-    kv_type: KVType = "f16"
+    # In place of [target] kv_type.
+    kv_type: KVType = "auto"
     # "auto": where the device has it.
     flash_attention: FlashAttention = "auto"
     # Quantised weights in the CPU's fastest layout: "auto", where a child process finds that it

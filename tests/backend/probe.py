@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from asyncspec.backend.base import Mode, Quantize
+from asyncspec.backend.base import KVType, Mode, Quantize
 from asyncspec.backend.tree_stage import Session
 from asyncspec.core.jobs import Forward
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
@@ -32,6 +32,7 @@ def cut(
     settings: KernelSettings | None = None,
     quantize: Quantize = "none",
     device: Device = CPU,
+    kv_type: KVType = "auto",
 ) -> list[HFStage]:
     """A whole model in ``stages`` stages of about the same depth."""
     layers = checkpoint.info.layers
@@ -45,6 +46,7 @@ def cut(
             settings=settings,
             quantize=quantize,
             device=device,
+            kv_type=kv_type,
         )
         for first, last in pairwise(edges)
     ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from asyncspec.backend.base import StageBackend
+from asyncspec.backend.base import KVType, StageBackend
 from asyncspec.core.jobs import Admit, Compact, Forward, Release, Row, TensorRows
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
@@ -32,19 +33,22 @@ DRAWS = {
     "greedy, penalties": Sampling(**PENALTIES),  # type: ignore[arg-type]
     "sampled, penalties": replace(SAMPLED, **PENALTIES),
 }
-BACKENDS = ["toy", "float32", "bfloat16"]
+BACKENDS = ["toy", "float32", "bfloat16", pytest.param("q8_0", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def make(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> MakeStages:
     if request.param == "toy":
         return toy
-    checkpoint = open_checkpoint(tiny("llama"))
+    # Caches in 8 bits have heads of 32 numbers at least.
+    caches: KVType = "q8_0" if request.param == "q8_0" else "auto"
+    how: Any = {"dtype": "float32" if request.param == "q8_0" else request.param, "kv_type": caches}
+    checkpoint = open_checkpoint(tiny("llama", head_dim=32) if caches == "q8_0" else tiny("llama"))
     made: dict[int, Sequence[StageBackend]] = {}
 
     def stages(count: int) -> Sequence[StageBackend]:
         if count not in made:
-            made[count] = cut(checkpoint, count, dtype=request.param)
+            made[count] = cut(checkpoint, count, **how)
         return made[count]
 
     return stages

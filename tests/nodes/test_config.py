@@ -264,6 +264,8 @@ def test_a_gguf_files_path_is_relative_too(tmp_path: Path, path: str, found: str
     [
         ("model", 'device = "cpu"', r"\[llama\] is for GGUF targets, and model is none"),
         ("m.gguf", 'kv_type = "q8_0"\nflash_attention = "off"', "q8_0 needs flash attention"),
+        ('m.gguf"\nkv_type = "q8_0', 'flash_attention = "off"', "q8_0 needs flash attention"),
+        ('model"\nkv_type = "f16', "", "kv_type f16 is for GGUF targets, and model is none"),
         ("m.gguf", "gpu_layers = -2", "gpu_layers"),
         ('m.gguf"\nbackend = "hf', "", "m.gguf is not a model of the backend hf"),
     ],
@@ -297,6 +299,14 @@ def test_a_device_comes_from_the_node_then_the_file() -> None:
     assert parse(to_toml(config)) == config
     gguf = parse(everywhere.replace("model", "m.gguf") + '[llama]\ndevice = "vulkan"\n')
     assert gguf.engine_of(1).device == "vulkan"
+
+
+def test_a_type_of_caches_comes_from_llamas_table_then_the_targets() -> None:
+    rounded = GOOD.replace('"model"', '"model"\nkv_type = "q8_0"')
+    assert parse(rounded).stage_options.engine.kv_type == "q8_0"
+    table = '[llama]\nkv_type = "f16"\n'
+    gguf = parse(rounded.replace('"model"', '"m.gguf"') + table)
+    assert gguf.engine_of(1).kv_type == "f16"
 
 
 def test_the_draft_node_has_no_file_of_its_own() -> None:

@@ -142,14 +142,15 @@ class HFBackend(Backend):
         check_requantized(text_config(read_config(files.directory)), options.quantize)
         info, tensors = stored_model(files)
         how = (options.dtype, options.mode, options.quantize)
-        device = options.engine.device
+        device, kv_type = options.engine.device, options.engine.kv_type
         # Read once: there may be a span for each layer.
         config = language_config(files.directory)
 
         def of(span: tuple[int, int]) -> Footprint:
             where = (files.directory, info, span)
             levels = level_bytes(tensors, info, span, device)
-            return footprint(*where, *how, config=config, device=device, levels=levels)
+            more: Any = {"config": config, "device": device, "levels": levels}
+            return footprint(*where, *how, kv_type=kv_type, **more)
 
         parts = refused(config, spans)
         whole = of((0, info.layers)) if parts else None
@@ -219,6 +220,7 @@ class HFBackend(Backend):
         dtype, mode, quantize = spec.options.dtype, spec.options.mode, spec.options.quantize
         device = find(spec.options.engine.device)
         how: Any = {"dtype": dtype, "mode": mode, "quantize": quantize, "device": device}
+        how["kv_type"] = spec.options.engine.kv_type
         return load_stage(spec.model, *spec.layers, results=kept_by_user(BUILDS), **how)
 
     def check_device(self, wanted: str) -> None:

@@ -194,7 +194,7 @@ class LlamaBackend(Backend):
         source = LoadedSource(proposing, loaded.token_bytes, usable=usable)
         if (gpu := find(spec.options.device)) is None:
             return source
-        cell = slot_bytes(draft, (0, draft.info.layers), "f16")
+        cell = slot_bytes(draft, (0, draft.info.layers), "auto")
 
         def memory() -> DeviceMemory | None:
             return gpu.memory(loaded.engine.held_bytes(cell))

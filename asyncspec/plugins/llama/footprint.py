@@ -19,7 +19,7 @@ from asyncspec.plugins.llama.layer_kinds import (
 )
 from asyncspec.plugins.llama.target import OpenTarget
 
-_ITEM = {"f16": 2.0, "q8_0": 34 / 32}
+_ITEM = {"auto": 2.0, "f16": 2.0, "q8_0": 34 / 32}
 """Bytes of a number of the cache."""
 
 _BLOCK = 32
@@ -74,7 +74,7 @@ def first_cells(target: OpenTarget) -> int:
 def footprint(
     target: OpenTarget,
     span: tuple[int, int],
-    kv_type: KVType = "f16",
+    kv_type: KVType = "auto",
     mode: Mode = "exact",
     flash: int = AUTO,
 ) -> Footprint:
@@ -143,7 +143,7 @@ def slot_bytes(target: OpenTarget, span: tuple[int, int], kv_type: KVType) -> in
         if kv_type == "q8_0" and (keys % _BLOCK or values % _BLOCK):
             raise CheckpointError(
                 f"{target.path}: kv_type q8_0 needs heads of a multiple of {_BLOCK} numbers, and "
-                f"these have {keys} and {values}; use f16"
+                f"these have {keys} and {values}; use auto"
             )
         total += cached[layer] * (keys + values)
     return round(total * _ITEM[kv_type])

@@ -36,7 +36,7 @@ from asyncspec.plugins.llama.tree import TreeCache
 from asyncspec.plugins.llama.trial import repacks
 from asyncspec_protocol.messages import FINAL
 
-_KV_TYPES = {"f16": 1, "q8_0": 8}
+_KV_TYPES = {"auto": 1, "f16": 1, "q8_0": 8}
 """As in ``enum ggml_type``."""
 
 

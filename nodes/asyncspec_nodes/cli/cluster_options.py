@@ -31,7 +31,7 @@ from asyncspec_nodes.cluster.config import (
     TargetTable,
     check_stages,
 )
-from asyncspec_nodes.cluster.file import check_options, load
+from asyncspec_nodes.cluster.file import check_kv_type, check_options, load
 from asyncspec_nodes.cluster.named_models import source_of, target_of
 from asyncspec_nodes.console.arguments import Parser, given, host_and_port, option
 from asyncspec_nodes.console.bounds import COUNT, GPU_LAYERS, POSITIONS, SECONDS, THREADS
@@ -111,6 +111,7 @@ def add_model_arguments(parser: Parser, quantize: str, mode: base.Mode = "exact"
         ("--dtype", base.DType, "default: the checkpoint's"),
         ("--mode", base.Mode, f"default: {mode}"),
         ("--quantize", base.Quantize, quantize),
+        ("--kv-type", base.KVType, "of the cache; q8_0 takes half the memory; default: auto"),
     ):
         parser.add_argument(name, choices=get_args(kind), help=text)
     parser.add_argument(
@@ -122,18 +123,28 @@ def add_model_arguments(parser: Parser, quantize: str, mode: base.Mode = "exact"
     group = parser.add_argument_group("GGUF targets", "[llama] in the cluster file")
     add = group.add_argument
     GPU_LAYERS.add_to(group, "--gpu-layers", "N", "default: all")
-    add("--kv-type", choices=get_args(base.KVType), help="default: f16")
     add("--flash-attention", choices=get_args(base.FlashAttention), help="default: auto")
     add("--repack", choices=get_args(Repack), help="default: auto")
+
+
+OF_TARGET = ("device", "kv_type")
+"""Engine options that [target] has too, and options of commands mean."""
+
+
+def without_targets(options: EngineOptions) -> EngineOptions:
+    """What [llama] says where [target] has the rest."""
+    return replace(options, **{name: getattr(DEFAULT_OPTIONS, name) for name in OF_TARGET})
 
 
 def read_engine_options(arguments: argparse.Namespace, target: str) -> EngineOptions:
     """Raises ``UserError`` for options that ``target`` does not have."""
     names = given(arguments, EngineOptions.__struct_fields__)
-    device = names.pop("device", DEFAULT_OPTIONS.device)
+    of_target = {name: names.pop(name) for name in OF_TARGET if name in names}
     options = EngineOptions(**names)
     check_options(target, options, " and ".join(map(option, names)))
-    return replace(options, device=device)
+    options = replace(options, **of_target)
+    check_kv_type(target, options)
+    return options
 
 
 def add_device_arguments(group: argparse._ArgumentGroup, plateau: str) -> None:
@@ -292,8 +303,7 @@ def _local_config(
         stage_pace=PaceTable(**stage_pace) if stage_pace else None,
         draft_pace=PaceTable(**draft_pace) if draft_pace else None,
         context=arguments.ctx_size or 0,
-        # The device is [target]'s.
-        llama=replace(options, device=DEFAULT_OPTIONS.device),
+        llama=without_targets(options),
     )
 
 

@@ -139,7 +139,7 @@ def _differences(wanted: Config, explicit: Collection[str], served: Config) -> I
         ("mode", wanted.target.mode, served.target.mode),
         ("quantize", wanted.target.quantize, served.target.quantize),
         ("generation_config", wanted.target.generation_config, served.target.generation_config),
-        ("kv_type", wanted.llama.kv_type, served.llama.kv_type),
+        ("kv_type", wanted.engine.kv_type, served.engine.kv_type),
         ("flash_attention", wanted.llama.flash_attention, served.llama.flash_attention),
         ("stages", wanted.stages, served.stages),
         ("device", wanted.engine.device, served.engine.device),

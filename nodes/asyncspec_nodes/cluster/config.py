@@ -11,6 +11,7 @@ from asyncspec.backend.base import (
     DEFAULT_OPTIONS,
     DType,
     EngineOptions,
+    KVType,
     Mode,
     Quantize,
     StageOptions,
@@ -69,6 +70,9 @@ class TargetTable(Struct, frozen=True, forbid_unknown_fields=True):
     # What nodes compute on: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", "xpu",
     # "mps"; of GGUF targets also "metal", "vulkan", "rocm".
     device: Annotated[str, Meta(min_length=1)] = "auto"
+    # Type of the cache's items: "auto", what dtype says, of GGUF targets "f16", which only these
+    # have; "q8_0", 8 bits with a scale, rounds, and takes half the memory or less.
+    kv_type: KVType = "auto"
     # How conversations become prompts: a Jinja file (relative to this file) in place of the chat
     # template of the target's tokenizer, or "plain" (docs/reference/http.md).
     chat_template: str | None = None
@@ -277,8 +281,12 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def engine(self) -> EngineOptions:
         """What nodes compute on, and how llama.cpp does, where no [[node]] table says."""
-        named = self.llama.device != DEFAULT_OPTIONS.device
-        return self.llama if named else replace(self.llama, device=self.target.device)
+        options = self.llama
+        if options.device == DEFAULT_OPTIONS.device:
+            options = replace(options, device=self.target.device)
+        if options.kv_type == DEFAULT_OPTIONS.kv_type:
+            options = replace(options, kv_type=self.target.kv_type)
+        return options
 
     def engine_of(self, rank: int) -> EngineOptions:
         """As ``engine``, of a node."""

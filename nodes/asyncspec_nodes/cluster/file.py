@@ -103,6 +103,7 @@ def _check_targets(config: Config) -> None:
     files = [target, *(node.target for node in config.node if node.target)]
     gguf = next((file for file in files if backend_name(file) == LLAMA), target)
     check_options(gguf, config.llama, "[llama]")
+    check_kv_type(gguf, config.engine)
     for node in config.node:
         if node.target and not node.rank:
             raise UserError("[[node]] target is for verify stages; the draft node's is [target]")
@@ -125,8 +126,14 @@ def check_options(target: str, options: EngineOptions, whose: str) -> None:
     """``whose`` as the user writes it. Raises ``UserError``."""
     if options != DEFAULT_OPTIONS and backend_name(target) != LLAMA:
         raise UserError(f"{whose} is for GGUF targets, and {target} is none; leave it out")
+
+
+def check_kv_type(target: str, options: EngineOptions) -> None:
+    """Raises ``UserError``."""
     if options.kv_type == "q8_0" and options.flash_attention == "off":
-        raise UserError(f"{whose}: kv_type q8_0 needs flash attention; leave one of them out")
+        raise UserError("kv_type q8_0 needs flash attention; leave one of them out")
+    if options.kv_type == "f16" and backend_name(target) != LLAMA:
+        raise UserError(f"kv_type f16 is for GGUF targets, and {target} is none; use auto or q8_0")
 
 
 def _check_ranks(config: Config) -> None:

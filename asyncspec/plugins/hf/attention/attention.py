@@ -266,8 +266,7 @@ class FastAttention(TreeAttention):
         self.mask_type = cache.device.product_type(cache.shape.dtype)
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
-        keys = self.cache.keys[params.layer][:, : self.end]
-        values = self.cache.values[params.layer][:, : self.end]
+        keys, values = self.cache.read(params.layer, self.end)
         device = self.cache.device
         kind = device.product_type(query.dtype)
         values = values.to(kind)

@@ -80,10 +80,7 @@ class BlockAttention(ExactAttention):
         self, params: AttentionParams, query: Array, key: Array, value: Array, out: Array
     ) -> None:
         """query [n, H, K], key [n, Hkv, K], value [n, Hkv, V] -> ``out`` [n, H, V]."""
-        keys, values = self.cache.arrays(params.layer)
-        slots = self.dense or [row.slot for row in self.rows]
-        keys[:, slots] = key.swapaxes(0, 1)
-        values[:, slots, :-ONES] = value.swapaxes(0, 1)
+        keys, values = self._stored(params.layer, key.swapaxes(0, 1), value.swapaxes(0, 1))
         count, heads, width = query.shape
         groups = heads // len(keys)
         rows, (tiles, size) = groups * count, self._tiles(groups)
@@ -102,6 +99,18 @@ class BlockAttention(ExactAttention):
         total = total.reshape(len(keys), -1, total.shape[3])[:, :rows]
         total = total.reshape(heads, count, -1)
         np.divide(total[..., :-ONES], total[..., -1:], out=out.swapaxes(0, 1))
+
+    def _stored(self, layer: int, key: Array, value: Array) -> tuple[Array, Array]:
+        """A layer's keys and values, with those of the rows [Hkv, n, K] and [Hkv, n, V]."""
+        if self.cache.shape.quantized:
+            self.cache.write(layer, self.slots, torch.from_numpy(key), torch.from_numpy(value))
+            keys, values = self.cache.read(layer, self.end)
+            return keys.numpy(), values.numpy()
+        arrays = self.cache.arrays(layer)
+        slots = self.dense or [row.slot for row in self.rows]
+        arrays[0][:, slots] = key
+        arrays[1][:, slots, :-ONES] = value
+        return arrays
 
     def _tiles(self, groups: int) -> tuple[int, int]:
         """Their number, and rows of each: an even one, as BLAS has another product for one row."""

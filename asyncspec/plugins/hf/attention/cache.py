@@ -7,6 +7,7 @@ and compaction moves at most the speculative region, never the prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,9 @@ import torch
 from msgspec import Struct
 from torch import Tensor
 
+from asyncspec.core.errors import CheckpointError
 from asyncspec.core.kv_slots import whole_blocks
+from asyncspec.plugins.hf.attention import q8
 from asyncspec.plugins.hf.attention.recurrent import StateCache, StateShape
 from asyncspec.plugins.hf.kernels.accelerator.paths import PathKernel, kernel_fits
 from asyncspec.plugins.hf.kernels.device import CPU, Device
@@ -51,6 +54,8 @@ class CacheShape(Struct, frozen=True):
     dtype: torch.dtype
     # Exact attention sums in float32 and keeps ones beside the values.
     exact: bool
+    # Keys and values are kept in 8 bits (``q8.py``), and expanded layer by layer.
+    quantized: bool = False
 
     @property
     def value_dtype(self) -> torch.dtype:
@@ -63,14 +68,27 @@ class CacheShape(Struct, frozen=True):
 
     def slot_bytes(self) -> int:
         """Bytes per slot over all layers."""
-        total = 0
-        for layer in self.layers:
-            if not isinstance(layer, LayerShape):
-                continue
-            keys = layer.key_width * self.dtype.itemsize
-            values = self.value_columns(layer) * self.value_dtype.itemsize
-            total += layer.kv_heads * (keys + values)
-        return total
+        return sum(map(self._layer_bytes, _attending(self.layers)))
+
+    def expanded_bytes(self) -> int:
+        """Bytes per slot of a layer's keys and values while a pass reads them; 0: they are kept
+        as they are read."""
+        if not self.quantized:
+            return 0
+        numbers = (
+            layer.kv_heads * (layer.key_width + self.value_columns(layer))
+            for layer in _attending(self.layers)
+        )
+        # In float32 first.
+        return max(numbers, default=0) * sum(x.itemsize for x in {torch.float32, self.dtype})
+
+    def _layer_bytes(self, layer: LayerShape) -> int:
+        if self.quantized:
+            numbers = layer.kv_heads * (layer.key_width + layer.value_width)
+            return int(numbers * q8.NUMBER_BYTES)
+        keys = layer.key_width * self.dtype.itemsize
+        values = self.value_columns(layer) * self.value_dtype.itemsize
+        return layer.kv_heads * (keys + values)
 
     def session_bytes(self) -> int:
         """Bytes per session, whatever its length: states, and inputs of uncommitted nodes."""
@@ -81,15 +99,33 @@ class CacheShape(Struct, frozen=True):
         return self.slot_bytes() * 3 // 2
 
 
-def path_kernel(layers: Sequence[Shape], device: Device) -> PathKernel | None:
+def _attending(layers: Sequence[Shape]) -> list[LayerShape]:
+    return [layer for layer in layers if isinstance(layer, LayerShape)]
+
+
+def path_kernel(
+    layers: Sequence[Shape], device: Device, *, quantized: bool = False
+) -> PathKernel | None:
     """A device's kernel for attention over paths, where it takes all layers."""
-    return device.path_kernel if paths_fit(layers) else None
+    return device.path_kernel if paths_fit(layers, quantized=quantized) else None
 
 
-def paths_fit(layers: Sequence[Shape]) -> bool:
-    """Whether a kernel for attention over paths takes all layers."""
-    shapes = [one for one in layers if isinstance(one, LayerShape)]
-    return all(kernel_fits(one.groups, max(one.key_width, one.value_width)) for one in shapes)
+def paths_fit(layers: Sequence[Shape], *, quantized: bool = False) -> bool:
+    """Whether a kernel for attention over paths takes all layers; it reads no 8 bits."""
+    return not quantized and all(
+        kernel_fits(layer.groups, max(layer.key_width, layer.value_width))
+        for layer in _attending(layers)
+    )
+
+
+def check_quantized(layers: Sequence[Shape], where: object) -> None:
+    """Raise ``CheckpointError`` where keys and values cannot be kept in 8 bits."""
+    for layer in _attending(layers):
+        if layer.key_width % q8.GROUP or layer.value_width % q8.GROUP:
+            raise CheckpointError(
+                f"{where}: kv_type q8_0 needs heads of a multiple of {q8.GROUP} numbers, and these "
+                f"have {layer.key_width} and {layer.value_width}; use auto"
+            )
 
 
 def uniform_shape(
@@ -100,30 +136,45 @@ def uniform_shape(
 
 
 class KVCache:
-    """By layer keys [kv_heads, slots, K] and values [kv_heads, slots, V + ONES], or states.
+    """By layer keys [kv_heads, slots, K] and values [kv_heads, slots, V + ONES], or their levels
+    and scales (``q8.py``); or states.
 
     Memory grows in blocks, by half each time but not beyond the session's capacity unless its
     speculative region needs it, so that a token is copied less than three times on average. Layers
     grow one after another: besides the new cache only one layer of the old one is in memory.
     """
 
-    def __init__(self, shape: CacheShape, capacity: int, device: Device = CPU) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        capacity: int,
+        device: Device = CPU,
+        scratch: q8.Scratch | None = None,
+    ) -> None:
+        """``scratch``: that of all sessions whose passes run in turn."""
         self.shape, self.device = shape, device
-        self.path_kernel = path_kernel(shape.layers, device)
+        self._scratch = scratch or q8.Scratch(device.torch)
+        self.path_kernel = path_kernel(shape.layers, device, quantized=shape.quantized)
         self._limit = whole_blocks(capacity)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
+        # By layer [kv_heads, slots, K / 32] and [kv_heads, slots, V / 32] of levels.
+        self._key_scales: dict[int, Tensor] = {}
+        self._value_scales: dict[int, Tensor] = {}
+        self._stored = (self.keys, self.values, self._key_scales, self._value_scales)
         self.states: dict[int, StateCache] = {}
         for i, layer in enumerate(shape.layers):
             if isinstance(layer, StateShape):
                 self.states[i] = StateCache(layer, device)
             if not isinstance(layer, LayerShape):
                 continue
-            columns = shape.value_columns(layer)
-            for stored, width, kind in (
-                (self.keys, layer.key_width, shape.dtype),
-                (self.values, columns, shape.value_dtype),
-            ):
+            widths = [layer.key_width, shape.value_columns(layer)]
+            types = [shape.dtype, shape.value_dtype]
+            if shape.quantized:
+                widths = [layer.key_width, layer.value_width]
+                widths += [width // q8.GROUP for width in widths]
+                types = [torch.int8, torch.int8, torch.float16, torch.float16]
+            for stored, width, kind in zip(self._stored, widths, types, strict=False):
                 stored[i] = torch.zeros(layer.kv_heads, 0, width, dtype=kind, device=device.torch)
         self._addresses: npt.NDArray[np.int64] | None = None
         self._arrays: dict[int, tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = {}
@@ -152,6 +203,34 @@ class KVCache:
         return self._arrays[layer]
 
     @property
+    def _has_ones(self) -> bool:
+        return self.shape.exact and not self.shape.quantized
+
+    def read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys [kv_heads, end, K] and values [kv_heads, end, V + ONES] of slots
+        [0, end)."""
+        keys, values = (x[layer].narrow(1, 0, end) for x in (self.keys, self.values))
+        if not self.shape.quantized:
+            return keys, values
+        ones = ONES if self.shape.exact else 0
+        key_scales, value_scales = self._key_scales[layer], self._value_scales[layer]
+        return (
+            self._expanded("keys", keys, key_scales, self.shape.dtype),
+            self._expanded("values", values, value_scales, self.shape.value_dtype, ones),
+        )
+
+    def _expanded(
+        self, use: str, levels: Tensor, scales: Tensor, dtype: torch.dtype, ones: int = 0
+    ) -> Tensor:
+        """Levels [heads, n, width] as numbers, with columns of ones: [heads, n, width + ones]."""
+        heads, end, width = levels.shape
+        shape = (heads, end, width + ones)
+        wide = self._scratch.take(use, torch.float32, *shape)
+        q8.dequantize(levels, scales.narrow(1, 0, end), wide.narrow(2, 0, width))
+        wide.narrow(2, width, ones).fill_(1)
+        return wide if dtype == wide.dtype else self._scratch.take(use, dtype, *shape).copy_(wide)
+
+    @property
     def bytes_held(self) -> int:
         """Memory of keys and values."""
         return self.slots * self.shape.slot_bytes()
@@ -167,7 +246,7 @@ class KVCache:
     def copy_prefix(self, source: KVCache, slots: int) -> None:
         """Copy the first ``slots`` slots of another cache."""
         self.reserve(slots)
-        for stored, theirs in ((self.keys, source.keys), (self.values, source.values)):
+        for stored, theirs in zip(self._stored, source._stored, strict=True):
             for layer, mine in stored.items():
                 mine[:, :slots] = theirs[layer][:, :slots]
         for layer, states in self.states.items():
@@ -196,12 +275,12 @@ class KVCache:
         """Allocate as many slots; the first ``kept`` ones keep their contents."""
         self._addresses = None
         self._arrays.clear()
-        for stored in (self.keys, self.values):
+        for stored in self._stored:
             for layer, old in stored.items():
                 # Zeros: masked slots are multiplied by zero, and zero times garbage may be NaN.
                 new = old.new_zeros(old.shape[0], slots, old.shape[2])
                 new[:, :kept] = old[:, :kept]
-                if self.shape.exact and stored is self.values:
+                if stored is self.values and self._has_ones:
                     new[:, kept:, -ONES:] = 1
                 stored[layer] = new
         self.positions = np.pad(self.positions[:kept], (0, slots - kept))
@@ -209,14 +288,16 @@ class KVCache:
     def write(self, layer: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
         """Store a layer's keys [kv_heads, n, K] and values [kv_heads, n, V] in n ``slots``."""
         # ``narrow``: subscripts take several times as long, and every layer of a pass writes.
-        stored = self.values[layer].narrow(2, 0, values.shape[2])
-        if isinstance(slots, slice):
-            start, count = slots.start, slots.stop - slots.start
-            self.keys[layer].narrow(1, start, count).copy_(keys)
-            stored.narrow(1, start, count).copy_(values)
-        else:
-            self.keys[layer].index_copy_(1, slots, keys)
-            stored.index_copy_(1, slots, values.to(self.shape.value_dtype))
+        new: tuple[Tensor, ...] = keys, values
+        if self.shape.quantized:
+            (keys, key_scales), (values, value_scales) = map(q8.quantized, new)
+            new = keys, values, key_scales, value_scales
+        for each, rows in zip(self._stored, new, strict=False):
+            stored = each[layer].narrow(2, 0, rows.shape[2])
+            if isinstance(slots, slice):
+                stored.narrow(1, slots.start, slots.stop - slots.start).copy_(rows)
+            else:
+                stored.index_copy_(1, slots, rows.to(stored.dtype))
 
     def compact(self, start: int, keep: Sequence[int]) -> None:
         """Slot ``start + i`` gets the contents of slot ``keep[i]``; ``keep`` ascends."""
@@ -229,19 +310,19 @@ class KVCache:
         to = slice(start + unmoved, start + len(keep))
         index = self.device.array(moved)
         with torch.inference_mode():
-            for stored in (*self.keys.values(), *self.values.values()):
-                stored[:, to] = stored.index_select(1, index)
+            for x in chain.from_iterable(each.values() for each in self._stored):
+                x[:, to] = x.index_select(1, index)
         self.positions[to] = self.positions[moved]
 
     def check(self, committed: int) -> None:
         """Raise ``AssertionError`` where the cache violates its invariants."""
-        held = [*self.keys.values(), *self.values.values()]
+        held = chain.from_iterable(each.values() for each in self._stored)
         assert all(x.shape[1] == self.slots for x in held)
         assert committed <= self.slots
         assert np.array_equal(self.positions[:committed], np.arange(committed)), (
             "in the committed path slot and position are the same"
         )
-        if self.shape.exact:
+        if self._has_ones:
             for values in self.values.values():
                 assert bool((values[..., -ONES:] == 1).all()), "the ones are overwritten"
         for states in self.states.values():

@@ -49,8 +49,7 @@ class ExactAttention(TreeAttention):
         padding = max(0, len(mask) - count)
         if padding:
             query = torch.nn.functional.pad(query, (0, 0, 0, padding))
-        keys = self.cache.keys[params.layer].narrow(1, 0, self.end)
-        values = self.cache.values[params.layer].narrow(1, 0, self.end)
+        keys, values = self.cache.read(params.layer, self.end)
         scores = tiled_scores(self.cache.device, self.tiles, query, keys).mul_(params.scaling)
         if params.softcap is not None:
             scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from asyncspec.backend.base import Footprint, Mode, ModelInfo, Quantize
+from asyncspec.backend.base import Footprint, KVType, Mode, ModelInfo, Quantize
 from asyncspec.backend.reference import CHUNK
 from asyncspec.core.errors import CheckpointError
-from asyncspec.plugins.hf.attention.cache import CacheShape, paths_fit
+from asyncspec.plugins.hf.attention.cache import CacheShape, check_quantized, paths_fit
 from asyncspec.plugins.hf.attention.layer_shapes import layer_shapes
 from asyncspec.plugins.hf.checkpoint.checkpoint import (
     LAYERS,
@@ -62,6 +62,7 @@ def footprint(
     mode: Mode,
     quantize: Quantize = "none",
     *,
+    kv_type: KVType = "auto",
     draft: bool = False,
     config: Any = None,
     device: str = CPU.name,
@@ -96,15 +97,18 @@ def footprint(
     weights = _weights(model, *types, tied=tied, device=device)
     layers = layer_shapes(model)
     # As ``Shard.cache_shape``: the kernel is exact without float32 values.
-    by_paths = known_paths(device) and paths_fit(layers)
-    shape = CacheShape(layers, computed, mode == "exact" and not by_paths)
+    quantized = kv_type == "q8_0"
+    if quantized:
+        check_quantized(layers, directory)
+    by_paths = known_paths(device) and paths_fit(layers, quantized=quantized)
+    shape = CacheShape(layers, computed, mode == "exact" and not by_paths, quantized)
     slot = shape.max_slot_bytes() if draft else shape.slot_bytes()
     looked_up = 0
     if first == 0 and not tied:
         embedding = embedding_of(model)
         held = in_linear if is_plain_embedding(embedding) else computed
         looked_up = sum(p.numel() for p in embedding.parameters()) * held.itemsize
-    scores = pass_scores(config.num_attention_heads)
+    scores = pass_scores(config.num_attention_heads) + shape.expanded_bytes()
     return Footprint(
         span, weights, slot, scores, embedding=looked_up, session=shape.session_bytes()
     )

@@ -19,7 +19,12 @@ from asyncspec.core.errors import CheckpointError, UserError, first_line
 from asyncspec.core.jobs import Row
 from asyncspec.plugins.hf.attention.attention import IMPLEMENTATION, TreeMask, register
 from asyncspec.plugins.hf.attention.batched_attention import attention_of
-from asyncspec.plugins.hf.attention.cache import CacheShape, KVCache, path_kernel
+from asyncspec.plugins.hf.attention.cache import (
+    CacheShape,
+    KVCache,
+    check_quantized,
+    path_kernel,
+)
 from asyncspec.plugins.hf.attention.latent import install_latent_attention
 from asyncspec.plugins.hf.attention.layer_shapes import layer_shapes
 from asyncspec.plugins.hf.attention.query_scale import install_query_scales
@@ -72,14 +77,19 @@ class Shard:
         last: int,
         dtype: torch.dtype,
         device: Device = CPU,
+        *,
+        quantized_cache: bool = False,
     ) -> None:
         self.model = model
         self.device = device
+        self._quantized_cache = quantized_cache
         # Graphs of an accelerator's layers; None: they are not captured.
         self.graphs: Graphs | None = None
         self.layers = range(first, last)
         self.layer_shapes = layer_shapes(model)
-        self.path_kernel = path_kernel(self.layer_shapes, device)
+        if quantized_cache:
+            check_quantized(self.layer_shapes, checkpoint.path)
+        self.path_kernel = path_kernel(self.layer_shapes, device, quantized=quantized_cache)
         self.has_embedding = first == 0
         self.has_head = last == checkpoint.info.layers
         self.info = checkpoint.info
@@ -223,7 +233,7 @@ class Shard:
     def cache_shape(self, mode: Mode) -> CacheShape:
         """What a slot of this shard's cache holds."""
         exact = mode == "exact" and self.path_kernel is None
-        return CacheShape(self.layer_shapes, self.dtype, exact)
+        return CacheShape(self.layer_shapes, self.dtype, exact, self._quantized_cache)
 
 
 def load_shard(
@@ -236,6 +246,7 @@ def load_shard(
     *,
     quantize: Quantize = "none",
     share_tied: bool = True,
+    quantized_cache: bool = False,
     device: Device = CPU,
 ) -> Shard:
     """Read layers [first, last) and pack or quantise them, one matrix after another.
@@ -253,7 +264,8 @@ def load_shard(
         if last - first < total:
             _check_cut(checkpoint, model, first)
         cut_ends(model, embedding=first == 0, head=last == total)
-    shard = Shard(model, checkpoint, first, last, dtype, device)
+    where = (first, last, dtype, device)
+    shard = Shard(model, checkpoint, *where, quantized_cache=quantized_cache)
     load_matrices(model, tensors, MatrixFormat(dtype, settings, quantize, share_tied, device))
     device.place(model)
     install_recurrent_layers(model, device)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor
 
-from asyncspec.backend.base import DeviceMemory, Guarantee, Mode, Quantize
+from asyncspec.backend.base import DeviceMemory, Guarantee, KVType, Mode, Quantize
 from asyncspec.backend.kept_results import NOT_KEPT, KeptResults
 from asyncspec.backend.tree_stage import Session, TreeStage
 from asyncspec.core.jobs import Batch, Forward, SamplerOutput, StageJob, TensorRows
@@ -20,6 +20,7 @@ from asyncspec.core.tensors import WireTensor
 from asyncspec.plugins.hf.attention.attention import TreeAttention
 from asyncspec.plugins.hf.attention.batched_attention import BatchedAttention, attention_of
 from asyncspec.plugins.hf.attention.cache import POSITION_BYTES, KVCache
+from asyncspec.plugins.hf.attention.q8 import Scratch
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, resolve_dtype
 from asyncspec.plugins.hf.checkpoint.formats.settings import check_requantized
 from asyncspec.plugins.hf.checkpoint.model_config import read_config, text_config
@@ -58,6 +59,7 @@ class HFStage(TreeStage[KVCache]):
         self.settings = settings
         self.weights = shard.describe()
         self._shape = shard.cache_shape(mode)
+        self._scratch = Scratch(shard.device.torch)
         self.device = shard.device.name
 
     def run(self, job: StageJob) -> object | None:
@@ -65,7 +67,7 @@ class HFStage(TreeStage[KVCache]):
             return super().run(job)
 
     def new_cache(self, capacity: int) -> KVCache:
-        return KVCache(self._shape, capacity, self.shard.device)
+        return KVCache(self._shape, capacity, self.shard.device, self._scratch)
 
     def device_memory(self) -> DeviceMemory | None:
         return self.shard.device.memory()
@@ -235,6 +237,7 @@ def load_stage(
     mode: Mode = "exact",
     settings: KernelSettings | None = None,
     quantize: Quantize = "none",
+    kv_type: KVType = "auto",
     device: Device = CPU,
     results: KeptResults = NOT_KEPT,
 ) -> HFStage:
@@ -252,6 +255,7 @@ def load_stage(
             checkpoint,
             *(first, last, torch_dtype, mode, initial),
             quantize=quantize,
+            quantized_cache=kv_type == "q8_0",
             device=device,
         )
         free_heap(shard.weight_bytes)
@@ -270,6 +274,7 @@ def load_stage(
                 "layers": (first, last),
                 "dtype": str(torch_dtype),
                 "quantize": quantize,
+                "kv_type": kv_type,
                 "device": device.description,
                 "threads": torch.get_num_threads(),
                 "weights": shard.describe(),

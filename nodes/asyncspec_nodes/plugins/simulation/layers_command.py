@@ -32,7 +32,7 @@ from asyncspec_nodes.cli import cluster_options
 from asyncspec_nodes.cluster import placement
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, LimitsTable, TargetTable
-from asyncspec_nodes.cluster.file import beside, check_options, load
+from asyncspec_nodes.cluster.file import beside, check_kv_type, check_options, load
 from asyncspec_nodes.cluster.named_models import target_of
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given
@@ -201,12 +201,14 @@ def _planned(arguments: argparse.Namespace) -> Config:
     cluster_options.read_engine_options(arguments, path)
     llama = file.llama if backend_name(path) == LLAMA else DEFAULT_OPTIONS
     options = given(arguments, EngineOptions.__struct_fields__)
-    if "device" in options:  # which is [target]'s
-        options["device"] = DEFAULT_OPTIONS.device
+    # An option comes before what [llama] says of the same.
+    options |= {name: getattr(DEFAULT_OPTIONS, name) for name in cluster_options.OF_TARGET if name in options}
     llama = replace(llama, **options)
     check_options(path, llama, "[llama]")
     limits = replace(file.limits, **given(arguments, ("sessions",)))
-    return Config(table, file.node, limits=limits, llama=llama)
+    config = Config(table, file.node, limits=limits, llama=llama)
+    check_kv_type(path, config.engine)
+    return config
 
 
 def _cluster_file(arguments: argparse.Namespace) -> Config | None:

@@ -20,7 +20,7 @@ from asyncspec_protocol.ids import is_draft
 Address = tuple[str, int]
 
 _TAKES = {
-    "target": ("path", "dtype", "mode", "quantize", "device"),
+    "target": ("path", "dtype", "mode", "quantize", "device", "kv_type"),
     "llama": ("gpu_layers", "kv_type", "device"),
     "limits": ("sessions",),
 }
