@@ -211,6 +211,42 @@ FAMILIES |= {
             "time_step_floor": 0.02,
         },
     ),
+    # Mamba-2 beside attention in every layer.
+    "falcon-h1": (
+        "falcon_h1",
+        {
+            "head_dim": 32,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 12,
+            "embedding_multiplier": 3.0,
+            "key_multiplier": 0.8,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.7,
+            "ssm_in_multiplier": 1.1,
+            "ssm_out_multiplier": 0.9,
+            "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+            "mlp_multipliers": [1.2, 0.8],
+            "lm_head_multiplier": 1.5,
+        },
+    ),
+    # Decays by channel, latent attention without positions, experts but in the first layer.
+    "kimi-linear": (
+        "kimi_linear",
+        {
+            **{key: value for key, value in LATENT.items() if key != "q_lora_rank"},
+            "linear_num_heads": 3,
+            "linear_head_dim": 24,
+            "layer_types": ["linear_attention", "full_attention"] * 2 + ["linear_attention"],
+            "moe_intermediate_size": 36,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+    ),
     "gemma4": (
         "gemma4_text",
         {
@@ -298,6 +334,18 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 3,
         },
     ),
+    "falcon-h1-norm": (
+        "falcon_h1",
+        {
+            "head_dim": 32,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_d_head": 16,
+            "mamba_d_state": 12,
+            "mamba_rms_norm": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "bamba": (
         "bamba",
         {
@@ -334,7 +382,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families with the parts of those in ``FAMILIES``, tried in fewer ways."""
 
-OWN_CODE = frozenset({"gpt-oss", "qwen3.5", "deepseek-v3", "gemma4", "lfm2", "nemotron-h"})
+OWN_CODE = frozenset({"gpt-oss", "qwen3.5", "deepseek-v3", "gemma4", "lfm2", "nemotron-h", "falcon-h1", "kimi-linear"})
 """Those of ``FAMILIES`` whose layers run in transformers' own code."""
 
 for _families in (FAMILIES, PLAIN):

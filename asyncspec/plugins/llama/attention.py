@@ -31,7 +31,7 @@ def flash_type(options: EngineOptions, mode: Mode, *, on_gpu: bool) -> int:
     """Attention of a stage or, in fast mode, of a draft model."""
     chosen = _NAMED[options.flash_attention]
     # Values of a quantised cache have no other product.
-    if chosen != AUTO or mode == "exact" or on_gpu or options.kv_type != "f16":
+    if chosen != AUTO or mode == "exact" or on_gpu or options.kv_type == "q8_0":
         return chosen
     return OFF
 

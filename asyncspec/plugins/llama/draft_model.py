@@ -84,7 +84,7 @@ def load_draft(
     model = load_model(file, str(draft.path), device=gpu.handle if gpu else 0, repack=repack)
     settings = Settings(
         exact=False,
-        flash=flash_type(replace(options, kv_type="f16"), "fast", on_gpu=gpu is not None),
+        flash=flash_type(replace(options, kv_type="auto"), "fast", on_gpu=gpu is not None),
         device=gpu.name if gpu else "",
         sequences=sequences(draft, span),
     )

@@ -43,7 +43,14 @@ class LayerShape(Struct, frozen=True):
     groups: int = 1
 
 
-Shape = LayerShape | StateShape | None
+class ParallelShape(Struct, frozen=True):
+    """What a layer with attention beside a state keeps, which both read its input (Falcon-H1)."""
+
+    attention: LayerShape
+    state: StateShape
+
+
+Shape = LayerShape | StateShape | ParallelShape | None
 """What a layer keeps; None: nothing."""
 
 
@@ -68,7 +75,7 @@ class CacheShape(Struct, frozen=True):
 
     def slot_bytes(self) -> int:
         """Bytes per slot over all layers."""
-        return sum(map(self._layer_bytes, _attending(self.layers)))
+        return sum(map(self._layer_bytes, attention_shapes(self.layers).values()))
 
     def expanded_bytes(self) -> int:
         """Bytes per slot of a layer's keys and values while a pass reads them; 0: they are kept
@@ -77,7 +84,7 @@ class CacheShape(Struct, frozen=True):
             return 0
         numbers = (
             layer.kv_heads * (layer.key_width + self.value_columns(layer))
-            for layer in _attending(self.layers)
+            for layer in attention_shapes(self.layers).values()
         )
         # In float32 first.
         return max(numbers, default=0) * sum(x.itemsize for x in {torch.float32, self.dtype})
@@ -92,15 +99,23 @@ class CacheShape(Struct, frozen=True):
 
     def session_bytes(self) -> int:
         """Bytes per session, whatever its length: states, and inputs of uncommitted nodes."""
-        return sum(one.session_bytes() for one in self.layers if isinstance(one, StateShape))
+        return sum(state.session_bytes() for state in state_shapes(self.layers).values())
 
     def max_slot_bytes(self) -> int:
         """Bytes per used slot of a cache that grows on demand, a third of which may be unused."""
         return self.slot_bytes() * 3 // 2
 
 
-def _attending(layers: Sequence[Shape]) -> list[LayerShape]:
-    return [layer for layer in layers if isinstance(layer, LayerShape)]
+def attention_shapes(layers: Sequence[Shape]) -> dict[int, LayerShape]:
+    """Shapes of the layers with attention, by their numbers."""
+    shapes = (x.attention if isinstance(x, ParallelShape) else x for x in layers)
+    return {i: shape for i, shape in enumerate(shapes) if isinstance(shape, LayerShape)}
+
+
+def state_shapes(layers: Sequence[Shape]) -> dict[int, StateShape]:
+    """Shapes of the layers with a state, by their numbers."""
+    shapes = (x.state if isinstance(x, ParallelShape) else x for x in layers)
+    return {i: shape for i, shape in enumerate(shapes) if isinstance(shape, StateShape)}
 
 
 def path_kernel(
@@ -114,13 +129,13 @@ def paths_fit(layers: Sequence[Shape], *, quantized: bool = False) -> bool:
     """Whether a kernel for attention over paths takes all layers; it reads no 8 bits."""
     return not quantized and all(
         kernel_fits(layer.groups, max(layer.key_width, layer.value_width))
-        for layer in _attending(layers)
+        for layer in attention_shapes(layers).values()
     )
 
 
 def check_quantized(layers: Sequence[Shape], where: object) -> None:
     """Raise ``CheckpointError`` where keys and values cannot be kept in 8 bits."""
-    for layer in _attending(layers):
+    for layer in attention_shapes(layers).values():
         if layer.key_width % q8.GROUP or layer.value_width % q8.GROUP:
             raise CheckpointError(
                 f"{where}: kv_type q8_0 needs heads of a multiple of {q8.GROUP} numbers, and these "
@@ -163,11 +178,9 @@ class KVCache:
         self._value_scales: dict[int, Tensor] = {}
         self._stored = (self.keys, self.values, self._key_scales, self._value_scales)
         self.states: dict[int, StateCache] = {}
-        for i, layer in enumerate(shape.layers):
-            if isinstance(layer, StateShape):
-                self.states[i] = StateCache(layer, device)
-            if not isinstance(layer, LayerShape):
-                continue
+        for i, state in state_shapes(shape.layers).items():
+            self.states[i] = StateCache(state, device)
+        for i, layer in attention_shapes(shape.layers).items():
             widths = [layer.key_width, shape.value_columns(layer)]
             types = [shape.dtype, shape.value_dtype]
             if shape.quantized:

@@ -35,17 +35,14 @@ def state_shape(family: Any) -> StateShape:
 
 
 class DeltaNet(nn.Module):
-    """The layer of Qwen3-Next or Qwen3.5. Raises ``AttributeError`` where ``family`` has other
-    parts."""
+    """A layer whose states are gated delta nets'; subclasses are the families'."""
 
-    def __init__(self, family: Any, layer: int) -> None:
+    def __init__(
+        self, family: Any, layer: int, shape: StateShape, norm: nn.Module, output: nn.Module
+    ) -> None:
         super().__init__()
-        self.layer_idx, self.shape = layer, state_shape(family)
-        self._sizes = (family.key_dim, family.key_dim, family.value_dim)
-        self._key_heads: int = family.num_k_heads
-        # How the products are cut apart is the family's.
-        self.family = family
-        self._stacked = hasattr(family, "in_proj_qkvz")
+        self.layer_idx, self.shape = layer, shape
+        self.family, self._norm, self._output = family, norm, output
         self._activation, self._sigmoid, self._softplus = (
             PaddedActivation(kind) for kind in (nn.SiLU(), nn.Sigmoid(), nn.Softplus())
         )
@@ -59,23 +56,23 @@ class DeltaNet(nn.Module):
         read = tree.recur(self, channels[0], strength[0], step_size[0]).to(hidden_states.dtype)
         rows = read.flatten(0, 1)
         padded = -(-len(rows) // _NORM_ROWS) * _NORM_ROWS
-        gated = self.family.norm(
+        gated = self._norm(
             *(pad_rows(x, padded) for x in (rows, gate.reshape(-1, rows.shape[1])))
         )
-        out: Tensor = self.family.out_proj(gated[: len(rows)].view(*hidden_states.shape[:2], -1))
+        out: Tensor = self._output(gated[: len(rows)].view(*hidden_states.shape[:2], -1))
         return out
 
     def _products(self, x: Tensor) -> tuple[Tensor, ...]:
         """Inputs of the convolution [1, n, channels], gate [1, n, heads * V], strength and step
         size before their activations [1, n, heads]."""
-        family = self.family
-        if not self._stacked:
-            parts = (family.in_proj_qkv, family.in_proj_z, family.in_proj_b, family.in_proj_a)
-            return tuple(part(x) for part in parts)
-        stacked = family.in_proj_qkvz(x), family.in_proj_ba(x)
-        query, key, value, gate, strength, step_size = family.fix_query_key_value_ordering(*stacked)
-        channels = torch.cat([part.flatten(2) for part in (query, key, value)], -1)
-        return channels, gate, strength, step_size
+        raise NotImplementedError
+
+    def _heads(
+        self, windows: Tensor, strength: Tensor, step_size: Tensor
+    ) -> tuple[Tensor, list[Inputs]]:
+        """Queries [n, heads, K] of rows, and what each adds to the state, from their windows of
+        inputs [n, kernel, channels] in float32."""
+        raise NotImplementedError
 
     def read(
         self, states: StateCache, committed: int, rows: Sequence[Row], *inputs: Tensor
@@ -85,11 +82,31 @@ class DeltaNet(nn.Module):
         windows = states.windows(committed, rows, channels)
         return states.read(committed, rows, *self._heads(windows, strength, step_size))
 
+
+class QwenDelta(DeltaNet):
+    """The layer of Qwen3-Next or Qwen3.5. Raises ``AttributeError`` where ``family`` has other
+    parts."""
+
+    def __init__(self, family: Any, layer: int) -> None:
+        super().__init__(family, layer, state_shape(family), family.norm, family.out_proj)
+        self._sizes = (family.key_dim, family.key_dim, family.value_dim)
+        self._key_heads: int = family.num_k_heads
+        # How the products are cut apart is the family's.
+        self._stacked = hasattr(family, "in_proj_qkvz")
+
+    def _products(self, x: Tensor) -> tuple[Tensor, ...]:
+        family = self.family
+        if not self._stacked:
+            parts = (family.in_proj_qkv, family.in_proj_z, family.in_proj_b, family.in_proj_a)
+            return tuple(part(x) for part in parts)
+        stacked = family.in_proj_qkvz(x), family.in_proj_ba(x)
+        query, key, value, gate, strength, step_size = family.fix_query_key_value_ordering(*stacked)
+        channels = torch.cat([part.flatten(2) for part in (query, key, value)], -1)
+        return channels, gate, strength, step_size
+
     def _heads(
         self, windows: Tensor, strength: Tensor, step_size: Tensor
     ) -> tuple[Tensor, list[Inputs]]:
-        """Queries [n, heads, K] of rows, and what each adds to the state, from their windows of
-        inputs [n, kernel, channels] in float32."""
         family, shape = self.family, self.shape
         mixed = convolved(windows, family.conv1d)
         # Rounded where the family rounds.
@@ -98,7 +115,7 @@ class DeltaNet(nn.Module):
         count = len(mixed)
         groups = shape.heads // self._key_heads
         query, key = (
-            _normalized(x.reshape(count, self._key_heads, -1)).repeat_interleave(groups, 1)
+            normalized(x.reshape(count, self._key_heads, -1)).repeat_interleave(groups, 1)
             for x in (query, key)
         )
         query = query * shape.key_width**-0.5
@@ -109,6 +126,6 @@ class DeltaNet(nn.Module):
         return query, [Inputs(*(part.clone() for part in parts)) for parts in each]
 
 
-def _normalized(x: Tensor) -> Tensor:
+def normalized(x: Tensor) -> Tensor:
     """Rows of length one."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _EPSILON)

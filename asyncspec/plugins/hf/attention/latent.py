@@ -92,8 +92,8 @@ class LatentAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
         tree: TreeMask,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
         **_: Any,
     ) -> tuple[Tensor | None, ...]:
         """Hidden states [1, n, H] -> [1, n, H]."""
@@ -102,8 +102,9 @@ class LatentAttention(nn.Module):
         plain, turned = query.split(self._sizes, -1)
         latent, shared = self._compress(rows).split(self._latent_sizes, -1)
         latent = self._norm(latent)
-        cos, sin = (part[0] for part in position_embeddings)
-        turned, shared = (self._rotated(x, cos, sin) for x in (turned, shared))
+        if position_embeddings is not None:  # Kimi Linear has none
+            cos, sin = (part[0] for part in position_embeddings)
+            turned, shared = (self._rotated(x, cos, sin) for x in (turned, shared))
         absorbed = self._product(tree, plain, self.keys)
         key = torch.cat([latent, shared], -1).unsqueeze(0)
         params = AttentionParams(self.layer_idx, self._scaling)
@@ -137,7 +138,7 @@ def install_latent_attention(model: Any, device: Device) -> None:
         name = type(family).__name__
         try:
             ours = LatentAttention(family, i, device)
-            agrees = _agrees(ours, family, body.rotary_emb, device)
+            agrees = _agrees(ours, family, getattr(body, "rotary_emb", None), device)
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{name} is not known: {error}") from error
         if not agrees:
@@ -149,8 +150,10 @@ def _agrees(ours: LatentAttention, family: Any, rotary: Any, device: Device) -> 
     """Whether both give the same on a short sequence, up to rounding."""
     compress = family.kv_a_proj_with_mqa
     hidden = device.put(noise(1, PROBE_ROWS, compress.in_features).to(family.kv_b_proj.weight))
-    turns = rotary(hidden, device.put(torch.arange(PROBE_ROWS)).unsqueeze(0))
-    arguments = {"position_embeddings": turns, "attention_mask": None}
+    arguments: dict[str, Any] = {"attention_mask": None}
+    if rotary is not None:
+        turns = rotary(hidden, device.put(torch.arange(PROBE_ROWS)).unsqueeze(0))
+        arguments["position_embeddings"] = turns
     if hasattr(family, "indexer"):
         arguments |= {"attention_mask": NO_MASK, "prev_topk_indices": False}
     want, got = (x(hidden, **arguments, tree=_Sequence(PROBE_ROWS))[0] for x in (family, ours))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from asyncspec.core.errors import CheckpointError
-from asyncspec.plugins.hf.attention.cache import LayerShape, Shape
+from asyncspec.plugins.hf.attention.cache import LayerShape, ParallelShape, Shape
 from asyncspec.plugins.hf.attention.latent import latent_shape
-from asyncspec.plugins.hf.attention.recurrent_layers import recurrent_shape
+from asyncspec.plugins.hf.attention.recurrent_layers import attends_beside, recurrent_shape
 
 
 def layer_shapes(model: Any) -> tuple[Shape, ...]:
@@ -21,11 +21,19 @@ def layer_shapes(model: Any) -> tuple[Shape, ...]:
 
 
 def _layer_shape(layer: Any) -> Shape:
-    if (state := recurrent_shape(layer)) is not None:
+    state = recurrent_shape(layer)
+    if state is not None and attends_beside(layer):
+        return ParallelShape(attention_shape(layer.self_attn), state)
+    if state is not None:
         return state
     attention = layer.mixer if hasattr(layer, "mixer") else layer.self_attn
     if hasattr(attention, "up_proj") or hasattr(attention, "experts"):
         return None  # a feed-forward layer by itself
+    return attention_shape(attention)
+
+
+def attention_shape(attention: Any) -> LayerShape:
+    """Shape of transformers' attention."""
     if hasattr(attention, "kv_b_proj"):
         return latent_shape(attention)
     config = attention.config

@@ -45,6 +45,9 @@ class Mamba2(nn.Module):
         )
         if family.activation not in ("silu", "swish"):
             raise AttributeError(f"a convolution followed by {family.activation}")
+        # Falcon-H1's multipliers, and no norm behind its gate.
+        self._scale: float = getattr(family, "ssm_in_multiplier", 1.0)
+        self._has_norm: bool = getattr(family, "mamba_rms_norm", True)
         self._inner: int = family.intermediate_size
         self._keys = self.shape.key_heads * self.shape.key_width
 
@@ -52,11 +55,17 @@ class Mamba2(nn.Module):
         """Hidden states [1, n, H] -> [1, n, H]."""
         family, shape = self.family, self.shape
         sizes = (self._inner, shape.channels, shape.heads)
-        gate, channels, step_size = family.in_proj(hidden_states)[0].split(sizes, -1)
+        projected = family.in_proj(hidden_states * self._scale)
+        if hasattr(family, "mup_vector"):
+            projected = projected * family.mup_vector
+        gate, channels, step_size = projected[0].split(sizes, -1)
         read = tree.recur(self, channels, step_size).flatten(1)
         step = _VECTOR // math.gcd(self._inner, _VECTOR)
         padded = -(-len(read) // step) * step
-        gated = family.norm(*(pad_rows(x, padded)[None].contiguous() for x in (read, gate)))
+        if self._has_norm:
+            gated = family.norm(*(pad_rows(x, padded)[None].contiguous() for x in (read, gate)))
+        else:
+            gated = (read * self._activation(gate))[None]
         out: Tensor = family.out_proj(gated[:, : len(read)].to(hidden_states.dtype))
         return out
 

@@ -43,6 +43,8 @@ class StateShape(Struct, frozen=True):
     kernel: int
     # Heads share keys in equal groups.
     key_heads: int
+    # Factors of a head's old state: one, or one for each number of a key.
+    decays: int = 1
 
     @property
     def read(self) -> tuple[int, ...]:
@@ -54,7 +56,7 @@ class StateShape(Struct, frozen=True):
         inputs of ``UNCOMMITTED`` nodes."""
         state = self.heads * self.key_width * self.value_width
         node = self.channels + self.key_heads * self.key_width
-        node += self.heads * (self.value_width + 2)
+        node += self.heads * (self.value_width + self.decays + 1)
         # Beside those of nodes: before the tip, in the making, and kept for other sessions.
         numbers = (KEPT_STATES + 3) * state + 2 * self.kernel * self.channels + UNCOMMITTED * node
         return numbers * _FLOAT
@@ -66,7 +68,7 @@ class Inputs(Struct, frozen=True):
     # Key [key heads, K]; value [heads, V].
     key: Tensor
     value: Tensor
-    # Factor of the old state [heads].
+    # Factor of the old state [heads], or of its rows [heads, K].
     decay: Tensor
     # Share of the value that replaces what is stored at the key [heads]; None: it is added.
     strength: Tensor | None = None
@@ -74,7 +76,7 @@ class Inputs(Struct, frozen=True):
 
 def step(state: Tensor, inputs: Inputs) -> Tensor:
     """The state [heads, K, V] after a node, from the one after its parent."""
-    new = state * inputs.decay[:, None, None]
+    new = state * inputs.decay.view(len(state), -1, 1)
     key = inputs.key.repeat_interleave(len(state) // len(inputs.key), 0)
     if inputs.strength is None:
         return new.baddbmm_(key[:, :, None], inputs.value[:, None])

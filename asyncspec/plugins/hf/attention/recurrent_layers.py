@@ -11,7 +11,8 @@ from torch import Tensor
 from asyncspec.core.errors import CheckpointError
 from asyncspec.core.jobs import Row
 from asyncspec.plugins.hf.attention.attention import RecurrentLayer, TreeMask
-from asyncspec.plugins.hf.attention.delta_net import DeltaNet, state_shape
+from asyncspec.plugins.hf.attention.delta_net import QwenDelta, state_shape
+from asyncspec.plugins.hf.attention.kimi_delta import KimiDelta, kimi_shape
 from asyncspec.plugins.hf.attention.mamba import Mamba2, mamba_shape
 from asyncspec.plugins.hf.attention.recurrent import StateCache, StateShape
 from asyncspec.plugins.hf.attention.short_conv import ShortConvolution, window_shape
@@ -28,10 +29,13 @@ class _Kind(Struct, frozen=True):
     shape: Callable[[Any], StateShape]
     # Takes the family's module and the layer's number.
     make: Callable[[Any, int], Any]
+    # The module's last linear layer.
+    output: str = "out_proj"
 
 
 _KINDS = (
-    _Kind("linear_attn", "A_log", state_shape, DeltaNet),
+    _Kind("linear_attn", "A_log", state_shape, QwenDelta),
+    _Kind("self_attn", "forget_gate", kimi_shape, KimiDelta, "o_proj"),
     _Kind("conv", "conv", window_shape, ShortConvolution),
     _Kind("mixer", "A_log", mamba_shape, Mamba2),
     _Kind("mamba", "A_log", mamba_shape, Mamba2),
@@ -51,6 +55,16 @@ def recurrent_shape(layer: Any) -> StateShape | None:
     return None if kind is None else kind.shape(getattr(layer, kind.name))
 
 
+def attends_beside(layer: Any) -> bool:
+    """Whether a layer with a state has attention as well (Falcon-H1)."""
+    kind = _kind_of(layer)
+    return (
+        kind is not None
+        and kind.name != "self_attn"
+        and getattr(layer, "self_attn", None) is not None
+    )
+
+
 def install_recurrent_layers(model: Any, device: Device) -> None:
     """Replace the parts of a model's layers that have a state, in place, once their weights are
     loaded. Raises ``CheckpointError`` where the family's own code computes something else."""
@@ -61,7 +75,7 @@ def install_recurrent_layers(model: Any, device: Device) -> None:
         family = getattr(layer, kind.name)
         try:
             ours = kind.make(family, i)
-            agrees = _agrees(ours, family, device)
+            agrees = _agrees(ours, family, getattr(family, kind.output), device)
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{type(family).__name__} is not known: {error}") from error
         if not agrees:
@@ -69,9 +83,8 @@ def install_recurrent_layers(model: Any, device: Device) -> None:
         setattr(layer, kind.name, ours)
 
 
-def _agrees(ours: Any, family: Any, device: Device) -> bool:
+def _agrees(ours: Any, family: Any, projection: Any, device: Device) -> bool:
     """Whether both give the same on a short sequence, up to rounding."""
-    projection = family.out_proj
     hidden = noise(1, PROBE_ROWS, projection.out_features).to(projection.dtype)
     hidden = device.put(hidden)
     want, got = family(hidden), ours(hidden, _Sequence(device))

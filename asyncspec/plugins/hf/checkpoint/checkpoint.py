@@ -37,7 +37,7 @@ from asyncspec.plugins.hf.checkpoint.model_config import (
     read_config,
     text_config,
 )
-from asyncspec.plugins.hf.checkpoint.tensor_names import usual_prefixes
+from asyncspec.plugins.hf.checkpoint.tensor_names import inner_name, usual_prefixes
 
 _CONVERTED = 16 << 20
 """Bytes converted at a time."""
@@ -136,6 +136,7 @@ def model_tensors(files: CheckpointFiles) -> tuple[dict[str, TensorInfo], dict[s
     prefixes = {**(TEXT_PREFIXES if name != architecture(settings) else {}), **usual_prefixes(name)}
     if prefixes:
         stored, tensors = renamed(stored, prefixes), renamed(tensors, prefixes)
+    stored, tensors = ({inner_name(name, n): x for n, x in each.items()} for each in (stored, tensors))
     if name in EXPERTS:
         stored, tensors = unstack_experts(stored), unstack_experts(tensors)
     return stored, tensors

@@ -29,6 +29,7 @@ EXPERTS = frozenset(
         "Glm4MoeLiteForCausalLM",
         "GptOssForCausalLM",
         "GraniteMoeHybridForCausalLM",
+        "KimiLinearForCausalLM",
         "Lfm2MoeForCausalLM",
         "Llama4ForCausalLM",
         "MiniMaxM2ForCausalLM",
@@ -47,7 +48,9 @@ EXPERTS = frozenset(
 RECURRENT = frozenset(
     {
         "BambaForCausalLM",
+        "FalconH1ForCausalLM",
         "GraniteMoeHybridForCausalLM",
+        "KimiLinearForCausalLM",
         "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
         "NemotronHForCausalLM",
@@ -62,7 +65,10 @@ SPARSE = frozenset({"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"})
 """Families whose rows attend to the ``index_topk`` tokens that an indexer chooses; here to all, so
 that is the longest context."""
 
-LATENT = SPARSE | {"DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"}
+LATENT = SPARSE | {
+    *("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiLinearForCausalLM"),
+    "YoutuForCausalLM",
+}
 """Families with latent attention (``latent.py``)."""
 
 _OTHERS = (
@@ -175,7 +181,10 @@ def context_length(config: Mapping[str, Any], where: Path) -> int:
     original length times its factor, whatever ``max_position_embeddings`` says. transformers looks
     for the two in the same places, and vLLM derives the same. With linear scaling, files do not
     tell whether their length is the stretched one."""
-    length = _number(config, "max_position_embeddings", where)
+    name = "max_position_embeddings"
+    if name not in config and "model_max_length" in config:  # Kimi Linear
+        name = "model_max_length"
+    length = _number(config, name, where)
     if architecture(config) in SPARSE:
         return min(length, _number({"index_topk": 2048} | {**config}, "index_topk", where))
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}

@@ -20,8 +20,13 @@ from asyncspec.backend.probe_tree import ProbePass, ProbeTree
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.plugins.hf.attention.batched_attention import attention_of
 from asyncspec.plugins.hf.attention.block_attention import block_rows
-from asyncspec.plugins.hf.attention.cache import ONES, KVCache, LayerShape
-from asyncspec.plugins.hf.attention.recurrent import StateShape
+from asyncspec.plugins.hf.attention.cache import (
+    ONES,
+    KVCache,
+    LayerShape,
+    attention_shapes,
+    state_shapes,
+)
 from asyncspec.plugins.hf.kernels.accelerator.linear import EXACT_BUCKETS, DeviceLinear
 from asyncspec.plugins.hf.kernels.cpu.capabilities import MAX_K, KernelSettings, RowTiles
 from asyncspec.plugins.hf.kernels.cpu.dense import tune_min_rows
@@ -81,7 +86,7 @@ def choose_settings(shard: Shard) -> KernelSettings:
         for linear in linears:
             linear.min_rows = least or _MIN_ROWS[-1]
     shape = shard.cache_shape("exact")
-    layers = {layer for layer in shape.layers if isinstance(layer, LayerShape)}
+    layers = {*attention_shapes(shape.layers).values()}
     invariant_tiles = row_tiles_of(layers, shape.dtype)
     tiles = invariant_tiles or RowTiles()
     max_k = min((max_masked_k(layer, tiles) for layer in layers), default=MAX_K)
@@ -98,7 +103,7 @@ def _choose_buckets(shard: Shard) -> KernelSettings:
     """On an accelerator, whose products have a few shapes alone: the buckets in all of which a row
     has the same bits, wherever it is. Without such buckets rows are not invariant."""
     shape, device = shard.cache_shape("exact"), shard.device
-    layers = {layer for layer in shape.layers if isinstance(layer, LayerShape)}
+    layers = {*attention_shapes(shape.layers).values()}
     groups = max((layer.groups for layer in layers), default=1)
     linears = [x for x in shard.linears if isinstance(x, DeviceLinear)]
     for buckets in EXACT_BUCKETS:
@@ -380,13 +385,11 @@ def _random_cache(shard: Shard) -> KVCache:
     capacity = prefix + len(_WIDE_TREE.siblings) + sum(_WIDE_TREE.siblings)
     cache = KVCache(shape, capacity, device)
     cache.reserve(prefix)
-    for i, layer in enumerate(shape.layers):
-        if isinstance(layer, StateShape):
-            state = noise(layer.heads, layer.key_width, layer.value_width, seed=2 * i)
-            window = noise(layer.kernel - 1, layer.channels, seed=2 * i + 1)
-            cache.states[i].begin(prefix, device.put(state), device.put(window))
-        if not isinstance(layer, LayerShape):
-            continue
+    for i, state in state_shapes(shape.layers).items():
+        values = noise(state.heads, state.key_width, state.value_width, seed=2 * i)
+        window = noise(state.kernel - 1, state.channels, seed=2 * i + 1)
+        cache.states[i].begin(prefix, device.put(values), device.put(window))
+    for i, layer in attention_shapes(shape.layers).items():
         keys = noise(layer.kv_heads, prefix, layer.key_width, seed=2 * i)
         values = noise(layer.kv_heads, prefix, layer.value_width, seed=2 * i + 1)
         cache.write(i, slice(0, prefix), device.put(keys), device.put(values))

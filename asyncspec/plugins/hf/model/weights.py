@@ -65,6 +65,9 @@ _BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
 _LAYER_NUMBERS = ("attn_layer_indices", "full_attn_idxs", "moe_layers")
 """Settings that list layers by their numbers."""
 
+_OF_ALL_LAYERS = ("mlp_multipliers", "ssm_multipliers")
+"""Lists that every layer has whole."""
+
 _DENSE_COUNTS = ("first_k_dense_replace", "num_dense_layers")
 """Settings that count the first layers, which have no experts."""
 
@@ -92,7 +95,7 @@ def sub_config(config: Any, first: int, last: int) -> Any:
     sub = copy.deepcopy(config)
     for name, value in list(vars(config).items()):
         # Per-layer lists: layer_types and no_rope_layers, which may be longer, ...
-        if isinstance(value, list) and len(value) >= total:
+        if isinstance(value, list) and len(value) >= total and name not in _OF_ALL_LAYERS:
             setattr(sub, name, value[first:last])
     if getattr(config, "is_heterogeneous", False):
         # Settings that differ by layer, such as Gemma 4's head dimension.

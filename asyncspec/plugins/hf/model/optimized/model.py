@@ -26,7 +26,12 @@ from asyncspec.plugins.hf.attention.attention import (
     TreeMask,
     mask_windows,
 )
-from asyncspec.plugins.hf.attention.cache import LayerShape, Shape
+from asyncspec.plugins.hf.attention.cache import (
+    LayerShape,
+    Shape,
+    attention_shapes,
+    state_shapes,
+)
 from asyncspec.plugins.hf.model.optimized.layers import (
     CachedRotary,
     CosSin,
@@ -122,7 +127,7 @@ class RecordingAttention(TreeMask):
 
     def compute(self, params: AttentionParams, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self._shapes:
-            expected = self._shapes[params.layer]
+            expected = attention_shapes(self._shapes).get(params.layer)
             shape = LayerShape(len(key), key.shape[2], value.shape[2], len(query) // len(key))
             if shape != expected:
                 raise ValueError(f"layer {params.layer} has {shape}, not {expected}")
@@ -172,12 +177,13 @@ def optimize_model(model: Any, runs: Sequence[Run], count: int, shapes: Sequence
         raise _unsupported(model, first_line(error)) from error
     whole = want[0]
     params, attending = whole.tree.params, whole.tree.layers
-    if attending != [i for i, shape in enumerate(shapes) if shape is not None]:
+    states = state_shapes(shapes)
+    if attending != sorted([*states, *attention_shapes(shapes)]):
         raise _unsupported(
             model, "its layers do not attend through transformers' AttentionInterface"
         )
-    if len(params) < len(original.layers):
-        return "layers without attention"
+    if states or len(params) < len(original.layers):
+        return "layers with a state or without attention"
     try:
         model.model = OptimizedModel(original, params, whole.body)
         got = (_trace(model, run, count, shapes) for run in runs)
