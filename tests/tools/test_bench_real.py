@@ -80,9 +80,7 @@ def test_another_text_than_the_models_own_is_an_error(
         return [answer([5, 6, 7], 1.0) for _ in prompts]
 
     monkeypatch.setattr(real_engines, "run_prompts", run_prompts)
-    monkeypatch.setattr(
-        real, "greedy_texts", lambda target, dtype, prompts, tokens: [(5, 6)] * len(prompts)
-    )
+    monkeypatch.setattr(real, "strays", lambda target, dtype, prompts, answers: prompts[:1])
     options.reference = True
     with pytest.raises(ClusterError, match="something else than the model alone to prompt 0"):
         real.run(options)
