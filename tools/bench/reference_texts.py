@@ -56,11 +56,13 @@ def _generate(path: str, dtype: str, info: ModelInfo) -> Check:
 
 
 def _llama(path: str, dtype: str, info: ModelInfo) -> Check:
-    """The same tokens, with flash attention, which llama.cpp takes by itself where it can."""
+    """llama.cpp reads a row a pass, with flash attention, which it takes by itself where it can: in
+    passes of many rows it rounds otherwise, and where two tokens are near goes on with the other.
+    """
     import llama_cpp
 
-    how: Any = {"n_ctx": 2048, "n_threads": 1, "verbose": False, "flash_attn": True}
-    model = llama_cpp.Llama(path, **how)
+    how: Any = {"n_ctx": 2048, "n_batch": 1, "n_ubatch": 1, "n_threads": 1, "flash_attn": True}
+    model = llama_cpp.Llama(path, **how, verbose=False)
 
     def check(prompt: Tokens, answer: Tokens) -> bool:
         model.reset()
