@@ -208,6 +208,17 @@ class SourceSpec(Struct, frozen=True):
     options: EngineOptions = DEFAULT_OPTIONS
 
 
+class Learnable(Struct, frozen=True):
+    """A head that can go on learning while it drafts (``asyncspec.backend.learning``)."""
+
+    # As ``Setup.make`` names what trains it.
+    make: str
+    # Its folder.
+    folder: str
+    # Equal for equal weights.
+    fingerprint: str
+
+
 class LoadedSource(Struct, frozen=True):
     """A token source with its weights in memory."""
 
@@ -224,6 +235,8 @@ class LoadedSource(Struct, frozen=True):
     # As in ``StageBackend``.
     device: str = CPU
     device_memory: Callable[[], DeviceMemory | None] = host_memory
+    # How it goes on learning; None: it cannot. Raises ``UserError`` for a head that cannot.
+    learnable: Callable[[], Learnable] | None = None
 
 
 class Footprint(Struct, frozen=True):

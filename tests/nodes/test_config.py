@@ -88,6 +88,10 @@ def test_draft_nodes_need_no_table() -> None:
         (('path = "model"', 'path = "model"\n[draft]\npolicy = "best"'), "unknown policy 'best'"),
         (('path = "model"', 'path = "model"\n[draft]\nsource = "eagle:"'), "names no head"),
         (
+            ('path = "model"', 'path = "model"\n[draft]\nsource = "ngram"\nlearn = true'),
+            "ngram cannot learn; take an EAGLE-3 or DFlash head",
+        ),
+        (
             ('path = "model"', 'path = "model"\n[draft]\nsource = "twin:4"'),
             "there is no twin:4; use",
         ),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from asyncspec.core.errors import UserError
 from asyncspec.core.jobs import TensorRows
 from asyncspec.plugins.hf.kernels.device import EMULATED
 from asyncspec.plugins.hf.model.stage import HFStage
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import DraftTable, TargetTable
 from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.node.loading import load_node
@@ -49,6 +50,12 @@ def test_where_the_file_names_none_there_may_be_several(number: int) -> None:
 )
 def test_suffix_decoding_remembers_answers(source: str, remembers: bool) -> None:
     assert draft_state(DRAFT, named=True, source=source).config.source_remembers == remembers
+
+
+def test_what_cannot_learn_is_refused() -> None:
+    eagle = replace(CONFIG.draft, source=f"eagle:{BUNDLED_EAGLE}", learn=True)
+    with pytest.raises(UserError, match="demo-eagle cannot learn: it is an EAGLE-1"):
+        load_node(replace(CONFIG, draft=eagle), DRAFT, Reporter(DRAFT, None))
 
 
 @pytest.mark.parametrize(("source", "at_once"), [("none", 2), ("twin:int8", 1)])

@@ -19,6 +19,7 @@ from asyncspec.backend.base import (
     DType,
     FilePart,
     Footprint,
+    Learnable,
     LoadedSource,
     ModelInfo,
     OpenModel,
@@ -273,7 +274,10 @@ class HFBackend(Backend):
             else:
                 kind = ParallelEagleSource if opened.description.parallel else EagleSource
                 head = load_eagle(opened, spec.target, kind=kind, **how)
-            return LoadedSource(head, head.token_bytes, head.features.wanted, head)
+            return LoadedSource(
+                *(head, head.token_bytes, head.features.wanted, head),
+                learnable=lambda: _learnable(opened),
+            )
         if spec.name == MTP_NAME:
             from asyncspec.plugins.hf.heads.mtp.head import load_mtp
 
@@ -313,6 +317,13 @@ class HFBackend(Backend):
 
     def load_tokenizer(self, model: Any, template: str | None = None) -> HFTokenizer:
         return load_tokenizer(model.path, template)
+
+
+def _learnable(opened: Any) -> Learnable:
+    """See ``LoadedSource``."""
+    from asyncspec.plugins.hf.training.continued import learnable
+
+    return learnable(opened)
 
 
 def _beside_other(wanted: str) -> Any:

@@ -41,7 +41,7 @@ from asyncspec_protocol.ids import DRAFT
 
 CLUSTERS_CHOICE = (
     *("target", "draft", "stages", "dtype", "mode", "quantize", "threads", "retest"),
-    *("source_apart", "chat_template", "generation_config", "backend", "ctx_size"),
+    *("draft_learn", "source_apart", "chat_template", "generation_config", "backend", "ctx_size"),
     *EngineOptions.__struct_fields__,
 )
 """Arguments that a running cluster has already fixed."""
@@ -68,6 +68,8 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
         help="default: auto, what is best of what there is; + joins several; the demo target also "
         "has eagle: and hybrid (docs/reference/sources.md)",
     )
+    text = "the head goes on learning from answers while there is no request"
+    add("--draft-learn", action="store_true", help=text)
     if local:
         text = "the token source gets a process of its own"
         add("--source-apart", action="store_true", help=text)
@@ -290,6 +292,9 @@ def _local_config(
     elif source != AUTO:
         source = checkpoints.check_draft(source, target)
         draft = replace(draft, source=source if uses_draft else NONE)
+    if arguments.draft_learn:
+        checkpoints.check_learning(draft.source)
+        draft = replace(draft, learn=True)
     if arguments.threads is not None:
         set_thread_count(arguments.threads)
     stage_pace, draft_pace = given(arguments, PASSES), given(arguments, tables.DRAFTING)

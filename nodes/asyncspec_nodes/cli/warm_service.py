@@ -20,7 +20,11 @@ from asyncspec_nodes.local import service_file
 from asyncspec_nodes.local.service_file import ServiceState
 from asyncspec_protocol.ids import DRAFT
 
-OWN = ("trace", "check", "log_dir", "threads", "retest", "source_apart", *PASSES, *DRAFTING)
+OWN = (
+    *("trace", "check", "log_dir", "threads", "retest", "source_apart", "draft_learn"),
+    *PASSES,
+    *DRAFTING,
+)
 """Arguments that only a cluster of the command's own can have."""
 
 COMPARED = ("stages", "draft", "policy", "ctx_size", "device", "gpu_layers", "repack")

@@ -101,6 +101,15 @@ def check_draft(source: str, target: str | Path) -> str:
     return each(spelled_out(source, target), check)
 
 
+def check_learning(source: str) -> None:
+    """Raise ``UserError`` where nothing of a token source can learn while it drafts."""
+    if not any(kind_of(part).reads_features for part in parts(source)):
+        raise UserError(
+            f"[draft] learn: {source} cannot learn; take an EAGLE-3 or DFlash head made by "
+            "asyncspec train-head (eagle:DIR), or leave learn out"
+        )
+
+
 def spelled_out(source: str, target: str | Path) -> str:
     """A token source's name without short ones. Raises ``UserError`` for targets not bundled."""
     if source == HYBRID:

@@ -37,6 +37,9 @@ Above = Annotated[float, Meta(gt=1e-9, lt=1e9)]
 
 AUTO: Literal["auto"] = "auto"
 
+STARTED = "local"
+"""A cluster that a command starts on its machine is called so, with the number of its process."""
+
 
 class ClusterTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[cluster]``"""
@@ -99,6 +102,9 @@ class DraftTable(Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "flow"
     # Why it is this source, where "auto" chose it; for the status.
     chosen: str = ""
+    # Whether the head in ``source``, one that asyncspec train-head made, goes on learning from
+    # answers while the node has no request (docs/reference/sources.md).
+    learn: bool = False
 
 
 class NodeTable(Struct, frozen=True, forbid_unknown_fields=True):

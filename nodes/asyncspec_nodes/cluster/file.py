@@ -22,7 +22,15 @@ from asyncspec.planning import PLANNERS
 from asyncspec.policy.registry import POLICIES
 from asyncspec.source.registry import EAGLE_PREFIX
 from asyncspec_nodes.cluster import toml_file
-from asyncspec_nodes.cluster.checkpoints import HYBRID, PLAIN, each, is_name, parts
+from asyncspec_nodes.cluster.checkpoints import (
+    AUTO,
+    HYBRID,
+    PLAIN,
+    check_learning,
+    each,
+    is_name,
+    parts,
+)
 from asyncspec_nodes.cluster.config import DRAFTING, PASSES, Config, PaceTable, check_layers
 from asyncspec_nodes.console.arguments import host_and_port
 from asyncspec_nodes.console.hosts import is_host, is_loopback
@@ -120,6 +128,8 @@ def _check_draft(config: Config) -> None:
             raise UserError(f'[draft] source: "{EAGLE_PREFIX}" names no head; add its directory')
         if part == HYBRID:
             raise UserError(f'[draft] source: "{HYBRID}" names no model; use "DIR+ngram"')
+    if config.draft.learn and config.draft.source != AUTO:
+        check_learning(config.draft.source)
 
 
 def check_options(target: str, options: EngineOptions, whose: str) -> None:

@@ -21,6 +21,7 @@ from asyncspec_nodes.http.api.errors import ApiError, invalid
 from asyncspec_nodes.http.api.parameters import parse
 from asyncspec_nodes.http.dialects import DIALECTS, endpoints
 from asyncspec_nodes.http.limits import ConcurrencyLimit
+from asyncspec_nodes.http.metrics import LEARNED
 from asyncspec_nodes.http.middleware import (
     CALLER,
     REQUEST_ID,
@@ -278,6 +279,7 @@ def _node_state(node: Status) -> dict[str, object]:
     counts = ("sessions", "waiting", "slots", "room")
     return {
         **{name: getattr(node, name) for name in (*names, *memory, *counts)},
+        **{name: node.totals[name] for name in LEARNED if name in node.totals},
         "links": [
             {"peer": peer, "round_trip": None if rtt < 0 else rtt, "bytes_sent": sent}
             for peer, rtt, sent in links

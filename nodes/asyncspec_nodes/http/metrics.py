@@ -73,6 +73,12 @@ SUMS = {
 }
 """Counters of a draft node: their ``Status.totals``."""
 
+LEARNED = (
+    *("learned_version", "learned_answers", "learned_seconds"),
+    *("learned_before", "learned_after"),
+)
+"""What a node whose head learns has in its ``Status.totals``."""
+
 REQUESTS = [
     *_all("counter", "model", "reason", requests="Requests by their end"),
     *_all(
@@ -123,6 +129,11 @@ NODES = [
         node_cache_capacity_slots="Cache slots of a stage, 0: no bound; of the draft node, those "
         "reserved by admitted requests",
         node_layers="Target layers",
+        node_learned_version="Version of a head that learns; 0: as it was given",
+        node_learned_answers="Answers that it learns from and is measured on",
+        node_learned_before="Tokens guessed right in a row on answers held out, by the version "
+        "before the last change",
+        node_learned_after="By the one after it",
     ),
     *_all(
         *("counter", *NODE),
@@ -130,6 +141,7 @@ NODES = [
         node_passes="Forward passes of a stage",
         node_rows="Rows of those passes",
         node_links_lost="Links to other nodes that have ended",
+        node_learned_seconds="Time that a head has been trained for",
     ),
     *_all(
         *("gauge", *NODE, "peer"),
@@ -261,6 +273,9 @@ def _samples(node: Status) -> Iterator[Sample]:
         yield name, labels, value
     for name in ("passes", "rows", "links_lost"):
         if name in node.totals and (name == "links_lost" or node.role == "verify"):
+            yield f"node_{name}", labels, node.totals[name]
+    for name in LEARNED:
+        if name in node.totals:
             yield f"node_{name}", labels, node.totals[name]
     for peer, seconds, sent in zip(node.peers, node.round_trips, node.sent, strict=True):
         if seconds >= 0:

@@ -20,6 +20,7 @@ from rich.table import Table
 from asyncspec.backend.base import DEFAULT_OPTIONS, EngineOptions
 from asyncspec.core.errors import AsyncSpecError, ClusterError, UserError
 from asyncspec_nodes.cluster.config import (
+    STARTED,
     ClusterTable,
     Config,
     DraftTable,
@@ -121,7 +122,7 @@ def local_config(
         stages + 1 if separate_source else 0: draft_pace
     }
     return Config(
-        cluster=ClusterTable(name=f"local-{os.getpid()}", stages=stages),
+        cluster=ClusterTable(name=f"{STARTED}-{os.getpid()}", stages=stages),
         target=target,
         draft=draft,
         llama=llama,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import ClassVar, Protocol
@@ -100,6 +100,8 @@ class Inspector(LinkService):
         self._draft = draft
         # Why the process takes no requests, whatever the pipeline; empty where it does.
         self.refuses: Callable[[], str] = lambda: ""
+        # What the node's head has learned.
+        self.learning: Callable[[], Mapping[str, float]] = dict
         self._device, self._device_memory = device, device_memory
         self._clock = clock
         self._started = self._memory_due = clock()
@@ -214,8 +216,10 @@ class Inspector(LinkService):
             passes = state.cost.averages()
             reasons = [no_link(me.rank)] if self._is_cut else []
         memory, (resident, available) = self._device_memory(), self._own_memory()
-        totals = {"passes": runtime.passes, "rows": runtime.rows} if me.role == "verify" else {}
-        totals |= {"links_lost": self._links_lost}
+        totals: dict[str, float] = {}
+        if me.role == "verify":
+            totals = {"passes": runtime.passes, "rows": runtime.rows}
+        totals |= {"links_lost": self._links_lost, **self.learning()}
         for rank, why in sorted(runtime.refusals.items()):
             reasons.append(f"{'the token source' if rank > me.stages else f'stage {rank}'}: {why}")
         return Status(

@@ -33,8 +33,9 @@ from asyncspec.core.errors import UserError
 from asyncspec.core.tensors import Tensors
 from asyncspec_nodes.cluster.automatic import described, resolved
 from asyncspec_nodes.cluster.checkpoints import NONE, PLAIN, parts, read_template
-from asyncspec_nodes.cluster.config import Config, layout
+from asyncspec_nodes.cluster.config import STARTED, Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
+from asyncspec_nodes.node.learning import HeadLearning
 from asyncspec_nodes.node.processor import processor_of
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import (
@@ -89,6 +90,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     serving: ServingConfig | None = None
     # What drafts, and why where "auto" chose it.
     draft: str = ""
+    # Where the head that drafts here learns.
+    learning: HeadLearning | None = None
     # End its other processes, when it has stopped.
     closing: tuple[Callable[[], None], ...] = ()
 
@@ -205,6 +208,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     # A mistake in the layers is every node's: all of them name it at once.
     layout(config, target.info.layers)
     defaults = read_defaults(config.target.path, config.target.generation_config)
+    learning = _learning(config, rank, reporter) if config.source is None else None
     reporter.loading("tokenizer")
     tokenizer = backend.load_tokenizer(target, read_template(config.target.chat_template))
     target_grammars = grammars(backend, target, tokenizer, bounded=True)
@@ -212,7 +216,8 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     with ThreadPoolExecutor(1, "templates") as beside:
         facts = beside.submit(_chat_facts, tokenizer, config.target.path)
         if config.source is None:
-            source = constrained(report_and_load(config, rank, target, reporter), target_grammars)
+            loaded = report_and_load(config, rank, target, reporter, learning)
+            source = constrained(loaded, target_grammars)
         else:
             source = features_passed_on(config, target, backend)
     devices = devices_beside(config, rank, source.device, backend.device_name)
@@ -238,7 +243,8 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                     devices, backend.threads(), len(config.nodes) - len(devices)
                 ),
                 awaits_features=bool(source.tensors and not source.features),
-                source_remembers=any(kind.remembers for kind in source_kinds(config)),
+                source_remembers=config.draft.learn
+                or any(kind.remembers for kind in source_kinds(config)),
                 min_common_prefix=MIN_COMMON_PREFIX if shares else NO_PREFIX,
                 keeps_states=keeps_states,
                 slots=source_slots(config, rank, source),
@@ -249,6 +255,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         abandon_job=source.source.abandon,
         tensors=source.tensors,
         tokenizer=tokenizer,
+        learning=learning,
         closing=(tokenizer.close, target_grammars.close),
         device=source.device,
         device_memory=source.device_memory,
@@ -285,7 +292,8 @@ def _chat_facts(tokenizer: Tokenizer, target: str) -> ChatFacts:
 
 def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporter) -> Loaded:
     target = backend.open(config.target.path)
-    source = report_and_load(config, rank, target, reporter)
+    learning = _learning(config, rank, reporter)
+    source = report_and_load(config, rank, target, reporter, learning)
     source = constrained(source, grammars(backend, target))
     return Loaded(
         me=_hello(config, rank, target),
@@ -301,9 +309,19 @@ def _load_source(config: Config, rank: Rank, backend: Backend, reporter: Reporte
         run_job=source.source.run,
         abandon_job=source.source.abandon,
         tensors=source.tensors,
+        learning=learning,
         device=source.device,
         device_memory=source.device_memory,
     )
+
+
+def _learning(config: Config, rank: Rank, reporter: Reporter) -> HeadLearning | None:
+    if not config.draft.learn:
+        return None
+    cluster = config.cluster.name
+    if cluster.startswith(f"{STARTED}-"):
+        cluster = STARTED  # the next one goes on with what this one learns
+    return HeadLearning(cluster, rank, config.target.path, reporter.log)
 
 
 def _size(target: OpenModel) -> str:

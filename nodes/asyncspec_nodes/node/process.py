@@ -78,6 +78,8 @@ async def serve(
         loaded = after_end(loaded, again, at=time.time())
         for close in loaded.closing:
             stack.callback(close)
+        if loaded.learning is not None:
+            stack.callback(loaded.learning.close)
         node = assemble(config, loaded, sock, security, reporter, file)
         runtime = node.runtime
         running = asyncio.create_task(runtime.run())
@@ -186,7 +188,13 @@ def assemble(
 ) -> Node:
     """A loaded node that listens on ``sock`` once its runtime runs."""
     host = NodeHost(reporter.log)
-    in_hand = InHand(reporter.in_hand)
+
+    def changed(some: bool) -> None:
+        reporter.in_hand(some)
+        if loaded.learning is not None:
+            loaded.learning.in_hand(some)
+
+    in_hand = InHand(changed)
     runtime = Runtime(
         WatchedMachine(loaded.machine, in_hand),
         loaded.machine.initial(),
@@ -212,6 +220,8 @@ def assemble(
         *(loaded.device, loaded.device_memory),
         machine=config.machine(loaded.me.rank),
     )
+    if loaded.learning is not None:
+        inspector.learning = loaded.learning.totals
     engine = None
     if loaded.tokenizer is not None and loaded.serving is not None:
         host.service = TextService(

@@ -24,8 +24,9 @@ from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
 from asyncspec.source.registry import SourceKind, kind_of, make_source, needs_backend
 from asyncspec_nodes.cluster.automatic import source_name
-from asyncspec_nodes.cluster.checkpoints import NONE, parts
+from asyncspec_nodes.cluster.checkpoints import NONE, check_learning, parts
 from asyncspec_nodes.cluster.config import Config
+from asyncspec_nodes.node.learning import HeadLearning
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import cache_budget
 from asyncspec_protocol.ids import DRAFT
@@ -34,9 +35,14 @@ IDLE = LoadedSource(NGramSource())
 """Placeholder for nodes whose machine sends no draft requests to its device."""
 
 
-def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedSource:
-    """The source that ``[draft]`` names, on a node. Raises ``UserError``."""
+def load_source(
+    config: Config, target: OpenModel, rank: int = DRAFT, learning: HeadLearning | None = None
+) -> LoadedSource:
+    """The source that ``[draft]`` names, on a node, whose head goes on ``learning``. Raises
+    ``UserError``."""
     names = parts(config.draft.source)
+    if learning is not None:
+        check_learning(config.draft.source)
     if names == (NONE,):
         if POLICIES[config.draft.policy].uses_draft:
             raise UserError(
@@ -44,13 +50,14 @@ def load_source(config: Config, target: OpenModel, rank: int = DRAFT) -> LoadedS
                 "use policy autoregressive, or another source"
             )
         return IDLE
-    models = [
-        backend_of_source(name, config.target.path).load_source(
-            SourceSpec(name, target, config.target.dtype, config.engine_of(rank))
-        )
-        for name in names
-        if needs_backend(name)
-    ]
+    models: list[LoadedSource] = []
+    for name in filter(needs_backend, names):
+        backend = backend_of_source(name, config.target.path)
+        spec = SourceSpec(name, target, config.target.dtype, config.engine_of(rank))
+        loaded = backend.load_source(spec)
+        if learning is not None and kind_of(name).reads_features:
+            loaded = learning.wrap(backend, spec, loaded)
+        models.append(loaded)
     bases = [loaded.source for loaded in models]
     lookups = [make_source(name) for name in names if not needs_backend(name)]
     reader = next((loaded for loaded in models if loaded.features), None)
@@ -116,12 +123,16 @@ def features_passed_on(config: Config, target: OpenModel, backend: Backend) -> L
 
 
 def report_and_load(
-    config: Config, rank: int, target: OpenModel, reporter: Reporter
+    config: Config,
+    rank: int,
+    target: OpenModel,
+    reporter: Reporter,
+    learning: HeadLearning | None = None,
 ) -> LoadedSource:
     """``load_source``, and a report of what is loaded, without the folders. Raises
     ``UserError``."""
     reporter.loading(f"draft {source_name(config.draft)}")
-    return load_source(config, target, rank)
+    return load_source(config, target, rank, learning)
 
 
 def source_slots(config: Config, rank: int, source: LoadedSource) -> int:

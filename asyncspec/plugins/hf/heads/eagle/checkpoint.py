@@ -42,6 +42,8 @@ class EagleCheckpoint(Struct, frozen=True):
     tensors: Mapping[str, Stored]
     # The target's id of every token the head can propose; None: they are the same.
     ids: torch.Tensor | None
+    # By the same names as ``tensors``, those in the file.
+    names: Mapping[str, str]
 
 
 def open_eagle(name: str | Path, target: ModelInfo) -> EagleCheckpoint:
@@ -61,7 +63,7 @@ def open_eagle(name: str | Path, target: ModelInfo) -> EagleCheckpoint:
     if "d2t" in tensors:
         t2d = tensors["t2d"].read(torch.bool) if "t2d" in tensors else None
         ids = _target_ids(tensors["d2t"].read(torch.int64), t2d, head.vocab_size, path)
-    return EagleCheckpoint(path, head, tensors, ids)
+    return EagleCheckpoint(path, head, tensors, ids, names)
 
 
 def _read(name: str, info: TensorInfo, dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Training a draft head on a node's own answers while it serves, in a process of its own."""
