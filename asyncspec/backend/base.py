@@ -130,6 +130,8 @@ class ModelInfo(Struct, frozen=True):
     shares_prefixes: bool = True
     # Whether its states are kept where ``kept_state`` says, so that a session may begin there.
     keeps_states: bool = False
+    # What bounds the context where it is not the length the model was made for; for messages.
+    context_reason: str = ""
 
 
 class OpenModel(Protocol):
@@ -255,6 +257,8 @@ class Footprint(Struct, frozen=True):
     embedding: int = 0
     # Cache per session, whatever its length.
     session: int = 0
+    # Part of the results that are states of recurrent layers, for any number of sessions.
+    states: int = 0
 
 
 SAMPLE_BYTES = 1024

@@ -23,6 +23,7 @@ from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.checkpoint.files.headers import list_tensors
 from asyncspec.plugins.hf.checkpoint.model_config import SUPPORTED
 from asyncspec.plugins.hf.model.footprint import footprint
+from asyncspec_nodes.cluster.config import LimitsTable
 from asyncspec_nodes.cluster.placement import best_placement, target_cost
 from backend.probe import cut, same_bits
 from backend.tiny import ALTERNATING, FAMILIES, LATENT, LAYERS, PLAIN, VOCAB, YARN_ROPE, generated
@@ -217,7 +218,10 @@ def test_a_model_type_of_its_publisher(tiny: Callable[..., Path], tmp_path: Path
 def test_sparse_attention_within_what_it_chooses(
     tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert open_checkpoint(tiny("deepseek-v3.2")).info.context_length == 256
+    info = open_checkpoint(tiny("deepseek-v3.2")).info
+    assert info.context_length == 256
+    assert "top-k of its sparse attention" in LimitsTable().reason_of(info)
+    assert not LimitsTable(context=100).reason_of(info)
     assert "no longer than that" in caplog.text
 
 

@@ -269,6 +269,19 @@ def test_a_table_for_people(tiny: Callable[..., Path], capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert "V1" in out
     assert "V2" in out
+    assert "states" not in out
+
+
+def test_states_of_sessions_are_shown(
+    tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("--target", str(tiny("falcon-h1")), "--stages", "2")
+    alone, both = (asked(capsys, *argv, "--sessions", n) for n in "12")
+    for lone, pair in zip(alone, both, strict=True):
+        assert pair["states_bytes"] == 2 * lone["states_bytes"] > 0
+        assert pair["cache_bytes"] - lone["cache_bytes"] == lone["states_bytes"]
+    assert cli.main(["memory", *argv]) == 0
+    assert "of it states" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

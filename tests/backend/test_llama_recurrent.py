@@ -21,7 +21,7 @@ from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.llama.backend import BACKEND
 from asyncspec.plugins.llama.branches import Node, Pool
 from asyncspec.plugins.llama.cut import refused
-from asyncspec.plugins.llama.footprint import footprint
+from asyncspec.plugins.llama.footprint import footprint, slot_bytes
 from asyncspec.plugins.llama.stage import LlamaStage, load_stage
 from asyncspec.plugins.llama.states import States
 from asyncspec.plugins.llama.target import open_target
@@ -122,6 +122,21 @@ def test_memory_counts_states(tmp_path: Path) -> None:
     # Half of the layers have keys and values.
     assert taken.slot == attention.slot
     assert BACKEND.footprints(str(target.path), [(0, 2)], stage_options())[0].session
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen35", "nemotron_h", "granitehybrid", "falcon-h1"])
+def test_states_take_what_memory_says(family: str, tmp_path: Path) -> None:
+    """What llama.cpp writes of a sequence is its states, its keys and values, and a few numbers."""
+    target = open_target(save_recurrent(tmp_path / "model.gguf", family))
+    layers = len(KINDS[family])
+    stage, count = load_stage(target, 0, layers, options=CPU), 40
+    stage.run(Admit(SESSION, count, Sampling()))
+    stage.run(chain(SESSION, 0, [i * 11 % VOCAB for i in range(count)], None, ()))
+    engine, taken = stage.engine, footprint(target, (0, layers))
+    written = max(engine.save(sequence)[1].size for sequence in range(engine.settings.sequences))
+    states = written - count * slot_bytes(target, (0, layers), "auto")
+    assert 0 <= states - taken.session < 0.02 * taken.session + 100 * count
+    assert taken.states == engine.settings.sequences * taken.session
 
 
 def stage_options() -> Any:

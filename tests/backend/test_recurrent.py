@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -10,14 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from asyncspec.backend.reference import decode
-from asyncspec.core.jobs import Row
+from asyncspec.backend import reference
+from asyncspec.backend.reference import SESSION, decode
+from asyncspec.core.jobs import Admit, Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.attention import recurrent
-from asyncspec.plugins.hf.attention.recurrent import Inputs, StateCache, StateShape, step
+from asyncspec.plugins.hf.attention.recurrent import UNCOMMITTED, Inputs, StateCache, StateShape, step
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
 from asyncspec.plugins.hf.model.footprint import footprint
@@ -196,7 +197,7 @@ def test_a_value_is_added_at_the_key_that_heads_share() -> None:
     assert after.flatten().tolist() == [0.5 + 6, 0.25 + 15]
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "nemotron-h"])
+@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "nemotron-h", "falcon-h1", "kimi-linear"])
 def make(tiny: Callable[..., Path], request: pytest.FixtureRequest) -> engines.MakeStages:
     stages = cut(open_checkpoint(tiny(request.param)), 2)
     return lambda _: stages
@@ -222,7 +223,7 @@ def test_steps_are_bounded_as_in_a_whole_text(tiny: Callable[..., Path]) -> None
     assert decode(cut(open_checkpoint(path), 2), prompt, 8) == want
 
 
-@pytest.mark.parametrize("family", ["lfm2", "nemotron-h"])
+@pytest.mark.parametrize("family", ["lfm2", "nemotron-h", "falcon-h1", "kimi-linear"])
 def test_memory_of_other_states_is_counted(family: str, tiny: Callable[..., Path]) -> None:
     path = tiny(family)
     info = inspect_checkpoint(path)
@@ -232,6 +233,31 @@ def test_memory_of_other_states_is_counted(family: str, tiny: Callable[..., Path
     assert foretold.session == stage.session_bytes > 0
     assert stage.cache_bytes(1) == foretold.slot > 0
     assert stage.shard.weight_bytes == pytest.approx(foretold.weights, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", "lfm2", "nemotron-h", "falcon-h1", "kimi-linear"])
+def test_a_session_takes_the_memory_that_is_said_of_its_states(
+    family: str, tiny: Callable[..., Path]
+) -> None:
+    """Behind a chunk of a prompt, with a state kept for others: all but one that is in the making,
+    and what torch aligns."""
+    stage = load_stage(open_checkpoint(tiny(family)), 0, 3, mode="fast")
+    stage.run(Admit(SESSION, 512, Sampling(), kept_state=3))
+    tokens = [i * 7 % 150 for i in range(UNCOMMITTED + 4)]
+    stage.run(reference.chain(SESSION, 0, tokens[:4], None, ()))
+    stage.run(reference.chain(SESSION, 4, tokens[4:], None, ()))
+    cache = stage._sessions[SESSION].cache
+    held = {x.untyped_storage().data_ptr(): x for states in cache.states.values() for x in kept(states)}
+    total = sum(x.untyped_storage().nbytes() for x in held.values())
+    assert 0.7 * stage.session_bytes < total <= stage.session_bytes
+
+
+def kept(states: StateCache) -> Iterator[torch.Tensor]:
+    """All tensors of a layer's states in a session."""
+    yield from (states._state, states._window, *states._states.values(), *(states._kept or ()))
+    yield from states._channels.values()
+    for inputs in states._inputs.values():
+        yield from (x for x in astuple(inputs) if x is not None)
 
 
 def test_memory_of_states_is_counted(tiny: Callable[..., Path]) -> None:

@@ -153,6 +153,15 @@ def test_the_limit_is_cut_to_the_context_and_eos_may_be_ignored() -> None:
     assert submitted.request.stop_tokens == frozenset()
 
 
+def test_what_bounds_a_context_is_told() -> None:
+    world = World(replace(RULES, context_reason="the top-k of its sparse attention"))
+    for change in ({"prompt": "x" * 10}, {"max_new_tokens": 9, "must_fit": True}):
+        world.ask(replace(ASK, **change))
+    errors = [finished.detail for finished in world.inbox.got if isinstance(finished, Finished)]
+    assert len(errors) == 2
+    assert all("context is 10 (the top-k of its" in x or "of 10 (the top-k of" in x for x in errors)
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -97,14 +97,17 @@ def footprint(
     has_copy = has_head and not has_states(target.model)
     results += (1 + has_copy) * first_cells(target) * token
     state = _states_bytes(target, span)
-    results += sequences(target, span) * state
+    states = sequences(target, span) * state
+    results += states
     masks = 2 if target.model.get("{arch}.attention.sliding_window") else 1
     heads = max(by_layer(target.model, "attention.head_count", layers), default=0)
     unfused = score_bytes(heads, flash)
     results += first_cells(target) * unfused
     scores = ceil(_SPARE * (masks * _MASK[mode] + unfused))
     return Footprint(
-        span, weights, ceil(_COPIES * token), scores, results, looked_up, session=state
+        *(span, weights, ceil(_COPIES * token), scores, results, looked_up),
+        session=state,
+        states=states,
     )
 
 

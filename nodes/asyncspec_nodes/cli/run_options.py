@@ -165,13 +165,16 @@ def _check_length(prompt: Prompt, config: Config) -> None:
     Only where it may be, as a token has at least a byte, is it tokenized for that."""
     target = config.target.path
     backend = backend_of(target)
-    context = config.limits.context_of(backend.inspect(target).context_length)
+    info = backend.inspect(target)
+    context, reason = config.limits.context_of(info.context_length), config.limits.reason_of(info)
     texts = [text for text in prompt.turns if len(text.encode()) > context]
     if not texts:
         return
     with contextlib.closing(backend.load_tokenizer(backend.open(target))) as tokenizer:
         for text in texts:
-            if problem := length_problem(len(tokenizer.encode(text)), context):
+            if problem := length_problem(
+                len(tokenizer.encode(text)), context, reason=reason
+            ):
                 raise UserError(problem)
 
 

@@ -13,6 +13,7 @@ from asyncspec.backend.base import (
     EngineOptions,
     KVType,
     Mode,
+    ModelInfo,
     Quantize,
     StageOptions,
 )
@@ -185,6 +186,11 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
     def context_of(self, longest: int) -> int:
         """Tokens of a request of a target that was made for ``longest``."""
         return min(self.context or longest, longest)
+
+    def reason_of(self, info: ModelInfo) -> str:
+        """Why the target bounds requests so; empty where it is ``context`` that does."""
+        bounds = self.context_of(info.context_length) == info.context_length
+        return info.context_reason if bounds else ""
 
     @property
     def requests(self) -> int:

@@ -262,6 +262,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         draft=described(config.draft),
         serving=ServingConfig(
             context_length=config.limits.context_of(target.info.context_length),
+            context_reason=config.limits.reason_of(target.info),
             eos=frozenset(target.info.eos_token_ids),
             policy=config.draft.policy,
             drafts=parts(config.draft.source) != (NONE,),

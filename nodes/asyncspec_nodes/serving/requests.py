@@ -108,6 +108,8 @@ class ServingConfig(Struct, frozen=True):
     chat: ChatFacts = ChatFacts()
     # None: grammars are not looked at here.
     grammars: GrammarCompiler | None = None
+    # As in ``ModelInfo``.
+    context_reason: str = ""
 
 
 BAD_GRAMMAR = "grammar"
@@ -194,14 +196,20 @@ def usually_sampled(submit: Submit) -> Submit:
     return replace(submit, **left)
 
 
-def length_problem(tokens: int, context: int, max_new_tokens: int = 1) -> str | None:
-    """A prompt of so many tokens that leaves no room for an answer."""
+def length_problem(
+    tokens: int, context: int, max_new_tokens: int = 1, reason: str = ""
+) -> str | None:
+    """A prompt of so many tokens that leaves no room for an answer. ``reason``: of the context."""
     if context - tokens >= min(1, max_new_tokens):
         return None
     return (
-        f"the prompt has {tokens} tokens, but the target's context is {context}, answer included; "
-        "shorten the prompt"
+        f"the prompt has {tokens} tokens, but the target's context is "
+        f"{_with_reason(context, reason)}, answer included; shorten the prompt"
     )
+
+
+def _with_reason(context: int, reason: str) -> str:
+    return f"{context} ({reason})" if reason else str(context)
 
 
 def prompt_problem(prompt: str) -> str | None:
@@ -240,13 +248,14 @@ def prepare(
     prompt = _prompt_tokens(submit, config, tokenize)
     if isinstance(prompt, Refusal):
         return prompt
-    room = config.context_length - len(prompt)
-    if problem := length_problem(len(prompt), config.context_length, submit.max_new_tokens):
+    context, reason = config.context_length, config.context_reason
+    if problem := length_problem(len(prompt), context, submit.max_new_tokens, reason):
         return Refusal(problem, "context_length_exceeded")
+    room = context - len(prompt)
     if submit.must_fit and submit.max_new_tokens > room:
         return Refusal(
             f"the prompt has {len(prompt)} tokens, which leaves room for {room} in the target's "
-            f"context of {config.context_length}, but {submit.max_new_tokens} are asked for; ask "
+            f"context of {_with_reason(context, reason)}, but {submit.max_new_tokens} are asked for; ask "
             "for fewer, or shorten the prompt",
             "context_length_exceeded",
         )

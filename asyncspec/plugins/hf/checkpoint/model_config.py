@@ -152,6 +152,7 @@ def inspect_checkpoint(directory: Path) -> ModelInfo:
         dtype=str(config.get("dtype") or config.get("torch_dtype") or ""),
         shares_prefixes=name not in RECURRENT,
         keeps_states=name in RECURRENT,
+        context_reason="the top-k of its sparse attention" if name in SPARSE else "",
     )
 
 

@@ -125,6 +125,9 @@ class NodeMemory(Struct, frozen=True):
     runtime_bytes: int
     # Peak of the process: both.
     peak_bytes: int
+    # States of recurrent layers: those of sessions are part of the cache, those that a GGUF stage
+    # allocates whatever sessions there are of what runs beside it.
+    states_bytes: int = 0
 
 
 def _node_memory(
@@ -139,20 +142,27 @@ def _node_memory(
     """Memory of a node that holds ``models`` in a process of ``process`` bytes without them."""
     weights, slot = sum(one.weights for one in models), sum(one.slot for one in models)
     cache, nodes = slots * slot, tree * slot
-    cache += sessions * sum(one.session for one in models)
+    of_sessions = sessions * sum(one.session for one in models)
+    cache += of_sessions
+    states = of_sessions + sum(one.states for one in models)
     total = weights + cache + nodes
     runtime = process + (slots + tree) * max((one.scores for one in models), default=0)
     runtime += sum(one.results for one in models)
-    return NodeMemory(rank, layers, weights, cache, nodes, slot, total, runtime, total + runtime)
+    sizes = (weights, cache, nodes, slot, total, runtime, total + runtime, states)
+    return NodeMemory(rank, layers, *sizes)
 
 
 def _table(stages: list[NodeMemory], draft: NodeMemory | None, slots: int, tree: int) -> Table:
     table = Table("node", "layers", box=None, pad_edge=False)
-    for head in ("weights", f"cache of {slots:,}", f"tree of {tree:,}", "runtime", "peak GiB"):
+    heads = ["weights", f"cache of {slots:,}", f"tree of {tree:,}", "runtime", "peak GiB"]
+    kinds = ["weights", "cache", "tree", "runtime", "peak"]
+    if any(node.states_bytes for node in stages):
+        heads.append("of it states")
+        kinds.append("states")
+    for head in heads:
         table.add_column(head, justify="right")
     names = [(f"V{n.rank}", f"{n.layers[0]} to {n.layers[1] - 1}", n) for n in stages]
     for name, layers, node in [*names, *([("draft", "", draft)] if draft else [])]:
-        kinds = ("weights", "cache", "tree", "runtime", "peak")
         sizes = (getattr(node, f"{kind}_bytes") for kind in kinds)
         table.add_row(name, layers, *(f"{size / GIB:.2f}" for size in sizes))
     return table
