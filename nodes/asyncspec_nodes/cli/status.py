@@ -68,9 +68,7 @@ async def _nodes(address: ClusterAddress) -> tuple[Status, ...]:
         ) from None
 
 
-def service_lines(
-    state: ServiceState, nodes: Sequence[Status], problem: str = ""
-) -> Iterator[str]:
+def service_lines(state: ServiceState, nodes: Sequence[Status], problem: str = "") -> Iterator[str]:
     """One service, for people."""
     what = state.model or "a service"
     where = f" on {state.url}" if state.url else f" on port {state.port}"
@@ -89,6 +87,8 @@ def service_lines(
             yield f"  requests  {requests_text(node)}"
             if node.draft:
                 yield f"  draft     {node.draft}"
+        if "learned_version" in node.totals:
+            yield f"  learns    {learning_text(node)}"
     if nodes:
         resident = 0
         with suppress(psutil.Error):
@@ -113,6 +113,19 @@ def requests_text(draft: Status) -> str:
     )
 
 
+def learning_text(node: Status) -> str:
+    """What a node's head has learned."""
+    totals = node.totals
+    version = f"version {totals['learned_version']:.0f}"
+    if "learned_after" in totals:
+        gain = f"{totals['learned_before']:.2f} to {totals['learned_after']:.2f}"
+        version += f", from {gain} tokens guessed right in a row"
+    return (
+        f"{version}; {totals.get('learned_answers', 0):.0f} answers, "
+        f"{totals.get('learned_seconds', 0):.0f} s"
+    )
+
+
 def node_lines(nodes: Sequence[Status]) -> Iterator[str]:
     """The nodes of a cluster, for people."""
     for node in nodes:
@@ -124,6 +137,8 @@ def node_lines(nodes: Sequence[Status]) -> Iterator[str]:
             busy = node.busy_seconds / max(node.up_seconds, 1e-9)
             layers = span_text(node.layers)
             yield f"stage {node.rank}{host}: {layers}; busy {busy:.0%} of its time; {memory}"
+        if "learned_version" in node.totals:
+            yield f"  learns: {learning_text(node)}"
         if node.missing:
             yield f"  {node.missing}"
 
