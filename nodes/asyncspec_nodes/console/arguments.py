@@ -86,6 +86,11 @@ class Parser(argparse.ArgumentParser):
             if text and action.dest not in decided:
                 self._set(action, name, text, namespace)
         parsed, rest = super().parse_known_args(words, namespace)
+        texts = getattr(parsed, "words", None)
+        if isinstance(texts, list) and not any(word.startswith("-") for word in rest):
+            # Words of a command that takes several may stand behind options, too.
+            texts += rest
+            rest = []
         if rest:
             options = [text for action in self._actions for text in action.option_strings]
             wrong = next((word for word in rest if word.startswith("-")), rest[0])

@@ -33,7 +33,7 @@ from asyncspec_nodes.cluster import placement
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import Config, LimitsTable, TargetTable
 from asyncspec_nodes.cluster.file import beside, check_kv_type, check_options, load
-from asyncspec_nodes.cluster.named_models import target_of
+from asyncspec_nodes.cluster.named_models import is_model, target_of
 from asyncspec_nodes.console import bounds
 from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
@@ -138,6 +138,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if problem := POLICIES.problem(arguments.policy):
         raise UserError(problem)
+    if (file := arguments.devices) is not None and (is_model(str(file)) or file.is_dir()):
+        raise UserError(
+            f"{file} is a model; give it as --target, and its machines in a DEVICES file or by "
+            "--machine for each"
+        )
     planned = _planned(arguments)
     sessions = planned.limits.sessions
     stages = arguments.stages or placement.PLANNED_STAGES
@@ -194,7 +199,8 @@ def _planned(arguments: argparse.Namespace) -> Config:
     table = file.target
     if (named := arguments.target) is not None:
         # The path of a cluster file is beside it.
-        table = replace(table, path=beside(Path.cwd(), target_of(named)), backend="auto")
+        table = replace(table, path=beside(Path.cwd(), cluster_options.lone_gguf(target_of(named))))
+        table = replace(table, backend="auto")
     path = with_backend(table.path, arguments.backend or "auto")
     table = replace(table, path=path, **given(arguments, TargetTable.__struct_fields__[1:]))
     # Raises for options that the target does not have.
