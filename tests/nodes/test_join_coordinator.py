@@ -288,6 +288,14 @@ async def test_the_wait_is_shown_and_enter_prolongs_it(monkeypatch: pytest.Monke
 
 
 @pytest.mark.asyncio
+async def test_a_short_wait_ends_with_those_who_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Forming(monkeypatch, wait_seconds=6.0)
+    await one.run(lambda: one.join("a"))
+    assert one.said[0].startswith("starts alone in 3 s")
+    assert len(one.members.assignment) == 1
+
+
+@pytest.mark.asyncio
 async def test_machines_of_the_last_run_are_waited_for_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

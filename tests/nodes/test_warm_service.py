@@ -278,6 +278,14 @@ def test_commands_ask_a_service(capsys: pytest.CaptureFixture[str]) -> None:
         assert "asyncspec serve --stop ends it" in usage_error(capsys, *again)
 
 
+def test_a_log_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the service says of its end would be lost."""
+    service_file.make_folder()
+    service_file.log_path(0).symlink_to("/dev/full")
+    said = usage_error(capsys, "serve", "--background", "--port", "0", *TOY)
+    assert "service-any.log: No space left on device" in said
+
+
 @pytest.mark.processes
 def test_a_service_that_does_not_start(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     """Its error is the command's."""

@@ -47,6 +47,8 @@ def start(command_line: Sequence[str], port: int) -> int:
         how = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         log = os.open(path, how | (os.O_TRUNC if port else 0), 0o600)
     try:
+        with writing(str(path)):  # else nobody would learn why a service on a full disk ends
+            os.write(log, f"{time.strftime('%F %T')} a service starts\n".encode())
         begin = os.fstat(log).st_size
         process = subprocess.Popen(
             # -P: a file in the user's directory must not stand in for a module.

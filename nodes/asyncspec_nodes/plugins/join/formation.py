@@ -117,9 +117,14 @@ class Formation:
         there, options = len(self._members.by_id), self._options
         more = f"{there}{f' of {options.machines}' if options.machines else ''} here"
         if there and not (options.machines or self._held):
-            left = self.joined_at + options.settle_seconds - time.monotonic()
+            left = self.joined_at + self._settle_seconds - time.monotonic()
             more += f", {max(0.0, left):.0f} s more"
         return f"machines to join ({more})"
+
+    @property
+    def _settle_seconds(self) -> float:
+        """Half of ``wait_seconds`` at most: who is here by its end is enough."""
+        return min(self._options.settle_seconds, self._options.wait_seconds / 2)
 
     def _are_enough(self, count: int) -> bool:
         options = self._options
@@ -129,7 +134,7 @@ class Formation:
             return True
         if options.machines:
             return count >= options.machines
-        settled = time.monotonic() - self.joined_at > options.settle_seconds
+        settled = time.monotonic() - self.joined_at > self._settle_seconds
         return settled or 0 < self.expected <= count
 
     def _say_wait(self) -> None:
@@ -147,7 +152,7 @@ class Formation:
         more = f"; --machines {max(3, len(here) + 1)}{enter} to wait"
         if self.expected > len(here):
             more = f", or once the {self.expected} of its last run are here{more}"
-        self._say(f"starts {who} in {options.settle_seconds:g} s{more}")
+        self._say(f"starts {who} in {self._settle_seconds:g} s{more}")
 
     @property
     def may_improve(self) -> bool:
