@@ -81,8 +81,12 @@ class FlowMemory(Struct, frozen=True):
     @property
     def probe_interval(self) -> int:
         """Commits from one draft that is not sent to the next."""
-        share = self.draft_seconds * self.plain_rate / FLOW_PARAMETERS.probe_share
-        return min(FLOW_PARAMETERS.max_probe_interval, max(1, math.ceil(share)))
+        seconds = self.draft_seconds + FLOW_PARAMETERS.handling_seconds
+        share, longest = FLOW_PARAMETERS.probe_share, FLOW_PARAMETERS.max_probe_interval
+        if self.acceptance.observed < FLOW_PARAMETERS.early_nodes:
+            share = FLOW_PARAMETERS.early_probe_share
+            longest = FLOW_PARAMETERS.max_early_probe_interval
+        return min(longest, max(1, math.ceil(seconds * self.plain_rate / share)))
 
     def committing(self, event: Committed) -> FlowMemory:
         """With the target's tokens."""
@@ -124,27 +128,31 @@ class FlowMemory(Struct, frozen=True):
     def _likely_speeds(self, costs: RoundCosts, plain_rate: float) -> Callable[[RoundShape], float]:
         """By a shape's kind, the speed to expect of it, in times what the model of rounds does."""
         single, several = self.speculating
+        # What makes plain decoding slower than expected, as other programs do, slows rounds, too.
+        usual = self.plain.mean(plain_rate) / plain_rate
         # Where a round goes on with every hit, so many tokens come or fail together.
         at_once = 1.0 + hits_in_a_row(self.acceptance.profile[0])
         # What slows rounds of one segment down, such as late drafts, slows those of several, too.
-        slower = min(1.0, single.mean(1.0))
+        slower = min(usual, single.mean(usual))
         if costs.sessions > 1:
             expected = slower**FLOW_PARAMETERS.session_slowdown
         else:
             expected = slower * FLOW_PARAMETERS.regrowth
         several_now = several.likely(expected, at_once)
-        one_now = single.likely(1.0, 1.0)
-        if single.doubt > FLOW_PARAMETERS.max_doubt:
+        one_now = single.likely(usual, 1.0)
+        if min(single.doubt, self.plain.doubt) > FLOW_PARAMETERS.max_doubt:
             # Passes may take longer than alone because several rounds are under way, even on other
-            # machines (bounds on processor time). Only rounds of one segment can tell, and as slow
-            # as the others they would not be chosen.
+            # machines (bounds on processor time). Only rounds of one segment can tell, or none, and
+            # as slow as the others they would not be chosen.
             one_now *= costs.contention.at(1.0)
         plain = self.plain.likely(plain_rate, 1.0) / plain_rate
         # Where speculation is slower than expected, so may be what is expected without.
         plain *= 1.0 + self.plain.doubt * max(0.0, 1.0 - min(one_now, several_now))
 
         def gain(shape: RoundShape) -> float:
-            return plain if not shape.rows else several_now if shape.levels else one_now
+            if not shape.rows:
+                return plain * (1.0 + FLOW_PARAMETERS.min_gain)
+            return several_now if shape.levels else one_now
 
         return gain
 
@@ -159,6 +167,9 @@ class FlowMemory(Struct, frozen=True):
         memory = self.measured(costs, plain_rate)
         gain = memory._likely_speeds(costs, plain_rate)
         shape, rate = best_shape(self.acceptance.profile, costs, starts, gain)
+        single, several = memory.speculating
+        if shape.rows and (several if shape.levels else single).doubt > FLOW_PARAMETERS.trial_doubt:
+            pause = min(pause, FLOW_PARAMETERS.trial_tokens)
         more = max(1, shape.rows)
         row = (costs.slowest(1 + more) - costs.slowest(1)) / more
         return replace(

@@ -50,9 +50,16 @@ class FlowParameters(Struct, frozen=True):
     # Nodes to be observed before the speed of speculation says more than how good the draft is.
     min_observed: int = 12
     # Share of the time that drafts take which are not sent: they show whether the text has become
-    # easier, and the draft node may share its cores. Most commits between two such drafts.
-    probe_share: float = 0.03
-    max_probe_interval: int = 16
+    # easier, and the draft node may share its cores. Most commits between two such drafts. Both
+    # until so many nodes were observed, and from then on.
+    early_probe_share: float = 0.03
+    max_early_probe_interval: int = 16
+    early_nodes: int = 8
+    probe_share: float = 0.01
+    max_probe_interval: int = 64
+    # Processor time of the draft node's own work around a draft (views, merging, learning, the way
+    # to the device's thread and back), which no measured call holds.
+    handling_seconds: float = 5e-4
     # Share of the least planned chance from which a node is worth its row: a planned tree is one of
     # mean chances.
     worthwhile_chance: float = 0.5
@@ -61,10 +68,17 @@ class FlowParameters(Struct, frozen=True):
     level_weight: float = 1 / 32
     # The same in what a further row of a level takes: it is the difference of noisy times.
     level_row_weight: float = 1 / 32
+    # Least share by which speculation has to be faster than plain decoding to be chosen: what is
+    # expected is rarely closer, and nodes that share processors pay for every row.
+    min_gain: float = 0.05
     # Tokens after which the shape of rounds is chosen anew: as many as before, within these bounds.
     # A search takes 1 to 70 ms of the draft node's time, and verdicts wait for it.
     min_replan_tokens: int = 4
     max_replan_tokens: int = 96
+    # The same at most while the share of what was expected in the speed of the chosen kind of rounds
+    # is larger than that: a trial that fails should not last 96 tokens.
+    trial_tokens: int = 24
+    trial_doubt: float = 0.1
     # Share by which the number of sessions has to change for that to be sooner: where requests come
     # and go all the time, searches would take more of the draft node's time than all else.
     min_sessions_change: float = 0.2

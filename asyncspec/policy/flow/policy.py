@@ -79,14 +79,11 @@ class Flow(Policy, frozen=True):
         return replace(current, contention=contention).choosing(costs)
 
     def carried(self, memory: object, latest: object) -> FlowMemory:
-        """Nodes cost the same whatever is sampled; how often drafts are right is learned anew."""
+        """Nodes and plain decoding cost the same whatever is sampled; how often drafts are right,
+        and how fast rounds are for that, is learned anew."""
         current, newest = _flow_memory(memory), _flow_memory(latest)
         return replace(
-            current,
-            level=newest.level,
-            contention=newest.contention,
-            speculating=newest.speculating,
-            plain=newest.plain,
+            current, level=newest.level, contention=newest.contention, plain=newest.plain
         )
 
     def stats(self, memory: object) -> Mapping[str, float]:
@@ -103,7 +100,7 @@ class Flow(Policy, frozen=True):
         }
         if current.plain.doubt < 0.5:
             # While drafts keep the draft node busy, round trips say too little of plain decoding.
-            stats["plain_tokens_per_second"] = current.plain.mean(current.plain_rate)
+            stats["plain_tokens_per_second"] = current.plain.tokens / current.plain.time
         return stats
 
     def grow(self, view: View) -> Growth | None:
@@ -111,7 +108,8 @@ class Flow(Policy, frozen=True):
             return None
         current = _flow_memory(view.memory)
         shape = current.shape
-        if not shape.rows and view.tree.root % current.probe_interval:
+        position = view.tree.nodes[view.tree.root].position
+        if not shape.rows and position % current.probe_interval:
             return None
         if len(view.tree) == 1:
             # Also where nothing will be sent.

@@ -150,11 +150,12 @@ def best_shape(
 
     best = PLAIN
     rate(best)
+    least = (1.0 + FLOW_PARAMETERS.min_gain) * rates[best].tokens_per_second
     for shape in starts:
         while rate(better := max(_around(shape), key=rate)) > 1.0001 * rate(shape):
             shape = better
-        # One that drafts no level is plain decoding by another name.
-        if shape.first or shape.levels:
+        # One that drafts no level, or whose drafts come too late, is plain decoding by another name.
+        if (shape.first or shape.levels) and rates[shape].tokens_per_second > least:
             best = max(best, shape, key=rate)
     return best, rates[best]
 

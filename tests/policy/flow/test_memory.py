@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.tree import new_tree
-from asyncspec.policy.base import Committed, Drafted
+from asyncspec.policy.base import Committed, Drafted, View
 from asyncspec.policy.flow.mean_tree import RoundShape
 from asyncspec.policy.flow.measured import Contention, LevelCost, MeasuredSpeed
 from asyncspec.policy.flow.memory import FlowMemory
@@ -93,6 +93,68 @@ def test_speculation_slower_than_plain_decoding_is_given_up() -> None:
     assert slower_than_expected(1.0).shape.rows
     assert slower_than_expected(4.0).shape == PLAIN
     assert Flow().stats(slower_than_expected(4.0))["plain_tokens_per_second"] == pytest.approx(0.5)
+
+
+def test_slow_speculation_of_one_kind_of_sampling_does_not_end_that_of_another() -> None:
+    """Where a hot answer's was slower than expected, three greedy ones went on without."""
+    policy, hot = Flow(), slower_than_expected(4.0)
+    greedy = policy.carried(None, hot)
+    right = add_child(new_tree(NodeId(0), 0, 0), NodeId(1), NodeId(0), 1, math.log(0.9))
+    greedy = policy.learn(greedy, Committed(right, (1, 5), two_stages(), 0.5, speculated=True))
+    assert isinstance(greedy, FlowMemory)
+    assert greedy.shape.rows
+    assert greedy.plain == hot.plain
+
+
+@pytest.mark.parametrize("interval", [2, 3, 5, 7])
+def test_drafts_that_are_not_sent_come_at_their_interval(interval: int) -> None:
+    """Also where each adds the ids of several nodes to those of committed tokens."""
+    share, handling = FLOW_PARAMETERS.early_probe_share, FLOW_PARAMETERS.handling_seconds
+    rate = (interval - 0.5) * share / (0.1 + handling)
+    memory = FlowMemory(shape=PLAIN, level=LevelCost(0.0, 0.1, calls=1.0), plain_rate=rate)
+    node, drafts = 0, []
+    for position in range(100, 100 + 6 * interval):
+        tree = new_tree(NodeId(node), 0, position)
+        view = replace(probe_view(memory), tree=tree)
+        drafts.append(Flow().grow(view) is not None)
+        node += 5 if drafts[-1] else 1
+    assert sum(drafts) == 6
+
+
+def probe_view(memory: FlowMemory) -> View:
+    return View(
+        tree=new_tree(NodeId(0), 0, 0),
+        unsent=(),
+        sent={},
+        pending=0,
+        stages=2,
+        segments=0,
+        trees_received=0,
+        tokens_since_draft=1,
+        last_depth=1,
+        first_stage_idle=False,
+        levels_left=100,
+        memory=memory,
+    )
+
+
+def test_the_speed_of_plain_decoding_is_told_as_measured() -> None:
+    """Also where it was expected to be eight times that, on a machine with other work."""
+    plain = MeasuredSpeed().observe(20, 20.0, 8.0)
+    stats = Flow().stats(FlowMemory(plain_rate=8.0, plain=plain))
+    assert stats["plain_tokens_per_second"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("level", "speculates"), [(0.1, True), (40.0, False)])
+def test_other_programs_slow_rounds_as_they_do_plain_decoding(
+    level: float, speculates: bool
+) -> None:
+    """Drafts that come too late for their rounds were tried because plain decoding was slow."""
+    times = {Rank(r): PassTimes(Rank(r), (1.0, 16.0), (1.0, 1.5)) for r in range(1, 5)}
+    costs = RoundCosts.of(PipelineCosts(times=times), LevelCost(1.0, level, calls=1.0))
+    slow = MeasuredSpeed().observe(100, 2000.0, 0.25)
+    known = FlowMemory(shape=PLAIN, plain=slow, committed=100)
+    assert (known.choosing(costs).shape != PLAIN) == speculates
 
 
 def test_rounds_of_one_segment_are_searched_wherever_several_are_slow() -> None:
