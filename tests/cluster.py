@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from asyncspec.backend.prefix_files import PrefixFiles
 from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.machine import Request, Submitted
 from asyncspec.core.reference import decode
@@ -29,6 +31,9 @@ from asyncspec_nodes.roles.verify.config import VerifyConfig, max_sessions
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_protocol.ids import DRAFT, Rank, SessionId, draft_rank, first_session, is_draft
 from languages import GRAMMARS, allowed
+
+DISK_BYTES = 1 << 20
+"""Of a stage's disk cache."""
 
 LIFE = 1000
 """Sessions a draft node opens at most before it is started again."""
@@ -62,9 +67,12 @@ class Cluster:
         apart: bool = False,
         record: bool = False,
         world: type[World] = World,
+        disks: Path | None = None,
+        min_disk_prefix: int = 32,
     ) -> None:
         """``vocab``: the target's, where it is not ``model``'s. ``apart``: the token source is a
-        node of its own for all draft nodes."""
+        node of its own for all draft nodes. ``disks``: folder of the stages' disk caches."""
+        self.disks = disks
         self.features = features
         self.costs = costs
         self.model = model or ToyModel()
@@ -85,6 +93,7 @@ class Cluster:
             slots=0 if apart else source_slots,
             min_common_prefix=min_common_prefix,
             keeps_states=keeps_states,
+            min_disk_prefix=min_disk_prefix,
             max_cached_prompts=3,
             features=() if apart else features,
             awaits_features=apart and bool(features),
@@ -168,9 +177,14 @@ class Cluster:
             sessions=max_sessions(self.config.max_sessions),
             shares_prefixes=not self.config.keeps_states,
             keeps_states=self.config.keeps_states,
+            stores_prefixes=self.disks is not None,
         )
         machine = VerifyMachine(config)
-        return Actor(machine, machine.initial(), backend.run, backend)
+        actor = Actor(machine, machine.initial(), backend.run, backend)
+        if self.disks is not None:
+            folder = self.disks / f"stage{rank}of{stages}"
+            actor.prefixes = PrefixFiles(folder, DISK_BYTES)
+        return actor
 
     def recorder(self, rank: Rank, actor: Actor) -> Recorder:
         """Listens to a node from now on."""
@@ -194,6 +208,12 @@ class Cluster:
         for rank in sorted(self.drafts):
             if self.config.source is not None:
                 self.world.connect(rank, self.config.source)
+
+    def restart_all(self) -> None:
+        """Every process is killed, and started again."""
+        for rank in sorted(self.world.actors):
+            self.world.restart(rank, self.node(rank))
+        self.connect_all()
 
     def leave(self, rank: Rank) -> None:
         """A draft node ends, and what its users wanted with it."""

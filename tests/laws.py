@@ -34,6 +34,7 @@ from asyncspec_protocol.messages import (
     Open,
     PassTimes,
     PruneIndices,
+    Restore,
     Segment,
 )
 from asyncspec_protocol.sampling import Constraint
@@ -196,6 +197,8 @@ def watch_invariants(cluster: Cluster) -> None:
 def check_tenants(state: Any, effects: Sequence[Effect], tenants: dict[int, str]) -> None:
     """No session begins with another tenant's prompt. ``tenants``: of all sessions so far."""
     for effect in effects:
+        if isinstance(effect, Send) and isinstance(restored := effect.message, Restore):
+            tenants[restored.session] = ""
         if isinstance(effect, Send) and isinstance(opened := effect.message, Open):
             tenants[opened.session] = state.sessions[opened.session].request.tenant
             assert (

@@ -17,6 +17,8 @@ WALL_CLOCK = {
     "asyncspec/actor/mesh.py",
     # Names and labels for people; certificates' dates; ids that a stage's ``Ready`` corrects.
     "asyncspec/plugins/llama/templates.py",
+    # Times of files.
+    "asyncspec/backend/prefix_files.py",
     "asyncspec/trace/file.py",
     "nodes/asyncspec_nodes/http/app.py",
     "nodes/asyncspec_nodes/local/service_file.py",

@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from asyncspec.core.jobs import Admit, Compact, Feed, Job, Release, Trim
+from asyncspec.core.jobs import Admit, Compact, Feed, Import, Job, Release, Trim
 from asyncspec_protocol.errors import LocalProtocolError
 from asyncspec_protocol.ids import Rank, SessionId, owner
 
@@ -28,7 +28,7 @@ HAND_OVER_SECONDS = 100e-6
 result. Jobs of tiny operations have the interpreter lock again before the event loop's thread has
 woken up, and longer ones its processor, or the rest of the node's quota."""
 
-ControlJob = Admit | Compact | Trim | Release | Feed
+ControlJob = Admit | Compact | Trim | Release | Feed | Import
 """What no credit bounds, unlike passes and drafts: such jobs come as quickly as a peer writes."""
 
 BASE_JOBS, SESSION_JOBS = 64, 4
@@ -53,7 +53,7 @@ class ControlJobs:
         """The device has one job more."""
         if isinstance(job, ControlJob):
             sessions = self._sessions.setdefault(owner(job.session), set())
-            if isinstance(job, Admit | Feed):
+            if isinstance(job, Admit | Feed | Import):
                 sessions.add(job.session)
             elif isinstance(job, Release):
                 sessions.discard(job.session)

@@ -18,7 +18,7 @@ from asyncspec.core.tensors import Tensors, WireTensor
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.framing import Frame
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import Close, Fault, Hello, Message, Welcome
+from asyncspec_protocol.messages import Close, Fault, Hello, Message, Restore, Welcome
 
 NODES = ("draft", "verify", "source")
 
@@ -163,7 +163,7 @@ class Outgoing:
         size = link.hold(message, tensor)
         session = getattr(message, "session", None)
         # A cached prompt's ``Close`` comes when the statistics of its session are sent.
-        is_counted = session in self.session_bytes or not isinstance(message, Close)
+        is_counted = session in self.session_bytes or not isinstance(message, Close | Restore)
         if size and session is not None and is_counted:
             self.session_bytes[session] += size
         return size

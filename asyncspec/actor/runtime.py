@@ -27,6 +27,7 @@ from asyncspec.core.machine import (
     Effect,
     Input,
     Machine,
+    PrefixStore,
     Received,
     Task,
     TimerFired,
@@ -127,6 +128,7 @@ class Runtime:
         security: Security = PLAIN,
         device_seconds: float = FLOOR_SECONDS,
         on_processor: bool = False,
+        prefixes: PrefixStore | None = None,
     ) -> None:
         """``tasks``: by the names of ``RunTask``. ``device_seconds``: no job counts as hung sooner.
         ``abandon_job`` is called on the event loop while the device's thread may run the job, which
@@ -140,6 +142,7 @@ class Runtime:
         self._on_processor = on_processor
         self._host = host
         self._tasks = tasks
+        self._prefixes = prefixes
         self._incoming = Incoming(self.feed, tensors, host, me)
         self._mesh = Mesh(me, peers, self._incoming, options or LinkOptions(), security)
         # The links to nodes that are up, and why handshakes with dialled nodes have failed.
@@ -309,6 +312,11 @@ class Runtime:
                 # On a thread of its own: neither the device nor the event loop waits for it.
                 future = self._loop.run_in_executor(None, self._tasks[task], argument)
                 future.add_done_callback(partial(self._task_done, effect))
+            case machine.ReadPrefix() | machine.WritePrefix():
+                assert self._prefixes is not None
+                access = partial(machine.access_prefix, self._prefixes, effect)
+                read = self._loop.run_in_executor(None, access)
+                read.add_done_callback(self._prefix_done)
             case _:
                 assert_never(effect)
         return 0
@@ -344,6 +352,17 @@ class Runtime:
     def _device_failed(self, job: Job, error: BaseException) -> None:
         error.add_note(f"while the device ran {type(job).__name__}")
         self._fail(error)
+
+    def _prefix_done(
+        self, future: asyncio.Future[machine.PrefixRead | machine.PrefixWritten]
+    ) -> None:
+        if self._end.done() or future.cancelled():
+            return
+        if (error := future.exception()) is not None:
+            error.add_note("while stored prompts were read or written")
+            self._fail(error)
+        else:
+            self.feed(future.result())
 
     def _task_done(self, effect: machine.RunTask, future: asyncio.Future[object]) -> None:
         if self._end.done() or future.cancelled():

@@ -103,8 +103,10 @@ def job_kind(job: Job) -> tuple[Kind, int]:
             size = len(keep)
         case jobs.Admit(common_prefix=size, sampling=sampling):
             reads_grammar = bool(sampling.constraint.grammar)
-        case jobs.Trim(slots=size):
+        case jobs.Trim(slots=size) | jobs.Import(slots=size):
             pass
+        case jobs.Export(start=start, end=end):
+            size = end - start
         case Expand() | jobs.DraftBatch():
             drafts = jobs.draft_jobs(job)
             size = sum([one.count + len(one.committed) for one in drafts])

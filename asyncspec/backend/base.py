@@ -108,6 +108,11 @@ class StageBackend(Tensors, Protocol):
     def session_bytes(self) -> int:
         """Memory of a session beside its slots, in bytes: states of layers without a cache."""
 
+    @property
+    def slot_format(self) -> str:
+        """What ``Export`` reads out of a slot, and by which code: only a stage that says the same
+        can ``Import`` it. Empty: neither is possible."""
+
     def pass_seconds(self) -> dict[int, float]:
         """Measured seconds of a pass by its number of rows, ascending: a draft node knows from the
         first request on how many rows are cheap. Leaves the stage as it was."""
@@ -358,6 +363,11 @@ class Backend(Protocol):
         """Raise ``UserError`` where the library as it is installed has no such device, as far as
         can be told without importing it."""
         return
+
+    @property
+    def builds(self) -> Sequence[str]:
+        """Packages whose code computes a stage."""
+        return ()
 
     # In a node, after the thread settings are made (``asyncspec.backend.threads``).
 

@@ -93,10 +93,16 @@ NOT_KEPT = KeptResults()
 
 def kept_by_user(builds: Sequence[str]) -> KeptResults:
     """Those in the user's cache folder."""
+    folder = user_folder("self-tests")
+    return NOT_KEPT if folder is None else KeptResults(folder, builds)
+
+
+def user_folder(name: str) -> Path | None:
+    """A folder in the user's cache folder; None where there is no home."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    with suppress(RuntimeError):  # there is no home
-        return KeptResults(Path(root).expanduser() / "asyncspec" / "self-tests", builds)
-    return NOT_KEPT
+    with suppress(RuntimeError):
+        return Path(root).expanduser() / "asyncspec" / name
+    return None
 
 
 def surroundings(builds: Sequence[str]) -> Mapping[str, object]:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from timeit import Timer
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from asyncspec.backend import sampling
@@ -26,6 +27,9 @@ from asyncspec.core.tensors import WireTensor
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
+
+
+Arrays = npt.NDArray[Any]
 
 
 class Abandoned(Exception):
@@ -48,6 +52,13 @@ class Cache(Protocol):
     def trim(self, slots: int) -> None:
         """Keep the first ``slots`` slots alone; there is no further pass."""
 
+    def read_slots(self, start: int, end: int) -> Sequence[Arrays] | None:
+        """What slots [start, end) hold, once there is no further pass; None: they are not all
+        there."""
+
+    def write_slots(self, start: int, end: int, buffers: Sequence[memoryview]) -> bool:
+        """Put that into slots [start, end), behind those that are there. Whether it is done."""
+
     def close(self) -> None:
         """Return all memory."""
 
@@ -56,6 +67,9 @@ class Cache(Protocol):
 
 
 C = TypeVar("C", bound=Cache)
+
+_Parts = Sequence[tuple[int, int, Sequence[memoryview]]]
+"""``Import.parts``."""
 
 
 class SlotTokens:
@@ -221,10 +235,14 @@ class TreeStage(ABC, Generic[C]):
         """A handle to random hidden states [rows, H]."""
 
     device = CPU
-
     def device_memory(self) -> DeviceMemory | None:
         """See ``StageBackend``: caches are in the host's memory."""
         return None
+
+    @property
+    def slot_format(self) -> str:
+        """See ``StageBackend``: slots cannot be stored."""
+        return ""
 
     @property
     def session_bytes(self) -> int:
@@ -240,6 +258,10 @@ class TreeStage(ABC, Generic[C]):
                 current = self._session(session)
                 current.cache.trim(slots)
                 current.tokens, current.committed = None, min(current.committed, slots)
+            case jobs.Export(session, start, end):
+                return tuple(self._session(session).cache.read_slots(start, end) or ())
+            case jobs.Import():
+                return (job.slots,) if self._import(job) else ()
             case Release(session):
                 if (gone := self._sessions.pop(session, None)) is not None:
                     gone.cache.close()
@@ -336,6 +358,17 @@ class TreeStage(ABC, Generic[C]):
             tokens = SlotTokens(job.prompt_length, matcher, job.common_prefix)
         depths = tuple(filter(self._computes, job.features))
         self._sessions[job.session] = Session(job, cache, tokens, depths)
+
+    def _import(self, job: jobs.Import) -> bool:
+        """Whether all of it is there."""
+        admit = Admit(job.session, job.slots, Sampling())
+        self._admit(admit)
+        cache, parts = self._sessions[job.session].cache, cast("_Parts", job.parts)
+        if all(cache.write_slots(start, end, buffers) for start, end, buffers in parts):
+            self._sessions[job.session].committed = job.slots
+            return True
+        self._sessions.pop(job.session).cache.close()
+        return False
 
     def _computes(self, depth: int) -> bool:
         """Whether hidden states of this depth of ``Open.features`` are computed here."""

@@ -132,6 +132,25 @@ class Trim(Struct, frozen=True):
     slots: int
 
 
+class Export(Struct, frozen=True):
+    """Read out slots [start, end) of a session that is trimmed, for the disk. The result is a
+    handle, arrays of numpy that do not change any more; an empty tuple where it is not possible."""
+
+    session: SessionId
+    start: int
+    end: int
+
+
+class Import(Struct, frozen=True):
+    """Make the cache of a session without further passes from what ``Export`` has read out, the
+    first slots first. The result is a tuple of the number of its slots, or an empty one."""
+
+    session: SessionId
+    slots: int
+    # By part: its slots [start, end), and the buffers.
+    parts: object
+
+
 class Release(Struct, frozen=True):
     """Forget a session; its memory is returned. Unknown sessions are no error."""
 
@@ -154,11 +173,11 @@ class DraftBatch(Struct, frozen=True):
     jobs: tuple[Expand, ...]
 
 
-StageJob = Admit | Forward | Batch | Compact | Trim | Release
+StageJob = Admit | Forward | Batch | Compact | Trim | Release | Export | Import
 SourceJob = Expand | DraftBatch | Release
 FeatureJob = SourceJob | Feed
 """Jobs of a token source that reads the target's features beside its tokens."""
-Job = Admit | Forward | Batch | Compact | Trim | Release | Expand | DraftBatch | Feed
+Job = StageJob | Expand | DraftBatch | Feed
 
 
 DraftResult = Expanded | tuple[Expanded, ...]

@@ -112,6 +112,22 @@ class TaskDone(Struct, frozen=True):
     result: object
 
 
+class PrefixRead(Struct, frozen=True, array_like=True, tag="prefix_read", gc=False):
+    """The answer to ``ReadPrefix``: the first ``tokens`` are there, in ``parts``."""
+
+    session: SessionId
+    tokens: int
+    # As in ``Import``.
+    parts: object = None
+
+
+class PrefixWritten(Struct, frozen=True, array_like=True, tag="prefix_written", gc=False):
+    """The answer to ``WritePrefix``: so many tokens are stored; -1: nothing more can be."""
+
+    session: SessionId
+    tokens: int
+
+
 Input = (
     Received
     | Computed
@@ -122,6 +138,8 @@ Input = (
     | Cancelled
     | Stopped
     | TaskDone
+    | PrefixRead
+    | PrefixWritten
 )
 
 
@@ -200,11 +218,12 @@ class SendClosed(Struct, frozen=True):
     compute_seconds: float
     # As in ``Closed``.
     kept: bool = False
+    restored: int = 0
 
     def message(self, rank: Rank, sent: int) -> Closed:
         """The message of node ``rank``, which has sent so many bytes for the session."""
         work = (self.passes, self.rows, self.dead_rows, self.compute_seconds)
-        return Closed(self.session, rank, *work, sent, self.kept)
+        return Closed(self.session, rank, *work, sent, self.kept, self.restored)
 
 
 class SetTimer(Struct, frozen=True, array_like=True, tag="arm", gc=False):
@@ -222,13 +241,64 @@ class RunTask(Struct, frozen=True):
     argument: object
 
 
+class ReadPrefix(Struct, frozen=True, array_like=True, tag="read_prefix", gc=False):
+    """Read what is on disk of the text with the names ``keys``, beside device and event loop."""
+
+    session: SessionId
+    keys: tuple[bytes, ...]
+
+
+class WritePrefix(Struct, frozen=True, array_like=True, tag="write_prefix", gc=False):
+    """Store tokens [start, end) of the text with the names ``keys`` on disk, beside device and
+    event loop; without any, say how much of it is there."""
+
+    session: SessionId
+    keys: tuple[bytes, ...]
+    start: int = 0
+    end: int = 0
+    # As ``Export`` results in.
+    arrays: object = None
+
+
 Task = Callable[[Any], object]
 """A pure function of its argument, a msgspec struct: a replay calls it again and gets the same."""
 
-Effect = Send | Compute | Abandon | RunNext | Emit | Finish | SendClosed | SetTimer | RunTask
+Effect = (
+    Send
+    | Compute
+    | Abandon
+    | RunNext
+    | Emit
+    | Finish
+    | SendClosed
+    | SetTimer
+    | RunTask
+    | ReadPrefix
+    | WritePrefix
+)
 Effects = tuple[Effect, ...]
 
 S = TypeVar("S")
+
+
+class PrefixStore(Protocol):
+    """Beginnings of texts on disk, as a stage's cache has them. Called on threads of their own."""
+
+    def read(self, keys: Sequence[bytes]) -> tuple[int, object]:
+        """How many of the first tokens are there, and these, as ``PrefixRead.parts``."""
+
+    def write(self, keys: Sequence[bytes], start: int, end: int, arrays: object) -> int:
+        """As ``WritePrefix``; returns ``PrefixWritten.tokens``."""
+
+
+def access_prefix(
+    store: PrefixStore, effect: ReadPrefix | WritePrefix
+) -> PrefixRead | PrefixWritten:
+    """Perform an effect on stored prefixes; returns the input that it ends with."""
+    session, keys = effect.session, effect.keys
+    if isinstance(effect, ReadPrefix):
+        return PrefixRead(session, *store.read(keys))
+    return PrefixWritten(session, store.write(keys, effect.start, effect.end, effect.arrays))
 
 
 class Machine(Protocol[S]):

@@ -18,7 +18,7 @@ from asyncspec.core.machine import Received
 from asyncspec.sim.costs import CostModel, Costs
 from asyncspec_protocol.framing import frame_bytes
 from asyncspec_protocol.ids import Rank, SessionId
-from asyncspec_protocol.messages import Close, Message
+from asyncspec_protocol.messages import Close, Message, Restore
 
 Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 """Time, number, action and its arguments: events of one time happen as they were issued."""
@@ -149,6 +149,6 @@ class Network:
                 return 0
             return frame_bytes(message) if self._wires is None else self._wires.nbytes(message)
         size, key = self._wires.nbytes(message), (source, session)
-        if not isinstance(message, Close) or key in self.session_bytes:
+        if not isinstance(message, Close | Restore) or key in self.session_bytes:
             self.session_bytes[key] = self.session_bytes.get(key, 0) + size
         return size

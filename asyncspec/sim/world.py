@@ -18,6 +18,7 @@ from asyncspec.core.machine import (
     Effect,
     Input,
     Machine,
+    PrefixStore,
     RunNext,
     Send,
     Task,
@@ -56,6 +57,8 @@ class Actor(Struct):
     busy_seconds: float = 0.0
     passes: int = 0
     run_next: RunNext | None = None
+    # A disk, which outlives the node.
+    prefixes: PrefixStore | None = None
 
     def check_next_job(self, event: Input, effects: Iterable[Effect]) -> None:
         """Raises ``LocalProtocolError`` for another job than ``RunNext`` said, which has begun."""
@@ -188,6 +191,8 @@ class World:
                 actor.run_next = effect
             case machine.RunTask():  # beside the device
                 self.at(self.now + self.task_seconds, self._task_done, rank, actor, effect)
+            case machine.ReadPrefix() | machine.WritePrefix():
+                self.at(self.now + self.task_seconds, self._prefix_done, rank, actor, effect)
             case machine.Finish(request, stats=stats):
                 if request in self.finished:
                     raise LocalProtocolError(f"request {request} ended twice")
@@ -268,6 +273,12 @@ class World:
             self._trace_hooks[rank].ran(entry.job, entry.start, entry.end)
         if result is not None:
             self.feed(rank, Computed(entry.job, result, entry.end - entry.start))
+
+    def _prefix_done(
+        self, rank: Rank, actor: Actor, effect: machine.ReadPrefix | machine.WritePrefix
+    ) -> None:
+        if self.actors[rank] is actor and actor.prefixes is not None:
+            self.feed(rank, machine.access_prefix(actor.prefixes, effect))
 
     def _task_done(self, rank: Rank, actor: Actor, effect: machine.RunTask) -> None:
         if self.actors[rank] is actor:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from random import Random
+from typing import Any, cast
 
 from asyncspec.backend.base import StageBackend, StageSpec
 from asyncspec.backend.registry import backend_of
-from asyncspec.core.jobs import Admit, Forward, Release, Row, TensorRows, Trim
+from asyncspec.core.jobs import Admit, Export, Forward, Import, Release, Row, TensorRows, Trim
 from asyncspec.core.sampling import Sampling
 from asyncspec.testing.pipeline import (
     SESSION,
@@ -63,6 +64,7 @@ def check_engine(target: str, seeds: int = 2) -> None:
         check_batches_equal_sequential(make, vocab, seed, SAMPLINGS)
         if info.shares_prefixes:
             check_begins_like_another(make, vocab, seed)
+            check_begins_as_stored(make, vocab, seed)
         if info.shares_prefixes or info.keeps_states:
             check_continues_an_answer(make, vocab, seed)
     check_sessions_apart(make, vocab)
@@ -177,6 +179,38 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
             stage.run(Trim(SessionId(30), len(start)))
     first.close()
     check_drawn(stages, got, want)
+
+
+def check_begins_as_stored(make: MakeStages, vocab: int, seed: int) -> None:
+    """The law: what follows a beginning whose slots were read out, part by part, and put into
+    another device of the same engine, is what follows it where it was computed; also of an answer
+    that was computed in trees. Nothing of engines whose slots cannot be stored."""
+    random, stages = Random(seed), make(2)
+    if not all(stage.slot_format for stage in stages):
+        return
+    start = [random.randrange(vocab) for _ in range(random.randint(2, 150))]
+    prompt = random.randint(1, len(start))
+    text = start + [random.randrange(vocab) for _ in range(20)]
+    want = sequential(stages, text, len(start) + 5)
+    walk = Walk(start, prompt, vocab, random, keeps=True)
+    alone(stages, walk.steps(stages, session=SessionId(30)))
+    edges = sorted({0, random.randint(0, len(start)), random.randint(0, len(start)), len(start)})
+    copies = make(2)
+    for stage, second in zip(stages, copies, strict=True):
+        parts = []
+        for first, end in pairwise(edges):
+            arrays = cast("Sequence[Any]", stage.run(Export(SessionId(30), first, end)))
+            buffers = [memoryview(bytearray(one.tobytes())) for one in arrays]
+            parts.append((first, end, buffers))
+        stage.run(Release(SessionId(30)))
+        restored = second.run(Import(SessionId(40), len(start), parts))
+        assert restored == (len(start),)
+        second.check()
+    later = Pipeline(copies, SessionId(41), like=SessionId(40), shared=len(start))
+    later.read(text[: len(start) + 5], len(start))
+    check_drawn(copies, answer_each(later, text, len(start) + 5), want)
+    for second in copies:
+        second.run(Release(SessionId(40)))
 
 
 def check_continues_an_answer(make: MakeStages, vocab: int, seed: int) -> None:

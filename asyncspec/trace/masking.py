@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from asyncspec.core import machine
 from asyncspec.trace import records
 from asyncspec_protocol.messages import (
+    Close,
     Expand,
     Expanded,
     Message,
     Open,
     PromptLogprobs,
+    Restore,
     Segment,
     Verdict,
 )
@@ -72,6 +74,8 @@ class Mask:
                 return _without_tokens(message)
             case Open():
                 return replace(message, constraint=UNCONSTRAINED)
+            case Close() | Restore():
+                return replace(message, stored_as=())  # a guess could be tried against them
             case _:
                 return message
 

@@ -16,7 +16,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from asyncspec.core import machine
-from asyncspec.core.jobs import Batch, DraftBatch, Feed, Forward, Job, SamplerOutput
+from asyncspec.core.jobs import Batch, DraftBatch, Feed, Forward, Import, Job, SamplerOutput
 from asyncspec.core.machine import TraceHook
 from asyncspec.trace import records
 from asyncspec.trace.records import checksum, packed_bytes
@@ -160,6 +160,8 @@ def input_record(event: machine.Input, job: int) -> records.Input:
             return replace(record, waited=waited) if waited else record
         case machine.TaskDone(task):
             return records.TaskResult(task)
+        case machine.PrefixRead():
+            return replace(event, parts=None)
         case _:
             return event
 
@@ -207,6 +209,10 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
             return effect
         case machine.RunTask(task, argument):
             return records.TaskRun(task, checksum(argument))
+        case machine.ReadPrefix():
+            return replace(effect, keys=())
+        case machine.WritePrefix():
+            return replace(effect, keys=(), arrays=None)
         case _:
             assert_never(effect)
 
@@ -256,6 +262,8 @@ def _without_handles(job: Job) -> object:
     match job:
         case Batch(passes):
             return tuple(map(_without_handles, passes))
+        case Import(session, slots):
+            return (session, slots)
         case Feed(session, start, rows):
             return (session, start, tuple(some.rows for some in rows))
         case Forward(session, segment, committed, rows, tokens, hidden):

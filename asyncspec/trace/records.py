@@ -106,6 +106,8 @@ Input = (
     | machine.Cancelled
     | machine.Stopped
     | TaskResult
+    | machine.PrefixRead
+    | machine.PrefixWritten
 )
 
 
@@ -180,6 +182,8 @@ Effect = (
     | Reported
     | machine.SetTimer
     | TaskRun
+    | machine.ReadPrefix
+    | machine.WritePrefix
 )
 
 

@@ -36,6 +36,12 @@ MAX_TREE_NODES = 2 * MAX_NODES
 # Candidates that a token source looks at for one tree, which other sessions wait for: a thirtieth
 # of a second, and some hundred bytes each. It expands ``MAX_TREE_NODES`` of them at most.
 MAX_CANDIDATES = 2**16
+# A beginning of a text is named by a hash (``PrefixKeys``), one for every so many tokens: what is
+# stored of it ends there. Fewer would make names long, more would leave more to be read again.
+PREFIX_UNIT = 16
+PREFIX_KEY_BYTES = 16
+# Names of one text: of a million tokens.
+MAX_PREFIX_KEYS = 2**16
 # Seconds of anything, a clock or a duration: some ten thousand years. Sums and products of a few
 # of them are still numbers.
 MAX_SECONDS = 1e12

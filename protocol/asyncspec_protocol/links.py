@@ -99,6 +99,8 @@ class Ready(WireMessage, array_like=True, frozen=True, tag="ready"):
     # When the last process crashed, by itself, while it had requests: all of them are suspects.
     # Names that event as ``memory_kill`` does.
     crash: Count = 0
+    # Stage: it has a disk cache, for ``Close.stored_as`` and ``Restore``.
+    stores_prefixes: bool = False
 
     def check(self) -> None:
         check_depths(self.features)

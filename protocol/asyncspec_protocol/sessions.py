@@ -15,8 +15,10 @@ from .limits import (
     MAX_COBATCHED,
     MAX_FEATURES,
     MAX_NODES,
+    MAX_PREFIX_KEYS,
     MAX_TOP_LOGPROBS,
     MAX_TREE_NODES,
+    PREFIX_KEY_BYTES,
     Count,
     LogProb,
     Seconds,
@@ -36,6 +38,9 @@ from .sampling import (
 SegmentNodes = Annotated[tuple[NodeId, ...], Meta(max_length=MAX_NODES)]
 TreeSize = Annotated[int, Meta(ge=0, le=MAX_NODES)]
 TreeParents = Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(max_length=MAX_TREE_NODES)]
+PrefixKey = Annotated[bytes, Meta(min_length=PREFIX_KEY_BYTES, max_length=PREFIX_KEY_BYTES)]
+PrefixKeys = Annotated[tuple[PrefixKey, ...], Meta(max_length=MAX_PREFIX_KEYS)]
+"""Names of a text: hashes of its first 16, 32, 48, ... tokens, and of whose text it is."""
 BatchRemaining = Annotated[int, Meta(ge=0, lt=MAX_COBATCHED)]
 
 
@@ -108,6 +113,16 @@ class Close(WireMessage, array_like=True, frozen=True, tag="close"):
     # And so many tokens in all, the first of the answer behind it: its path must be committed so
     # far. 0: the prompt alone.
     kept_tokens: Count = 0
+    # A stage that has a disk cache stores what it keeps under these names. Empty: it does not.
+    stored_as: PrefixKeys = ()
+
+
+class Restore(WireMessage, array_like=True, frozen=True, tag="restore"):
+    """A stage reads as much as it has on disk of a text into its cache, as the kept prompt of a
+    session that never opens. Sent straight to every stage, which answers with ``Closed``."""
+
+    session: SessionId
+    stored_as: PrefixKeys
 
 
 class Closed(WireMessage, array_like=True, frozen=True, tag="closed"):
@@ -125,6 +140,8 @@ class Closed(WireMessage, array_like=True, frozen=True, tag="closed"):
     bytes_sent: Count
     # Its prompt stays in the cache; the ``Close`` that ends that is answered as well.
     kept: bool = False
+    # After a ``Restore``: tokens that are in the cache now.
+    restored: Count = 0
 
 
 class Floor(WireMessage, array_like=True, frozen=True, tag="floor"):
@@ -372,6 +389,7 @@ class Withdraw(WireMessage, array_like=True, frozen=True, tag="withdraw", gc=Fal
 
 SessionMessage = (
     Open
+    | Restore
     | Floor
     | Segment
     | Verdict

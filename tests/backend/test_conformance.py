@@ -119,6 +119,7 @@ def test_segments_that_share_passes_with_windows_and_caps(
 @pytest.mark.parametrize("seed", range(3))
 def test_a_session_begins_like_another(make: MakeStages, seed: int) -> None:
     engines.check_begins_like_another(make, VOCAB, seed)
+    engines.check_begins_as_stored(make, VOCAB, seed)
     engines.check_continues_an_answer(make, VOCAB, seed)
 
 

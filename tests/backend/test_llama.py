@@ -119,6 +119,7 @@ def test_a_batch_equals_each_alone(make: MakeStages, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_session_begins_like_another(make: MakeStages, seed: int) -> None:
     engines.check_begins_like_another(make, 16, seed)
+    engines.check_begins_as_stored(make, 16, seed)
     engines.check_continues_an_answer(make, 16, seed)
 
 

@@ -239,7 +239,7 @@ def plain(annotation: Any) -> st.SearchStrategy[Any]:
         int: st.integers(-1 if meta.ge is None else meta.ge, 2**31 - 1 if most is None else most),
         str: st.text(max_size=12),
         bool: st.booleans(),
-        bytes: st.binary(max_size=6),
+        bytes: st.binary(min_size=meta.min_length or 0, max_size=meta.max_length or 6),
     }[annotation]
 
 

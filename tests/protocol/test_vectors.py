@@ -58,6 +58,10 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
             7, 4, 30, (600,), 1, 8, 64, 64, True, (8,), (-1, 0), (8, 9), (-0.25, -1.5), (1, 0)
         ),
     ),
+    "restore": (m.Restore(7, (bytes(range(16)), bytes(range(16, 32)))),),
+    "close-stored": (m.Close(7, True, 90, (bytes(range(16)),)),),
+    "closed-restored": (m.Closed(7, 2, 0, 0, 0, 0.0, 0, True, 32),),
+    "ready-stores": (m.Ready(2, True, 4096, 7, 5, stores_prefixes=True),),
     "ready-crash": (m.Ready(2, True, 4096, 7, 5, crash=1_700_000_000_000),),
     "hello-crash": (replace(m.Hello(*TEMPLATE), crash=1_700_000_000_000),),
     "welcome-crash": (replace(m.Welcome(*TEMPLATE), crash=1_700_000_000_000),),

@@ -66,6 +66,7 @@ BUILDS = ("torch", "transformers", "numpy", "onnxruntime")
 
 class HFBackend(Backend):
     library = "torch"
+    builds = BUILDS
 
     runtime_bytes = 500 << 20
     """Measured: 325 to 385 MiB for torch and transformers, up to 75 MiB of code that oneDNN

@@ -54,6 +54,7 @@ class LlamaBackend(Backend):
     """Backend of GGUF files."""
 
     library = "llama.cpp"
+    builds = BUILDS
 
     @property
     def runtime_bytes(self) -> int:

@@ -135,6 +135,27 @@ class Branches(SessionSequences):
         self._leaves[sequence] = None
         self.trunk = length
 
+    def read(self, start: int, end: int) -> Any:
+        """A copy of positions [start, end) of the trunk. Needs a sequence."""
+        sequence = self._pool.free.pop()
+        self._memory.copy(self.holder(None), sequence, start, end)
+        _, state = self._memory.save(sequence)
+        self._memory.remove(sequence, 0)
+        self._pool.free.append(sequence)
+        return state
+
+    def write(self, start: int, end: int, state: Any) -> None:
+        """Continue the trunk by such a copy. Needs a sequence."""
+        sequence = self._pool.free.pop()
+        self._memory.restore(sequence, (end - start, state))
+        if not self._leaves:
+            self._leaves[sequence] = None
+        else:
+            self._memory.copy(sequence, self.holder(None), start, end)
+            self._memory.remove(sequence, 0)
+            self._pool.free.append(sequence)
+        self.trunk = end
+
     def holder(self, node: Node | None) -> int:
         """A sequence with the path to a node, or to the end of the trunk; -1: there is none."""
         return next(iter(self._leaves), -1) if node is None else node.sequence

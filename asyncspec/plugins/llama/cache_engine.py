@@ -199,8 +199,16 @@ class CacheEngine(ABC, Generic[S]):
         if cells > self.cells - (self._used if self.settings.exact else self._live()):
             self._make_room(cells)
         bound = self._bound
-        if not bound.llama_state_seq_set_data(self._context, _pointer(state), state.size, first):
-            raise _failure("fill its cache again")
+
+        def fill(sequence: int) -> int:
+            size = state.size
+            done: int = bound.llama_state_seq_set_data(self._context, _pointer(state), size, sequence)
+            return done
+
+        if not fill(first):
+            self._make_room(cells)  # it takes cells in a row
+            if not fill(first):
+                raise _failure("fill its cache again")
         if self._twins > 1:
             bound.llama_memory_seq_cp(self._memory, first, first + 1, -1, -1)
         if self.settings.exact:

@@ -102,6 +102,11 @@ class LlamaStage(TreeStage[TreeCache]):
     def cache_bytes(self, slots: int) -> int:
         return slots * self._slot_bytes
 
+    @property
+    def slot_format(self) -> str:
+        settings, recurrent = self.engine.settings, self.engine.model.recurrent
+        return "" if recurrent else f"{settings} {self._slot_bytes}"
+
     def noise(self, rows: int) -> Floats:
         shape = rows, self.info.hidden_size
         return np.random.default_rng(0).standard_normal(shape, np.float32)

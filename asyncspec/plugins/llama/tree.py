@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Row
 from asyncspec.plugins.llama.branches import Branches, Node
 from asyncspec.plugins.llama.cache_engine import CacheEngine
@@ -88,6 +92,24 @@ class TreeCache:
         self.commit(max(slots, self.branches.trunk))
         self._nodes = self._nodes[: max(0, slots - self.branches.trunk)]
         self.branches.trim(min(slots, self.branches.trunk))
+
+    def read_slots(self, start: int, end: int) -> list[npt.NDArray[np.uint8]] | None:
+        """As llama.cpp saves them; None where slots are to be computed again."""
+        branches = self.branches
+        if end > branches.trunk:
+            return None
+        self._engine.reserve(branches)
+        return [branches.read(start, end)]
+
+    def write_slots(self, start: int, end: int, buffers: Sequence[memoryview]) -> bool:
+        """Put them into the cache; fails where llama.cpp does not take them."""
+        self._engine.reserve(self.branches)
+        (buffer,) = buffers
+        try:
+            self.branches.write(start, end, np.frombuffer(buffer, np.uint8))
+        except ClusterError:
+            return False
+        return True
 
     def close(self) -> None:
         """Forget the session."""

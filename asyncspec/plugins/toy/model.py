@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from asyncspec.backend import sampling
@@ -146,6 +147,14 @@ class ToyCache:
         for layer in self.layers:
             del layer[slots:]
 
+    def read_slots(self, start: int, end: int) -> list[npt.NDArray[np.uint64]]:
+        return [np.array(layer[start:end], np.uint64) for layer in self.layers]
+
+    def write_slots(self, start: int, end: int, buffers: Sequence[memoryview]) -> bool:
+        for layer, buffer in zip(self.layers, buffers, strict=True):
+            layer[start:end] = np.frombuffer(buffer, np.uint64).tolist()
+        return True
+
     def close(self) -> None:
         """Nothing to return."""
 
@@ -165,6 +174,10 @@ class ToyStage(TreeStage[ToyCache]):
 
     def new_cache(self, capacity: int) -> ToyCache:
         return ToyCache(self.layers[1] - self.layers[0])
+
+    @property
+    def slot_format(self) -> str:
+        return DTYPE
 
     def cache_bytes(self, slots: int) -> int:
         return slots * ITEM_BYTES[DTYPE] * (self.layers[1] - self.layers[0])

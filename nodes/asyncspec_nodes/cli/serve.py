@@ -49,7 +49,7 @@ SESSIONS = 4
 
 ADDRESS = "--host and --port"
 
-OF_A_LOCAL_CLUSTER = ("policy", "sessions")
+OF_A_LOCAL_CLUSTER = ("policy", "sessions", "disk_mib")
 """Arguments that a running cluster has already fixed, besides those for every command."""
 
 
@@ -97,6 +97,8 @@ def add_arguments(parser: Parser, *, local: bool = True) -> None:
         text = "end the services that --background has started"
         add("--stop", action=Act, dest="stop_services", help=text)
     COUNT.add_to(parser, "--sessions", "N", f"default: {SESSIONS}")
+    text = "disk of each stage for computed prompts, which outlive it ([cache] in the cluster file)"
+    COUNT.add_to(parser, "--disk-mib", "N", text)
     cluster_options.add_arguments(parser, local=local)
     parser.exclude(cluster_options.CONNECTING, OF_A_LOCAL_CLUSTER)
 
@@ -107,6 +109,7 @@ def read_arguments(arguments: argparse.Namespace, *, local: bool = True) -> Serv
     # A port that is taken is said before a model is looked for or read.
     listen_on(arguments).close()
     http = http_options.read_arguments(arguments, arguments.host)
+    http.keys.check_disk_cache(arguments.disk_mib or 0)
     return ServeOptions(
         host=arguments.host,
         port=arguments.port,
@@ -150,6 +153,8 @@ def _where(arguments: argparse.Namespace, *, local: bool) -> Config | ClusterAdd
         template = str(Path(template).absolute())
     read_defaults(where.target.path, where.target.generation_config)
     target = replace(where.target, chat_template=template)
+    if arguments.disk_mib is not None:
+        where = replace(where, cache=replace(where.cache, disk_mib=arguments.disk_mib))
     return replace(where, target=target, log=log.read_arguments(arguments, where.log))
 
 

@@ -198,6 +198,17 @@ class LimitsTable(Struct, frozen=True, forbid_unknown_fields=True):
         return self.sessions + self.waiting
 
 
+class CacheTable(Struct, frozen=True, forbid_unknown_fields=True):
+    """``[cache]``"""
+
+    # Disk that each stage may take for prompts and answers it has computed, which then outlive its
+    # process: a chat goes on after a restart without being read again. 0: none. What is stored is
+    # not encrypted, so not together with API keys (SECURITY.md).
+    disk_mib: Annotated[int, Meta(ge=0)] = 0
+    # Where (relative to this file); "": asyncspec/prefixes in the user's cache folder.
+    folder: str = ""
+
+
 class PaceTable(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """``[pace.RANK]``: makes a node as slow as another device, for experiments: the real work is
     done, and what is left of the time is waited for."""
@@ -253,6 +264,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     cluster: ClusterTable = ClusterTable()
     draft: DraftTable = DraftTable()
     limits: LimitsTable = LimitsTable()
+    cache: CacheTable = CacheTable()
     trace: TraceTable = TraceTable()
     security: SecurityTable | None = None
     source: SourceTable | None = None

@@ -230,6 +230,9 @@ def _absolute(config: Config, base: Path) -> Config:
         ),
         draft=replace(config.draft, source=each(config.draft.source, partial(_source, base))),
         security=security,
+        cache=replace(config.cache, folder=str(expanded(config.cache.folder, base)))
+        if config.cache.folder
+        else config.cache,
     )
 
 

@@ -175,6 +175,14 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._callers)
 
+    def check_disk_cache(self, disk_mib: int) -> None:
+        """Raise ``UserError`` where a disk cache would hold what callers of different keys ask."""
+        if disk_mib and any(caller.tenant for _, caller in self._callers):
+            raise UserError(
+                "the disk cache is not encrypted, and requests of API keys are kept apart: leave "
+                "out [cache] disk_mib (--disk-mib), or give --share-prefixes all"
+            )
+
     def check(self, header: str | None) -> Caller:
         """Whose key an ``Authorization`` header has. Raises ``ApiError``."""
         if not self._callers:

@@ -134,6 +134,7 @@ NODES = [
         node_learned_before="Tokens guessed right in a row on answers held out, by the version "
         "before the last change",
         node_learned_after="By the one after it",
+        node_disk_bytes="Prompts and answers that a stage has stored on disk",
     ),
     *_all(
         *("counter", *NODE),
@@ -142,6 +143,9 @@ NODES = [
         node_rows="Rows of those passes",
         node_links_lost="Links to other nodes that have ended",
         node_learned_seconds="Time that a head has been trained for",
+        node_disk_hits="Times that a stage has read the beginning of a prompt from disk",
+        node_disk_tokens="Tokens that it has read from disk",
+        node_disk_dropped="Prompts that it has not stored, being busy, or without room",
     ),
     *_all(
         *("gauge", *NODE, "peer"),
@@ -271,6 +275,9 @@ def _samples(node: Status) -> Iterator[Sample]:
     }
     for name, value in gauges.items():
         yield name, labels, value
+    for name in ("disk_bytes", "disk_hits", "disk_tokens", "disk_dropped"):
+        if name in node.totals:
+            yield f"node_{name}", labels, node.totals[name]
     for name in ("passes", "rows", "links_lost"):
         if name in node.totals and (name == "links_lost" or node.role == "verify"):
             yield f"node_{name}", labels, node.totals[name]

@@ -191,6 +191,8 @@ def _start(arguments: argparse.Namespace, reporter: Reporter) -> int:
     sock = _listen(arguments, config)
     listed = config.find(node)
     http = _http(arguments, None if listed is None else listed.http)
+    if http is not None:
+        http.options.keys.check_disk_cache(config.cache.disk_mib)
     host = sock.getsockname()[0] if listed is None else listed.host
     resources.set_threads(config, node, host, arguments.threads)
 

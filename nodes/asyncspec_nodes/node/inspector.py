@@ -21,6 +21,7 @@ from asyncspec.actor.link import Link
 from asyncspec.actor.routing import LinkService, Senders
 from asyncspec.actor.runtime import Runtime
 from asyncspec.backend.base import DeviceMemory, host_memory
+from asyncspec.backend.prefix_files import PrefixFiles
 from asyncspec_nodes.node.resources import available_bytes, resident_bytes
 from asyncspec_nodes.roles.draft.admission import slots_used
 from asyncspec_nodes.roles.draft.recovery import missing_peers, no_link
@@ -88,9 +89,11 @@ class Inspector(LinkService):
         device_memory: Callable[[], DeviceMemory | None] = host_memory,
         clock: Callable[[], float] = time.monotonic,
         machine: str = "",
+        prefixes: PrefixFiles | None = None,
     ) -> None:
         """``machine``: what the node's is called; empty: by the host's name."""
         self._machine = machine or socket.gethostname()
+        self._prefixes = prefixes
         self._runtime = runtime
         self._totals = totals
         self._links_lost = 0
@@ -220,6 +223,10 @@ class Inspector(LinkService):
         if me.role == "verify":
             totals = {"passes": runtime.passes, "rows": runtime.rows}
         totals |= {"links_lost": self._links_lost, **self.learning()}
+        if (files := self._prefixes) is not None and isinstance(state, VerifyState):
+            dropped = state.stored_prefixes.dropped
+            totals |= {"disk_bytes": files.nbytes, "disk_hits": files.hits}
+            totals |= {"disk_tokens": files.tokens, "disk_dropped": dropped}
         for rank, why in sorted(runtime.refusals.items()):
             reasons.append(f"{'the token source' if rank > me.stages else f'stage {rank}'}: {why}")
         return Status(

@@ -23,6 +23,7 @@ from asyncspec.backend.base import (
     host_memory,
 )
 from asyncspec.backend.paced import Pace, Paced
+from asyncspec.backend.prefix_files import PrefixFiles
 from asyncspec.backend.registry import backend_of
 from asyncspec.backend.row_compression import packing_seconds
 from asyncspec.backend.tokenizer import Tokenizer
@@ -36,6 +37,7 @@ from asyncspec_nodes.cluster.checkpoints import NONE, PLAIN, parts, read_templat
 from asyncspec_nodes.cluster.config import STARTED, Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
 from asyncspec_nodes.node.learning import HeadLearning
+from asyncspec_nodes.node.disk_cache import disk_cache
 from asyncspec_nodes.node.processor import processor_of
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import (
@@ -88,6 +90,8 @@ class Loaded(Struct, frozen=True, kw_only=True):
     # Draft node only.
     tokenizer: Tokenizer | None = None
     serving: ServingConfig | None = None
+    # Stage only: its disk cache, where it has one.
+    prefixes: PrefixFiles | None = None
     # What drafts, and why where "auto" chose it.
     draft: str = ""
     # Where the head that drafts here learns.
@@ -157,6 +161,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
             rows: max(cost.seconds(rows), measured) for rows, measured in pass_seconds.items()
         }
     me = _hello(config, rank, model, span)
+    prefixes = disk_cache(config, rank, backend, model, span, stage, reporter)
     return Loaded(
         me=me,
         machine=VerifyMachine(
@@ -176,6 +181,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 tried_microseconds=tuple(round(1e6 * took) for took in pass_seconds.values()),
                 shares_prefixes=model.info.shares_prefixes,
                 keeps_states=model.info.keeps_states and not config.mixed,
+                stores_prefixes=prefixes is not None,
                 row_bytes=model.info.hidden_size * ITEM_BYTES[me.dtype],
                 sessions=max_sessions(config.limits.sessions),
             )
@@ -185,6 +191,7 @@ def _load_stage(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         tensors=stage,
         guarantee="tolerance" if config.mixed else stage.guarantee,
         weights=stage.weights,
+        prefixes=prefixes,
         device=stage.device,
         device_memory=stage.device_memory,
     )

@@ -212,6 +212,7 @@ def assemble(
         security=security,
         device_seconds=config.limits.device_seconds,
         on_processor=loaded.device == CPU and loaded.me.rank not in config.pace,
+        prefixes=loaded.prefixes,
     )
     totals = Totals(time.monotonic) if loaded.me.role == "draft" else None
     model = _model_name(config)
@@ -219,6 +220,7 @@ def assemble(
         *(runtime, loaded.me, model, loaded.serving, totals, loaded.draft),
         *(loaded.device, loaded.device_memory),
         machine=config.machine(loaded.me.rank),
+        prefixes=loaded.prefixes,
     )
     if loaded.learning is not None:
         inspector.learning = loaded.learning.totals

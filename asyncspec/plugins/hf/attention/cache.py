@@ -6,7 +6,7 @@ and compaction moves at most the speculative region, never the prefix.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -96,6 +96,11 @@ class CacheShape(Struct, frozen=True):
         keys = layer.key_width * self.dtype.itemsize
         values = self.value_columns(layer) * self.value_dtype.itemsize
         return layer.kv_heads * (keys + values)
+
+    @property
+    def is_storable(self) -> bool:
+        """Whether slots are all there is, without states."""
+        return not state_shapes(self.layers)
 
     def session_bytes(self) -> int:
         """Bytes per session, whatever its length: states, and inputs of uncommitted nodes."""
@@ -279,6 +284,28 @@ class KVCache:
             states.trim(slots)
         free_heap(freed)
 
+    def read_slots(self, start: int, end: int) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of all tensors [kv_heads, n, width]. On the CPU they are in the memory of the
+        cache, which frees it as a whole and writes none of it after ``trim``."""
+        return [_bytes(stored[:, start:end]) for stored in self._slot_tensors()]
+
+    def write_slots(self, start: int, end: int, buffers: Sequence[memoryview]) -> bool:
+        """Fill slots [start, end) with what another cache of this shape has read out."""
+        self.reserve(max(end, self._limit))  # once for all parts
+        for stored, buffer in zip(self._slot_tensors(), buffers, strict=True):
+            goal = stored[:, start:end]
+            flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer.nbytes else goal.new_empty(0)
+            goal.copy_(flat.view(goal.dtype).view(goal.shape))
+        self.positions[start:end] = np.arange(start, end)
+        return True
+
+    def _slot_tensors(self) -> Iterator[Tensor]:
+        """All that slots hold [kv_heads, slots, width], without the columns of ones."""
+        for stored in self._stored:
+            for x in stored.values():
+                ones = ONES if stored is self.values and self._has_ones else 0
+                yield x.narrow(2, 0, x.shape[2] - ones)
+
     def close(self) -> None:
         """Return all memory."""
         self.trim(0)
@@ -340,3 +367,9 @@ class KVCache:
                 assert bool((values[..., -ONES:] == 1).all()), "the ones are overwritten"
         for states in self.states.values():
             states.check(committed)
+
+
+def _bytes(stored: Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor whose last dimension is contiguous; a view where it is on the CPU."""
+    values: npt.NDArray[np.uint8] = stored.view(torch.uint8).cpu().numpy()
+    return values

@@ -88,6 +88,10 @@ class HFStage(TreeStage[KVCache]):
     def session_bytes(self) -> int:
         return self._shape.session_bytes()
 
+    @property
+    def slot_format(self) -> str:
+        return repr(self._shape) if self._shape.is_storable else ""
+
     def compute(self, job: Forward | Batch, passes: Sequence[Forward]) -> tuple[object, ...]:
         sessions = [self.begin(one) for one in passes]
         if len(passes) == 1 and not (

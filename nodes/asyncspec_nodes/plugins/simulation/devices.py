@@ -48,6 +48,8 @@ class PathStage:
                 del self._sessions[session][0][slots:]
             case jobs.Release(session):
                 self._sessions.pop(session, None)
+            case jobs.Export() | jobs.Import():
+                return ()  # simulated nodes have no disks
         return None
 
     def _forward(self, job: Forward) -> object:

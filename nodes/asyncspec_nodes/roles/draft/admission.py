@@ -16,7 +16,7 @@ from asyncspec.core.kept_states import kept_state
 from asyncspec.core.kv_slots import whole_blocks
 from asyncspec.core.machine import Effects, Request, Send
 from asyncspec.policy.base import max_tree_nodes
-from asyncspec_nodes.roles.draft import lifecycle, prefix_cache, recovery
+from asyncspec_nodes.roles.draft import disk_cache, lifecycle, prefix_cache, recovery
 from asyncspec_nodes.roles.draft.session import (
     FIRST,
     CachedPrompt,
@@ -40,6 +40,12 @@ def open_sessions(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if queued is None or not recovery.may_open(state, queued):
             break
         left = tuple(other for other in state.backlog if other is not queued)
+        if (asked := _ask_disks(state, queued, now)) is not None:
+            if asked[0] is state:
+                break  # room is being made
+            state, sends = asked
+            effects += sends
+            continue
         queued = replace(queued, request=_fitted(state, queued))
         error = state.memory_bound.refusal(queued.request.prompt, queued.given)
         if error := error or refusal(state, queued.request):
@@ -70,6 +76,29 @@ def _next(state: DraftState) -> tuple[DraftState, QueuedRequest | None]:
         backlog[place] = replace(queued, pending_prefix=pending)
         state = replace(state, backlog=tuple(backlog))
     return state, None
+
+
+def _ask_disks(
+    state: DraftState, queued: QueuedRequest, now: float
+) -> tuple[DraftState, Effects] | None:
+    """Have the stages read a request's prompt from disk before it is opened. None: that is not
+    worth it, or there is never room for both. The same state: there is no room yet."""
+    prompt = disk_cache.worth_asking(state, queued)
+    if prompt is None:
+        return None
+    pending = disk_cache.in_progress(state, prompt)
+    name = prompt.session if pending is None else pending
+    waits = replace(queued, pending_prefix=name, disk_asked=pending is None)
+    backlog = tuple(waits if other is queued else other for other in state.backlog)
+    if pending is not None:
+        return replace(state, backlog=backlog), ()
+    both = replace(state, restoring={**state.restoring, prompt.session: prompt})
+    if has_room(both, queued.request):
+        return disk_cache.begin(replace(state, backlog=backlog), prompt, now)
+    if prompts := _evictable_for(both, queued.request):
+        return lifecycle.drop_prompts(state, prompts[:1])
+    soon = replace(both, pending_releases=())
+    return (state, ()) if has_room(soon, queued.request) else None
 
 
 def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftState, Effects]:
@@ -137,7 +166,7 @@ def slots_total(state: DraftState) -> int | None:
 def slots_used(state: DraftState) -> int:
     """What open sessions may come to, cached prompts, and what is not released everywhere."""
     sessions = sum(one.slots for one in state.sessions.values())
-    cached = sum(one.slots for one in state.cached_prompts)
+    cached = sum(one.slots for one in (*state.cached_prompts, *state.restoring.values()))
     return sessions + cached + sum(one.slots for one in state.pending_releases)
 
 

@@ -12,6 +12,9 @@ from asyncspec.policy.registry import POLICIES
 from asyncspec_protocol.ids import Rank, SessionId
 
 MIN_COMMON_PREFIX = 64
+MIN_DISK_PREFIX = 256
+"""Tokens worth storing on disk, or reading from there: the question takes a round trip, a file some
+milliseconds, and to compute fewer again about as long."""
 NO_PREFIX = 2**31
 """More tokens than any prompt has: nothing is shared."""
 
@@ -30,6 +33,7 @@ class DraftConfig(Struct, frozen=True):
     # Prompts of ended sessions that the stages keep, and the least common prefix worth taking over.
     max_cached_prompts: int = 8
     min_common_prefix: int = MIN_COMMON_PREFIX
+    min_disk_prefix: int = MIN_DISK_PREFIX
     # The target has recurrent layers: sessions begin where states are kept
     # (``asyncspec.core.kept_states``), and a cached prompt takes as much memory as a session.
     keeps_states: bool = False

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from asyncspec.core.machine import Effects, Finish, Send, SetTimer
 from asyncspec.core.stats import Counters, summary
-from asyncspec_nodes.roles.draft import prefix_cache
+from asyncspec_nodes.roles.draft import disk_cache, prefix_cache
 from asyncspec_nodes.roles.draft.drafting import release_source
 from asyncspec_nodes.roles.draft.session import (
     CachedPrompt,
@@ -57,6 +57,8 @@ def close_session(
 ) -> tuple[DraftState, Effects]:
     """Close a session, not its request. ``keep``: the stages keep its prompt and answer."""
     message = Close(session.session, keep, session.length - 1 if keep else 0)
+    if keep and (keys := disk_cache.stored_as(state, session)):
+        message = replace(message, stored_as=keys)
     closes = tuple(Send(rank, message) for rank in sorted(state.peers))
     release = PendingRelease(session.session, session.slots, state.floor_aware)
     state = with_releases(state.without_session(session.session), release)
@@ -77,6 +79,7 @@ def forget_prompts(state: DraftState, prompts: Sequence[CachedPrompt]) -> DraftS
     aware = state.floor_aware
     releases = [PendingRelease(one.session, one.slots, aware, is_prompt=True) for one in prompts]
     left = tuple(one for one in state.cached_prompts if one.session not in names)
+    state = disk_cache.without(state, *names)
     return with_releases(replace(state, cached_prompts=left), *releases)
 
 
@@ -100,6 +103,8 @@ def record_stage_stats(
         message.rank,
         lambda release: release.session == name and not (release.is_prompt and kept),
     )
+    if name in state.restoring:
+        return _disk_reported(state, message)
     finishing = state.finishing.get(name)
     if message.rank <= state.config.stages:
         state = prefix_cache.reported(state, message)
@@ -114,6 +119,22 @@ def record_stage_stats(
         missing=finishing.missing - {message.rank},
     )
     return finish_if_complete(with_finishing(state, finishing), name)
+
+
+def _disk_reported(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
+    """A stage has read what it has of a prompt on disk."""
+    state, useless, effects = disk_cache.reported(state, message)
+    if useless is None:
+        return state, effects
+    state, dropped = drop_prompts(state, [useless])
+    return state, (*effects, *dropped)
+
+
+def disk_timer_fired(state: DraftState, timer: str) -> tuple[DraftState, Effects] | None:
+    """The disks have taken too long, and the prompt is computed again; None: another timer."""
+    prompts = state.restoring.values()
+    late = [one for one in prompts if disk_cache.restore_timer(one.session) == timer]
+    return drop_prompts(state, late) if late else None
 
 
 def _expect_break(state: DraftState, name: SessionId, now: float) -> tuple[DraftState, Effects]:

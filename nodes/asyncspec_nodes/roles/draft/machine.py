@@ -14,7 +14,7 @@ Messages stand for ``Received`` of them as events, and for ``Send`` of them as e
 | Ready | recovery.ready_received | Floor Close Compute Abandon Finish SetTimer |
 | PassTimes | rates.pass_on | PassTimes |
 | Schedule | state.with_session | |
-| Closed | lifecycle.record_stage_stats | Finish SetTimer |
+| Closed | lifecycle.record_stage_stats | Close Finish SetTimer |
 | Computed | drafting.drafted | |
 | Submitted | _submitted | SetTimer |
 | Cancelled | _cancelled | Close Compute Abandon Finish SetTimer |
@@ -23,7 +23,7 @@ Messages stand for ``Received`` of them as events, and for ``Send`` of them as e
 | | recovery.session_timer_fired | Close Compute Abandon Finish SetTimer |
 | LinkUp | recovery.link_up | Floor SetTimer |
 | LinkDown | recovery.link_down | Close Compute Abandon Finish SetTimer |
-| any, but for PassTimes and most Credit | schedule | Open Segment PruneIndices Close |
+| any, but for PassTimes and most Credit | schedule | Open Restore Segment PruneIndices Close |
 | | | Expand Withdraw Features Rates PassTimes |
 | | | Compute Abandon Emit Finish SetTimer |
 """

@@ -78,8 +78,10 @@ def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
 
 
 def awaits_prefix(state: DraftState, queued: QueuedRequest) -> bool:
-    """Whether a session is still reading the prompt that a request waits for."""
+    """Whether a session, or the stages' disks, are still reading what a request waits for."""
     name = queued.pending_prefix
+    if name in state.restoring:
+        return True
     session = None if name is None else state.sessions.get(name)
     return session is not None and not session.decoding
 

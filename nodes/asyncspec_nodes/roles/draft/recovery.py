@@ -16,6 +16,7 @@ from asyncspec.core.machine import Effect, Effects, Send, SetTimer
 from asyncspec_nodes.roles.draft.lifecycle import (
     break_timer,
     close_session,
+    disk_timer_fired,
     finish_if_complete,
     forget_prompts,
     released,
@@ -40,6 +41,8 @@ MAX_SESSIONS_LEFT = 2**32
 def session_timer_fired(state: DraftState, timer: str, now: float) -> tuple[DraftState, Effects]:
     """A request that has ended stops waiting for statistics, or one whose session a node has ended
     for the report of a break: all sessions go on anew."""
+    if (dropped := disk_timer_fired(state, timer)) is not None:
+        return dropped
     expected = (name for name, session in state.sessions.items() if session.break_expected)
     if timer in map(break_timer, expected):
         return _broken(state, now, was_up=False, last_seen=now)
@@ -68,6 +71,8 @@ def ready_received(state: DraftState, message: Ready, now: float) -> tuple[Draft
         computes = (message.layers, message.processor)
         state = replace(state, processors={**state.processors, rank: computes})
     state = replace(state, memory_bound=state.memory_bound.reported(rank, message.memory_kill))
+    storing = state.storing_stages - {rank} | ({rank} if message.stores_prefixes else set())
+    state = replace(state, storing_stages=storing)
     state, poisoned = _crash_reported(state, rank, message.crash, now)
     if floor >= 0 and rank <= state.config.stages:
         state = replace(state, floor_aware=state.floor_aware | {rank})
@@ -124,7 +129,7 @@ def _crash_reported(
 def _send_floor(state: DraftState) -> tuple[DraftState, Effects]:
     """Where the pipeline is complete now, end what earlier sessions left behind on the stages. It
     was complete before where prompts are kept, as when a source reports late: they must stay."""
-    if not state.up or state.sessions or state.cached_prompts:
+    if not state.up or state.sessions or state.cached_prompts or state.restoring:
         return state, ()
     floor = Floor(first=state.next_session)
     floors = tuple(Send(rank, floor) for rank in sorted(state.peers))
@@ -187,7 +192,7 @@ def _broken(
         state, closed = close_session(state, session)
         effects.extend(closed)
     state = replace(state, backlog=(*waiting, *state.backlog))
-    state = forget_prompts(state, state.cached_prompts)
+    state = forget_prompts(state, (*state.cached_prompts, *state.restoring.values()))
     if state.backlog and was_up:
         effects.append(SetTimer(REJOIN, now + state.config.rejoin_seconds))
     return state, tuple(effects)

@@ -44,6 +44,8 @@ class QueuedRequest(Struct, frozen=True):
     given: tuple[int, ...] = ()
     # A session that is reading a common prefix of its prompt, for which it waits.
     pending_prefix: SessionId | None = None
+    # The stages have read what they had of its prompt on disk.
+    disk_asked: bool = False
 
     @property
     def prompt_logprobs(self) -> int:
@@ -248,11 +250,13 @@ class CachedPrompt(Struct, frozen=True):
     is_cut: bool = False
     # It is dropped as soon as no session that begins with it is being opened.
     unused: bool = False
+    # From disk: slots that some stage may have filled.
+    stored_slots: int = 0
 
     @property
     def slots(self) -> int:
         """Its cache slots on every stage, in whole blocks."""
-        return whole_blocks(len(self.prefix) - 1)
+        return whole_blocks(max(self.stored_slots, len(self.prefix) - 1))
 
 
 class PendingRelease(Struct, frozen=True):
@@ -275,6 +279,10 @@ class DraftState(Struct, frozen=True):
     finishing: Mapping[SessionId, FinishingRequest] = {}
     # Prompts of sessions that are over, the oldest first.
     cached_prompts: tuple[CachedPrompt, ...] = ()
+    # Prompts that stages are reading from disk.
+    restoring: Mapping[SessionId, CachedPrompt] = {}
+    # Stages that have a disk cache.
+    storing_stages: frozenset[Rank] = frozenset()
     pending_releases: tuple[PendingRelease, ...] = ()
     peers: frozenset[Rank] = frozenset()
     # Stages whose link to the next one is up.

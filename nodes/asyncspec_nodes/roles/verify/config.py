@@ -49,6 +49,8 @@ class VerifyConfig(Struct, frozen=True):
     keeps_states: bool = False
     # Bytes of a row of hidden states on a link; 0: not known.
     row_bytes: int = 0
+    # It has a disk cache.
+    stores_prefixes: bool = False
     # Upper bound on sessions and cached prompts per draft node; 0: no bound.
     sessions: int = 0
     # As in ``Ready``.

@@ -14,6 +14,7 @@ from asyncspec.core.machine import Compute, Effect, Effects, LinkDown, Send, Sen
 from asyncspec.core.sampling import Sampling
 from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
+from asyncspec_nodes.roles.verify import stored_prefixes
 from asyncspec_nodes.roles.verify.session import (
     LinkCredit,
     SlotShare,
@@ -25,8 +26,8 @@ from asyncspec_nodes.roles.verify.session import (
 )
 from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.ids import NodeId, Rank, SessionId, is_draft, owner
-from asyncspec_protocol.limits import MAX_SECONDS
-from asyncspec_protocol.messages import Close, Open, Ready
+from asyncspec_protocol.limits import MAX_SECONDS, PREFIX_UNIT
+from asyncspec_protocol.messages import Close, Open, Ready, Restore
 
 EARLIER_SHARE_SECONDS = 300.0
 """An ``Open`` that was sent before its draft node heard of a smaller share has come by then: a link
@@ -158,23 +159,44 @@ def _admission_error(state: VerifyState, message: Open, cached: int, now: float)
             f"session {message.session} begins after {message.common_prefix} tokens of session "
             f"{message.parent_session}, whose state there is not kept"
         )
-    draft, limit = owner(message.session), state.config.sessions
+    return _room_error(state, message.session, slots_of(message), now)
+
+
+def _room_error(state: VerifyState, session: SessionId, slots: int, now: float) -> str:
+    """Why its draft node has no room here for a session of so many slots; empty where it has."""
+    draft, limit = owner(session), state.config.sessions
+    kept = {**state.cached_prompts, **state.stored_prefixes.restoring}
     sessions = [one.max_slots for name, one in state.sessions.items() if owner(name) == draft]
-    prompts = [length for name, length in state.cached_prompts.items() if owner(name) == draft]
+    prompts = [length for name, length in kept.items() if owner(name) == draft]
     held = [*sessions, *prompts]
     if limit and len(held) >= limit:
         return f"more than {limit} sessions at a time: give all nodes the same [limits] sessions"
     share = state.shares.get(draft, SlotShare())
     if not share.slots:
         return ""
-    slots, needed = share.most(now), whole_blocks(slots_of(message))
+    room, needed = share.most(now), whole_blocks(slots)
     taken = sum(map(whole_blocks, held))
-    if taken + needed <= slots:
+    if taken + needed <= room:
         return ""
     return (
-        f"session {message.session} may take {needed} cache slots, and of {slots} there are "
-        f"{max(0, slots - taken)} left"
+        f"session {session} may take {needed} cache slots, and of {room} there are "
+        f"{max(0, room - taken)} left"
     )
+
+
+def restore(
+    state: VerifyState, draft: Rank, message: Restore, now: float
+) -> tuple[VerifyState, Effects]:
+    """Read a prompt from disk. Raises ``RemoteProtocolError`` where there is no room for it, which
+    the draft node has looked after."""
+    name, keys = message.session, message.stored_as
+    check_id(name, draft)
+    used = (state.sessions, state.closing, state.cached_prompts, state.stored_prefixes.restoring)
+    if any(name in sessions for sessions in used):
+        raise RemoteProtocolError(f"session {name} is in use, and restored", peer=draft)
+    if error := _room_error(state, name, len(keys) * PREFIX_UNIT, now):
+        raise RemoteProtocolError(error, peer=draft)
+    return stored_prefixes.begin_restore(state, name, keys)
 
 
 def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effects]:
@@ -189,6 +211,8 @@ def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effe
         states = {k: v for k, v in state.cached_states.items() if k != name}
         state = replace(state, cached_prompts=cached, cached_states=states)
         return state, (Compute(Release(name)), *empty)
+    if name in state.stored_prefixes.restoring:
+        return stored_prefixes.cancel_restore(state, name)
     session = state.sessions.get(name)
     if session is None:
         marks = state.marks(draft)
@@ -209,6 +233,7 @@ def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effe
             tips = (length,) if length >= session.slots.committed - 1 else ()
             kept = (_kept_state(session.opening), *tips)
             state = replace(state, cached_states={**state.cached_states, name: kept})
+        state = stored_prefixes.store(state, message, session.liveness.prompt_length)
     if state.running is not None and state.running.has(name):
         state = replace(state, closing={**state.closing, name: session})
     else:
@@ -227,7 +252,7 @@ def raise_floor(state: VerifyState, draft: Rank, first: SessionId) -> tuple[Veri
         closed_early=frozenset(name for name in marks.closed_early if name >= first),
         floor=max(marks.floor, first),
     )
-    held = (*state.sessions, *state.cached_prompts)
+    held = (*state.sessions, *state.cached_prompts, *state.stored_prefixes.restoring)
     over = frozenset(name for name in held if name < first and owner(name) == draft)
     state, dropped = _drop(state.with_marks(draft, marks), over)
     return state, (*dropped, ready(state, draft))
@@ -289,6 +314,7 @@ def ready(state: VerifyState, draft: Rank, silent: float = 0.0) -> Send:
         silent=silent,
         memory_kill=config.memory_kill,
         crash=config.crash,
+        stores_prefixes=config.stores_prefixes,
     )
     if config.processor:
         layers = (config.first_layer, config.end_layer)
@@ -306,6 +332,7 @@ def link_down(state: VerifyState, event: LinkDown, now: float) -> tuple[VerifySt
     inbound = {rank: credit for rank, credit in state.inbound.items() if rank != peer}
     state = replace(state, peers=state.peers - {peer}, inbound=inbound)
     everything = state.sessions.keys() | state.closing.keys() | state.cached_prompts.keys()
+    everything |= state.stored_prefixes.restoring.keys()
     every = config.is_neighbour(peer)
     over = frozenset(name for name in everything if every or owner(name) == peer)
     state, effects = _drop(state, over)
@@ -323,7 +350,7 @@ def link_down(state: VerifyState, event: LinkDown, now: float) -> tuple[VerifySt
 
 def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState, Effects]:
     """End sessions with all that waits of them, and report what they have cost."""
-    held = (*state.sessions, *state.cached_prompts)
+    held = (*state.sessions, *state.cached_prompts, *state.stored_prefixes.restoring)
     releases = tuple(Compute(Release(name)) for name in held if name in over)
     sessions = {**state.closing, **state.sessions}.items()
     reports = tuple(report(session) for name, session in sessions if name in over)
@@ -334,5 +361,5 @@ def _drop(state: VerifyState, over: Collection[SessionId]) -> tuple[VerifyState,
         cached_prompts={k: v for k, v in state.cached_prompts.items() if k not in over},
         cached_states={k: v for k, v in state.cached_states.items() if k not in over},
     )
-    state, released = release_dead(state)
+    state, released = release_dead(stored_prefixes.end_restore(state, *over))
     return state, (*released, *releases, *reports)

@@ -16,14 +16,19 @@ Messages stand for ``Received`` of them as events, and for ``Send`` of them as e
 | Open | lifecycle.open_session | Open Credit Fault Compute SendClosed |
 | Close | lifecycle.close_session | Credit Compute Abandon SendClosed |
 | Floor | lifecycle.raise_floor | Ready Credit Compute Abandon SendClosed |
+| Restore | lifecycle.restore | ReadPrefix SendClosed |
+| PrefixRead | stored_prefixes.read | Compute SendClosed |
+| PrefixWritten | stored_prefixes.written | |
 | Rates | planning.rates_received | |
 | PassTimes | planning.pass_times_received | |
 | Computed | pass_done | Verdict PassTimes SendClosed |
+| | stored_prefixes.exported stored_prefixes.imported | WritePrefix SendClosed |
 | LinkUp | lifecycle.link_up | Ready Credit PassTimes |
 | LinkDown | lifecycle.link_down | Ready Credit Compute Abandon SendClosed |
 | TaskDone | planning.plan_done | Schedule SetTimer |
 | TimerFired | planning.deadline_passed share_deadline_passed | SetTimer |
 | any | planning.update_plan schedule | Segment Credit Schedule Compute RunNext RunTask SetTimer |
+| any | stored_prefixes.advance | WritePrefix Compute |
 """
 
 from __future__ import annotations
@@ -31,18 +36,20 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.passes import PassCost
-from asyncspec.core.jobs import Batch, Forward
+from asyncspec.core.jobs import Batch, Export, Forward, Import
 from asyncspec.core.machine import (
     Computed,
     Effects,
     Input,
     LinkDown,
     LinkUp,
+    PrefixRead,
+    PrefixWritten,
     Received,
     TaskDone,
     TimerFired,
 )
-from asyncspec_nodes.roles.verify import lifecycle, planning
+from asyncspec_nodes.roles.verify import lifecycle, planning, stored_prefixes
 from asyncspec_nodes.roles.verify.batch_schedule import BATCH_DEADLINE
 from asyncspec_nodes.roles.verify.batching import schedule, send_computed
 from asyncspec_nodes.roles.verify.config import VerifyConfig
@@ -59,6 +66,7 @@ from asyncspec_protocol.messages import (
     PassTimes,
     PruneIndices,
     Rates,
+    Restore,
     Segment,
 )
 
@@ -81,6 +89,14 @@ class VerifyMachine:
                 state, effects = _received(state, event, now)
             case Computed(Forward() | Batch() as job):
                 state, effects = pass_done(state, event, job, now)
+            case Computed(Export() as job):
+                state, effects = stored_prefixes.exported(state, event, job)
+            case Computed(Import() as job):
+                state, effects = stored_prefixes.imported(state, event, job)
+            case PrefixRead():
+                state, effects = stored_prefixes.read(state, event)
+            case PrefixWritten():
+                state, effects = stored_prefixes.written(state, event), ()
             case LinkUp(peer):
                 state, effects = lifecycle.link_up(state, peer, now)
             case LinkDown():
@@ -97,12 +113,16 @@ class VerifyMachine:
             state, more = planning.update_plan(state, now)
             effects += more
         state, more = schedule(state, now)
-        return state, effects + more
+        effects += more
+        if state.stored_prefixes.queue:
+            state, more = stored_prefixes.advance(state)
+            effects += more
+        return state, effects
 
 
 def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifyState, Effects]:
     config, peer, message = state.config, event.peer, event.message
-    if isinstance(message, Segment | PruneIndices | Open | Close | Rates):
+    if isinstance(message, Segment | PruneIndices | Open | Close | Restore | Rates):
         check_owner(message.session, peer)
     match message:
         case Segment() if config.is_upstream(peer):
@@ -120,6 +140,8 @@ def _received(state: VerifyState, event: Received, now: float) -> tuple[VerifySt
             return lifecycle.open_session(state, peer, message, now)
         case Close() if is_draft(peer):
             return lifecycle.close_session(state, message)
+        case Restore() if is_draft(peer):
+            return lifecycle.restore(state, peer, message, now)
         case Floor(first) if is_draft(peer):
             check_owner(first, peer)
             return lifecycle.raise_floor(state, peer, first)

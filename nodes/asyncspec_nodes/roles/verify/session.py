@@ -210,6 +210,30 @@ class StageSession(Struct, frozen=True):
         return sum(0 <= depth <= layers for depth in self.opening.features) if layers else 0
 
 
+class KeptPrompt(Struct, frozen=True):
+    """A kept prompt and answer that is to be stored, by the names of its beginnings."""
+
+    session: SessionId
+    keys: tuple[bytes, ...]
+    # Tokens of the prompt that another text may go on from: a part ends there.
+    border: int
+
+
+class StoredPrefixes(Struct, frozen=True):
+    """What goes to the disk cache, and what is read from it (``stored_prefixes``)."""
+
+    # The first is being stored.
+    queue: tuple[KeptPrompt, ...] = ()
+    # Tokens of the first one that are stored already; -1: not known.
+    stored: int = -1
+    # An effect or a job for it is under way.
+    busy: bool = False
+    # Prompts that were not stored, because too many waited or the disk did not take them.
+    dropped: int = 0
+    # Slots of what is being read, by the session that will have it.
+    restoring: Mapping[SessionId, int] = {}
+
+
 class Waiting(Struct, frozen=True):
     """A pass that waits for other sessions."""
 
@@ -230,6 +254,7 @@ class VerifyState(Struct, frozen=True):
     cached_prompts: Mapping[SessionId, int] = {}
     # With recurrent layers the lengths of each whose states are kept.
     cached_states: Mapping[SessionId, tuple[int, ...]] = {}
+    stored_prefixes: StoredPrefixes = StoredPrefixes()
     # By draft node; also of those that are gone, whose segments may still be under way.
     watermarks: Mapping[Rank, Watermarks] = {}
     # By draft node; also of those that are gone, whose ``Open`` may still be under way.
