@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -71,3 +71,11 @@ class Tokenizer(Protocol):
 
     def close(self) -> None:
         """End the process that writes conversations, if there is one."""
+
+
+@runtime_checkable
+class BareTokenizer(Protocol):
+    """A ``Tokenizer`` that begins or ends texts with tokens of its own."""
+
+    def encode_bare(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text without those."""

@@ -72,6 +72,8 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     # The answer stands between ``prompt``, if any, and this text, where the target's tokenizer has
     # tokens for that.
     suffix: str = ""
+    # ``prompt`` is read without the tokens that the target's tokenizer begins and ends texts with.
+    bare: bool = False
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):

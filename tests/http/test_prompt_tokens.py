@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from asyncspec.backend.registry import backend_of
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.http.keys import read_keys
+from asyncspec_nodes.serving.requests import tokenize
 from asyncspec_nodes.serving.service import SHORT
 from toy_service import CODEC, ENDLESS, Toy, ToyTokenizer
 
@@ -170,3 +173,26 @@ async def test_a_prompt_that_comes_in_several_messages() -> None:
         chat = [{"role": "user", "content": text}]
         async with web.post("/v1/messages/count_tokens", json={"messages": chat}) as reply:
             assert (await reply.json())["input_tokens"] > len(text)
+
+
+@pytest.mark.parametrize("name", ["add_special_tokens", "add_special"])
+async def test_a_prompt_without_the_tokens_that_begin_texts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = CODEC.encode("bc")
+    monkeypatch.setattr(ToyTokenizer, "encode_bare", lambda codec, text: bare, raising=False)
+    async with serving(over="link") as (_, web):
+        for value, tokens in ((False, bare), (True, CODEC.encode("abc"))):
+            async with web.post("/tokenize", json={"prompt": "abc", name: value}) as reply:
+                assert tuple((await reply.json())["tokens"]) == tokens
+
+
+@pytest.mark.torch
+async def test_a_bare_prompt_of_a_checkpoint() -> None:
+    """Its own text, without the token that begins one."""
+    backend = backend_of(str(BUNDLED_TARGET))
+    tokenizer = backend.load_tokenizer(backend.open(str(BUNDLED_TARGET)))
+    with closing(tokenizer):
+        begin, *tokens = tokenize(tokenizer, "", "hello", "", "")
+        assert tokenizer.is_special(begin)
+        assert tokenize(tokenizer, "", "hello", "", "", True) == tuple(tokens)

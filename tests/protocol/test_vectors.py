@@ -116,6 +116,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         m.Output(*(1, (5, 600), " a"), text_lengths=(0, 2), prompt_tokens=30, shared_tokens=20),
     ),
     "submit-suffix": (m.Submit(7, "Hello", 8, 0, 0.0, 0, 1.0, suffix="!"),),
+    "submit-bare": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True, bare=True),),
     "submit-prompt": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True),),
     "submit-given": (m.Submit(7, "Hello", 9, 0, 0.0, 0, 1.0, given=(5, 600), given_text=4),),
     "submit-constraint": (

@@ -54,6 +54,10 @@ class LlamaTokenizer:
         """See ``Tokenizer``, with the special tokens that the file says begin a text."""
         return self._encoded(text, special=True)
 
+    def encode_bare(self, text: str) -> tuple[int, ...]:
+        """See ``BareTokenizer``."""
+        return self._encoded(text, special=False)
+
     def _encoded(self, text: str, *, special: bool) -> tuple[int, ...]:
         data = text.encode()
         max_tokens = len(data) + 16

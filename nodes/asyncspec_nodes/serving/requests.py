@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from asyncspec.backend.infill import NO_INFILL, InfillTokenizer
 from asyncspec.backend.registry import LLAMA, backend_name, backend_of
-from asyncspec.backend.tokenizer import Tokenizer
+from asyncspec.backend.tokenizer import BareTokenizer, Tokenizer
 from asyncspec.core.errors import CheckpointError, InputProblem
 from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Defaults, Sampling
@@ -52,19 +52,21 @@ def encode_chat(
     return msgspec.json.encode(whole).decode()
 
 
-Tokenize = Callable[[str, str, str, str], tuple[int, ...]]
-"""Tokens of a conversation or plain prompt, by ``Submit.chat``, ``prompt``, ``suffix`` and
-``tenant``. Raises ``ValueError`` with a sentence for the user."""
+Tokenize = Callable[[str, str, str, str, bool], tuple[int, ...]]
+"""Tokens of a conversation or plain prompt, by ``Submit.chat``, ``prompt``, ``suffix``, ``tenant``
+and ``bare``. Raises ``ValueError`` with a sentence for the user."""
 
 
 def tokenize(
-    tokenizer: Tokenizer, chat: str, prompt: str, suffix: str, tenant: str
+    tokenizer: Tokenizer, chat: str, prompt: str, suffix: str, tenant: str, bare: bool = False
 ) -> tuple[int, ...]:
     """``Tokenize`` of a tokenizer; the tenant is for caches only."""
     if suffix and not chat:
         if not isinstance(tokenizer, InfillTokenizer):
             raise ValueError(NO_INFILL)
         return tokenizer.infill(prompt, suffix)
+    if bare and not chat and isinstance(tokenizer, BareTokenizer):
+        return tokenizer.encode_bare(prompt)
     return tokenizer.render(chat) if chat else tokenizer.encode(prompt)
 
 
@@ -305,7 +307,9 @@ def _prompt_tokens(
     if (problem := prompt_problem(submit.chat or submit.prompt + submit.suffix)) is not None:
         return Refusal(problem)
     try:
-        prompt = tokenize(submit.chat, submit.prompt, submit.suffix, submit.tenant)
+        prompt = tokenize(
+            submit.chat, submit.prompt, submit.suffix, submit.tenant, submit.bare
+        )
     except ValueError as error:
         return Refusal(str(error), "chat_template" if submit.chat else "suffix")
     if not prompt:

@@ -67,6 +67,10 @@ class HFTokenizer:
         """Tokens of a prompt with the tokenizer's usual special tokens, no chat template."""
         return tuple(self._tokenizer(text)["input_ids"])
 
+    def encode_bare(self, text: str) -> tuple[int, ...]:
+        """See ``BareTokenizer``."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def infill(self, prefix: str, suffix: str) -> tuple[int, ...]:
         """See ``InfillTokenizer``. Raises ``ValueError``."""
         vocabulary = self._tokenizer.get_vocab()

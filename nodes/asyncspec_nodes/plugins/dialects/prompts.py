@@ -26,6 +26,9 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     # llama.cpp's name for it.
     content: str | None = None
+    # Whether a prompt gets the tokenizer's own beginning and end; llama.cpp's name for it.
+    add_special_tokens: bool | None = None
+    add_special: bool | None = None
     messages: tuple[ChatMessage, ...] | None = None
     tools: tuple[ToolSpec, ...] | None = None
     continue_final_message: bool | None = None
@@ -49,7 +52,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
             chat = ChatRequest(messages=self.messages, tools=self.tools, **options)
             chat.check()
             return replace(chat.prepared(context), prompt_only=True)
-        return _reading(prompt=self._text or "", tenant=context.tenant)
+        reading = _reading(prompt=self._text or "", tenant=context.tenant)
+        return replace(reading, bare=False in (self.add_special_tokens, self.add_special))
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
