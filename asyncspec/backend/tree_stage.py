@@ -67,9 +67,7 @@ class Cache(Protocol):
 
 
 C = TypeVar("C", bound=Cache)
-
 _Parts = Sequence[tuple[int, int, Sequence[memoryview]]]
-"""``Import.parts``."""
 
 
 class SlotTokens:
@@ -361,8 +359,7 @@ class TreeStage(ABC, Generic[C]):
 
     def _import(self, job: jobs.Import) -> bool:
         """Whether all of it is there."""
-        admit = Admit(job.session, job.slots, Sampling())
-        self._admit(admit)
+        self._admit(Admit(job.session, job.slots, Sampling()))
         cache, parts = self._sessions[job.session].cache, cast("_Parts", job.parts)
         if all(cache.write_slots(start, end, buffers) for start, end, buffers in parts):
             self._sessions[job.session].committed = job.slots

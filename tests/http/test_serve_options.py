@@ -128,3 +128,13 @@ def test_the_context_is_bounded() -> None:
     assert isinstance(where, Config)
     assert [where.limits.context_of(longest) for longest in (2048, 256)] == [512, 256]
     assert LimitsTable().context_of(2048) == 2048
+
+
+def test_a_disk_cache_and_api_keys_exclude_each_other() -> None:
+    """What is stored is not encrypted."""
+    keys = ("--api-key", "a", "--disk-mib", "64")
+    with pytest.raises(UserError, match="the disk cache is not encrypted"):
+        options(*keys)
+    where = options(*keys, "--share-prefixes", "all").where
+    assert isinstance(where, Config)
+    assert where.cache.disk_mib == 64
