@@ -349,6 +349,7 @@ async def test_an_idle_cluster_is_planned_anew_for_machines_that_promise_more(
     await cluster._improve()
     # Nor with a fourth machine, as there are three layers, which that one is told.
     started.admit(offer("d"), "10.0.0.4")
+    assert not started.orders("d").spare  # it is not known yet
     await cluster._improve()
     assert len([line for line in started.said if "plans anew" in line]) == 1
     assert [line for line in started.said if line.startswith("spare: d: 3 machines about")]

@@ -230,7 +230,7 @@ def test_machines_that_come_later_and_a_power_cut(
     join = ["join", made, "--name", "two", *small]
     two = start(lan[1], *join)
     wait_for(two, "a spare")
-    assert "2 machines promise" in wait_for(log, "plans anew")
+    assert "2 machines about" in wait_for(log, "plans anew")
     wait_for(two, "serves")
     wait_for(log, "all stages serve")
     assert ask(lan[0]) == first

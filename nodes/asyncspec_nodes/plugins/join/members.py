@@ -112,6 +112,8 @@ class Members:
         """A machine has connected from the address ``seen``; whether it is new."""
         host = offer.host or seen
         is_new = offer.member not in self.by_id
+        if is_new:  # it was not planned for yet
+            self.why_spare = ""
         self._processors[offer.member] = offer.processor
         self.by_id[offer.member] = Member(offer, host, send, is_loopback(host), seen=seen)
         self._update_local()

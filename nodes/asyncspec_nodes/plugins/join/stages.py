@@ -40,7 +40,7 @@ from asyncspec_nodes.plugins.join.parts import PartsSource
 
 MAX_LINE = 1000
 
-SPARE = "it holds no layers until they are needed here"
+SPARE = "it gets layers once nobody asks, where that promises more, or those of a lost machine"
 """What is said of a machine where the cluster does not say more."""
 
 NOWHERE = "127.1.1.{}", 1
@@ -111,7 +111,7 @@ class Stages:
         wanted = {rank: (port, layers[rank], len(layers)) for rank, port in self._ports.items()}
         for rank in [rank for rank, stage in self._stages.items() if wanted.get(rank) != stage.how]:
             await self._stop(rank)
-        spare = "" if orders.ranks else orders.spare or SPARE
+        spare = "" if orders.ranks else orders.spare or self._spare or SPARE
         if spare not in ("", self._spare):
             self._say(f"a spare: {spare}")
         self._spare = spare
