@@ -30,6 +30,7 @@ from asyncspec_nodes.reference.check import CheckRequest, Task, compare_all
 from asyncspec_protocol.messages import Submit
 from backend.gguf_models import convert, own_greedy
 from backend.recurrent_ggufs import save_recurrent
+from backend.twelve_requests import PROMPT, check_twelve
 from commands import json_output, usage_error
 from effort import nightly
 from http_process import post, process
@@ -39,7 +40,6 @@ from nodes.test_processes import generate
 pytestmark = [pytest.mark.slow, pytest.mark.processes, pytest.mark.torch]
 
 ROOT = Path(__file__).resolve().parents[2]
-PROMPT = "Once upon a time there was a little fox"
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
@@ -170,28 +170,8 @@ async def test_serve(target: Path, draft: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_a_recurrent_model_of_twelve_at_once_and_after_a_kill(tmp_path: Path) -> None:
-    """Each text is what its request gets alone, also where a stage is killed meanwhile."""
     path = save_recurrent(tmp_path / "recurrent.gguf", "lfm2", vocabulary=BUNDLED_TARGET)
-    argv = ("serve", "--port", "0", "--stages", "2", "--target", str(path), "--draft", "ngram")
-    async with (
-        process("asyncspec_nodes.cli.main", *argv) as (child, url),
-        aiohttp.ClientSession(url) as web,
-    ):
-
-        async def text(prompt: str) -> str:
-            ask = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-            answer: str = (await post(web, "/v1/completions", **ask))["choices"][0]["text"]
-            return answer
-
-        prompts = [f"{PROMPT} {number} " * (1 + number % 3) for number in range(12)]
-        alone = [await text(prompt) for prompt in prompts]
-        assert await asyncio.gather(*map(text, prompts)) == alone
-        asked = [asyncio.create_task(text(prompt)) for prompt in prompts]
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        family = psutil.Process(child.pid).children(recursive=True)
-        next(one for one in family if "verify" in " ".join(one.cmdline())).kill()
-        assert await asyncio.gather(*asked) == alone
-        child.terminate()
+    await check_twelve(path)
 
 
 def test_memory(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
