@@ -171,9 +171,15 @@ class Formation:
             return None
         self._planned_for = speeds
         then, now = members.predicted(fresh), members.predicted(members.assignment)
-        if members.rate(fresh) < WORTH * members.rate(members.assignment):
-            why = f"{then}, as planned now {now} ({self._sessions}); layers move for {WORTH:g} times"
-            members.explain_spares(f"{why} as many")
+        times = members.rate(fresh) / members.rate(members.assignment)
+        if times < WORTH:
+            why = (
+                f"{then}, as planned now {now} ({self._sessions}); layers move for {WORTH:g} times "
+                "as many"
+                if times > 1.0
+                else f"no plan with it promises more than now: {now} ({self._sessions})"
+            )
+            members.explain_spares(why)
             self._say_spares()
             return None
         self._say(
