@@ -42,6 +42,8 @@ class Request(Struct, frozen=True):
     # The user has set no bound: ``max_new_tokens`` is what the context has room for, and less is
     # fine.
     unbounded: bool = False
+    # ``Emit`` says how much of the prompt has been read.
+    progress: bool = False
 
 
 class Received(Struct, frozen=True):
@@ -185,6 +187,8 @@ class Emit(Struct, frozen=True, array_like=True, tag="emit", gc=False):
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     # Tokens of the prompt that were taken over from the prefix cache.
     shared_tokens: int = 0
+    # Without tokens: those of the prompt that stages have, if requested.
+    prompt_read: int = 0
 
 
 class Finish(Struct, frozen=True, array_like=True, tag="finish"):

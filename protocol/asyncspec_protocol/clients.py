@@ -74,6 +74,8 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     suffix: str = ""
     # ``prompt`` is read without the tokens that the target's tokenizer begins and ends texts with.
     bare: bool = False
+    # Outputs without tokens say how much of the prompt has been read (``Output.prompt_read``).
+    progress: bool = False
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):
@@ -104,6 +106,9 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
     # known.
     prompt_tokens: Count = 0
     shared_tokens: Count = 0
+    # With ``Submit.progress``, before any token: those of the prompt that stages have, the ones
+    # from the prefix cache included. The counts above come with it.
+    prompt_read: Count = 0
 
     def check(self) -> None:
         tokens, top = len(self.token_log_probs), len(self.top_tokens)

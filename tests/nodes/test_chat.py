@@ -33,6 +33,8 @@ from asyncspec_nodes.plugins.chat.screen import (
     read_setting,
 )
 from asyncspec_nodes.plugins.chat.talkers import (
+    Event,
+    Reading,
     ClusterTalker,
     End,
     HttpTalker,
@@ -89,9 +91,10 @@ class Scripted:
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Piece | End, None]:
+    ) -> AsyncGenerator[Event, None]:
         if messages[-1].content == "fail":
             raise ClusterError("it failed")
+        yield Reading(64, 128)
         yield Piece(json.dumps([one.content for one in messages]), 2)
         yield Piece(f" {dict(settings)}", 1)
         yield End("stop", {"tokens_per_second": 5.0})
@@ -104,7 +107,7 @@ class Failing(Scripted):
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Piece | End, None]:
+    ) -> AsyncGenerator[Event, None]:
         if self.failure == "error":
             raise ClusterError("429: try again later")
         if not self.failure:

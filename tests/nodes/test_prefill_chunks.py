@@ -15,7 +15,7 @@ from asyncspec.core.cost_model.passes import interpolate
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.cost_model.rows import chunk_rows_beside
 from asyncspec.core.costs import StageCost
-from asyncspec.core.machine import Received, Submitted
+from asyncspec.core.machine import Emit, Received, Submitted
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.messages import Credit, PassTimes, Segment
 from cluster import ask
@@ -132,6 +132,22 @@ def test_a_session_keeps_to_the_pieces_that_its_prompt_began_with() -> None:
     pieces += sent(driven.feed(Received(Rank(1), Credit(9))), Segment)
     assert {len(piece.ids) for piece in pieces[:-1]} == {rows}
     assert sum(len(piece.ids) for piece in pieces) == 64
+
+
+def test_who_asks_is_told_how_much_of_a_prompt_has_been_read() -> None:
+    prompt = tuple(range(1, 200))
+    told: dict[bool, list[Emit]] = {}
+    for progress in (False, True):
+        driven = draft(stages=1, credit=1)
+        request = ask(0, prompt=prompt, policy="autoregressive", progress=progress)
+        effects = driven.feed(Submitted(request))
+        for credit in range(2, 9):
+            effects += driven.feed(Received(Rank(1), Credit(credit)))
+        assert sum(len(piece.ids) for piece in sent(effects, Segment)) == len(prompt)
+        told[progress] = [effect for effect in effects if isinstance(effect, Emit)]
+    assert not told[False]
+    assert [one.prompt_read for one in told[True]] == [64, 128, 192]
+    assert not any(one.tokens for one in told[True])
 
 
 @given(

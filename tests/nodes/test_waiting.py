@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from asyncspec_nodes.console.prompt_progress import PromptProgress
 from asyncspec_nodes.console.waiting import Waiting
 from asyncspec_nodes.local.cluster import LoadingSteps
 from asyncspec_nodes.node.reports import LoadingReport, ReadyReport
@@ -26,6 +29,22 @@ def test_a_wait_is_shown_with_its_seconds() -> None:
         assert shown(waiting.line()) == "the service starts, 3 s"
         waiting.say("stage 1 (starting)")
         assert shown(waiting.line()) == "the service starts, 3 s: stage 1 (starting)"
+
+
+@given(st.integers(1, 9000), st.integers(0, 9000), st.floats(0.01, 100.0))
+def test_the_rest_of_a_prompt_is_expected_to_take_as_long_a_token(
+    total: int, cached: int, seconds: float
+) -> None:
+    now = [5.0]
+    progress = PromptProgress(lambda: now[0])
+    cached = min(cached, total)
+    assert progress.line(cached, total) == f"{cached:,} of {total:,} tokens"
+    read = (cached + total) // 2
+    now[0] += seconds * (read - cached)
+    line = progress.line(read, total)
+    if read > cached:
+        left = max(1, round(seconds * (total - read)))
+        assert line in {f"{read:,} of {total:,} tokens, {n} s more" for n in (left - 1, left, left + 1)}
 
 
 def test_nothing_goes_into_a_file() -> None:

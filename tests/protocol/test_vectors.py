@@ -115,6 +115,10 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "output-counts": (
         m.Output(*(1, (5, 600), " a"), text_lengths=(0, 2), prompt_tokens=30, shared_tokens=20),
     ),
+    "submit-progress": (m.Submit(7, "Hello", 8, 0, 0.0, 0, 1.0, progress=True),),
+    "output-progress": (
+        m.Output(*(1, (), ""), prompt_tokens=300, shared_tokens=20, prompt_read=84),
+    ),
     "submit-suffix": (m.Submit(7, "Hello", 8, 0, 0.0, 0, 1.0, suffix="!"),),
     "submit-bare": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True, bare=True),),
     "submit-prompt": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True),),

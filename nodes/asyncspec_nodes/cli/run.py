@@ -29,6 +29,7 @@ from asyncspec_nodes.client.trace_download import TraceDownload
 from asyncspec_nodes.cluster.automatic import described
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import print_notice
+from asyncspec_nodes.console.prompt_progress import PromptProgress
 from asyncspec_nodes.console.signals import unless_failed, until_signal
 from asyncspec_nodes.console.waiting import Waiting
 from asyncspec_nodes.local.cluster import LoadingSteps, LocalCluster
@@ -83,6 +84,7 @@ class Run:
         self._answering = False
         self._interrupt = asyncio.Event()
         self._waiting = Waiting("")
+        self._progress = PromptProgress()
         where = options.where
         stages = f", {where.stages} stages" if isinstance(where, Config) else ""
         title = f"{options.submit.policy or 'the default policy'}{stages}"
@@ -190,12 +192,13 @@ class Run:
             answering = answer_all(
                 engine,
                 options.prompts,
-                options.submit,
+                replace(options.submit, progress=not options.many),
                 chat=client.welcome.chat_template if options.chat is None else options.chat,
                 system=options.system,
                 concurrency=options.concurrency,
                 show=self._show,
                 done=self._done,
+                read=lambda read, total: self._waiting.say(self._progress.line(read, total)),
             )
             await self._unless_interrupted(answering, engine)
 

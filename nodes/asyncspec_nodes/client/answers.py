@@ -118,10 +118,12 @@ async def answer_all(
     concurrency: int,
     show: Callable[[str], None],
     done: Callable[[Answer], None],
+    read: Callable[[int, int], None] = lambda read, total: None,
 ) -> None:
     """Answer all prompts, ``concurrency`` at a time; ``chat`` and ``system``: see ``Conversation``.
-    ``show`` receives text as it arrives, ``done`` whole answers in the prompts' order. After
-    one that was cancelled no prompt is asked."""
+    ``show`` receives text as it arrives, ``done`` whole answers in the prompts' order, ``read``
+    how many tokens of a prompt are read of how many, where ``settings`` ask for it. After one that
+    was cancelled no prompt is asked."""
     slots = asyncio.Semaphore(concurrency)
     cancelled = False
     queues = [asyncio.Queue[Answer | None]() for _ in prompts]
@@ -135,7 +137,7 @@ async def answer_all(
                     if cancelled:
                         break
                     blank = Answer(conversation.ask(turn), index, number, prompt.id)
-                    answer = await _ask(client, blank, show)
+                    answer = await _ask(client, blank, show, read)
                     queues[index].put_nowait(answer)
                     cancelled = cancelled or answer.finish_reason == "cancelled"
                     if answer.error is not None:
@@ -157,12 +159,17 @@ async def answer_all(
 
 
 async def _ask(
-    client: Client | ReconnectingEngine, blank: Answer, show: Callable[[str], None]
+    client: Client | ReconnectingEngine,
+    blank: Answer,
+    show: Callable[[str], None],
+    read: Callable[[int, int], None],
 ) -> Answer:
     text: list[str] = []
     tokens: list[int] = []
     async for event in client.ask(blank.submit):
-        if isinstance(event, Output):
+        if isinstance(event, Output) and event.prompt_read:
+            read(event.prompt_read, event.prompt_tokens)
+        elif isinstance(event, Output):
             text.append(event.text)
             tokens.extend(event.token_ids)
             show(event.text)

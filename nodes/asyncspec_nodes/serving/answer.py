@@ -89,6 +89,13 @@ class Answer:
         return Piece(text, piece.tokens, piece.stop)
 
 
+def progress_of(number: int, prompt: int, shared: int, read: int) -> Output:
+    """How much of a prompt has been read."""
+    return Output(
+        number, (), "", prompt_tokens=prompt, shared_tokens=shared, prompt_read=min(read, prompt)
+    )
+
+
 def outputs(number: int, tokens: Sequence[int], text: str) -> Iterator[Output]:
     """As many messages as their frames' bound asks for; none of nothing."""
     count = max(-(-len(text) // _MESSAGE), -(-len(tokens) // _MESSAGE_TOKENS))

@@ -281,6 +281,7 @@ def prepare(
         given=submit.given,
         prompt_logprobs=submit.prompt_logprobs if submit.echo else -1,
         unbounded=submit.max_new_tokens == MAX_INT,
+        progress=submit.progress,
     )
 
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
-from asyncspec_nodes.serving.answer import Answer, ResponseSink, outputs
+from asyncspec_nodes.serving.answer import Answer, ResponseSink, outputs, progress_of
 from asyncspec_nodes.serving.prompts import finite, prompt_outputs
 from asyncspec_nodes.serving.requests import (
     BAD_GRAMMAR,
@@ -190,6 +190,12 @@ class TextService:
         answer = self._answers[effect.request]
         if answer.stop:
             return ""  # emitted before the machine processed ``Stopped``
+        if effect.prompt_read:
+            # An answer that has begun is one whose prompt is read anew after a break.
+            if total := answer.prompt_tokens:
+                counts = total, effect.shared_tokens, effect.prompt_read
+                answer.client.send(progress_of(answer.number, *counts))
+            return ""
         if answer.echo:
             scores, spell = effect.prompt_logprobs, self._tokenizer.spell
             for part in prompt_outputs(answer.number, answer.echo, scores, spell):

@@ -58,6 +58,8 @@ class ChoiceBuffer:
         self._characters = 0
         # Tokens of the prompt, and of these those from the prefix cache, once they are known.
         self.prompt_tokens = self.shared_tokens = 0
+        # Tokens of the prompt that stages have, until that is written.
+        self.prompt_read = 0
         # Tokens of the answer so far.
         self.new_tokens = 0
         # Characters of written tokens with log-probabilities.
@@ -97,6 +99,7 @@ class ChoiceBuffer:
         self._start(event)
         if event.prompt_tokens and not self.prompt_tokens:
             self.prompt_tokens, self.shared_tokens = event.prompt_tokens, event.shared_tokens
+        self.prompt_read = event.prompt_read
         self.tokens.extend(event.token_ids)
         self.logprobs.extend(position_logprobs(event))
         self.prompt.extend(prompt_positions(event))

@@ -146,6 +146,8 @@ class Completion:
     def write(self, index: int, answer: ChoiceBuffer) -> bytes:
         """Frames for an answer's output since the last call; may be empty."""
         tokens, frames = answer.tokens, b""
+        if answer.prompt_read:
+            return self._progress(answer)
         for piece in self.pieces(index, answer):
             frames += self._chunk(index, piece, answer, tokens)
             tokens = []
@@ -176,6 +178,15 @@ class Completion:
         shown = usage if self._include_usage else {}
         common = {**self._object(self.chunk_object, choices), "seed": self._seed}
         return frame({**common, **shown, **self._timings(end)})
+
+    def _progress(self, answer: ChoiceBuffer) -> bytes:
+        """llama.cpp's chunk while a prompt is read."""
+        progress = {
+            "total": answer.prompt_tokens,
+            "cache": answer.shared_tokens,
+            "processed": answer.prompt_read,
+        }
+        return frame({**self._object(self.chunk_object, []), "prompt_progress": progress})
 
     def _timings(self, end: Finished | None) -> Json:
         """llama.cpp's field, at an answer's end."""

@@ -186,6 +186,8 @@ class CompletionParameters(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     # Token ids with every piece and the counters of docs/reference/metrics.md at the end.
     return_details: bool | None = None
+    # Streams tell how much of the prompt has been read, as llama.cpp's server does.
+    return_progress: bool | None = None
     # vLLM's: log-probabilities of the prompt's tokens, with so many of the likeliest in the place
     # of each.
     prompt_logprobs: TopLogprobs | None = None
@@ -293,6 +295,7 @@ class CompletionParameters(Struct, frozen=True, kw_only=True):
             given=self.given_token_ids or (),
             echo=self.scored >= 0,
             prompt_logprobs=self.scored,
+            progress=bool(self.stream and self.return_progress),
             **asdict(Sampling(**{"temperature": 1.0, **sampling, "constraint": self.constraint()})),
         )
 

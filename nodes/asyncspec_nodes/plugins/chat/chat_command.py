@@ -37,7 +37,7 @@ from asyncspec_nodes.plugins.chat.screen import (
     piped_lines,
     read_setting,
 )
-from asyncspec_nodes.plugins.chat.talkers import ClusterTalker, End, HttpTalker, Talker
+from asyncspec_nodes.plugins.chat.talkers import ClusterTalker, End, HttpTalker, Reading, Talker
 from asyncspec_nodes.serving.requests import ChatText, is_utf8, prompt_problem
 
 API_KEY_VARIABLE = "ASYNCSPEC_API_KEY"
@@ -276,6 +276,8 @@ class Chat:
                 async for event in events:
                     if isinstance(event, End):
                         end = event
+                    elif isinstance(event, Reading):
+                        self._screen.reads(event)
                     else:
                         pieces.append(event.text)
                         self._screen.show(event)

@@ -17,8 +17,9 @@ from rich.text import Text
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.console.arguments import state_file
 from asyncspec_nodes.console.output import harmless
+from asyncspec_nodes.console.prompt_progress import PromptProgress
 from asyncspec_nodes.console.waiting import Waiting
-from asyncspec_nodes.plugins.chat.talkers import End, Piece
+from asyncspec_nodes.plugins.chat.talkers import End, Piece, Reading
 from asyncspec_protocol.sampling import RANGES
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Screen:
         self._thinking = False
         # Until an answer begins.
         self._waiting = Waiting("the model reads")
+        self._progress = PromptProgress()
 
     def note(self, text: str) -> None:
         """A line about the conversation."""
@@ -102,8 +104,14 @@ class Screen:
     def begin(self) -> None:
         self._shown = self._tokens = 0
         self._thinking = False
+        self._progress = PromptProgress()
+        self._waiting.say("")
         if not self._plain:
             self._waiting.__enter__()
+
+    def reads(self, prompt: Reading) -> None:
+        """Some of the prompt has been read."""
+        self._waiting.say(self._progress.line(prompt.read, prompt.total))
 
     def waits_no_more(self) -> None:
         """The answer begins, or there is none."""

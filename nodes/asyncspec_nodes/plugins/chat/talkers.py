@@ -51,11 +51,21 @@ class Piece(Struct, frozen=True):
     thought: str = ""
 
 
+class Reading(Struct, frozen=True):
+    """So many tokens of the prompt have been read, of how many."""
+
+    read: int
+    total: int
+
+
 class End(Struct, frozen=True):
     """The last event of an answer: "stop" or "length", and its statistics."""
 
     reason: str
     stats: Mapping[str, float] = {}
+
+
+Event = Piece | Reading | End
 
 
 class Talker(Protocol):
@@ -67,7 +77,7 @@ class Talker(Protocol):
 
     def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Piece | End, None]:
+    ) -> AsyncGenerator[Event, None]:
         """The answer's pieces; the last event is ``End``. Closing early cancels it. Raises
         ``UserError`` for what the user can change, else ``ClusterError``."""
 
@@ -83,13 +93,14 @@ class ClusterTalker:
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Piece | End, None]:
+    ) -> AsyncGenerator[Event, None]:
         sampling = {name: settings[name] for name in Sampling.__struct_fields__ if name in settings}
         submit = Submit(
             request=0,
             prompt="",
             chat=encode_chat(messages),
             policy=self._policy,
+            progress=True,
             max_new_tokens=int(settings.get("max_new_tokens", MAX_INT)),
             unset=tuple(name for name in Defaults.__struct_fields__ if name not in settings),
             # Without a seed every answer is another one, as over HTTP.
@@ -97,7 +108,9 @@ class ClusterTalker:
         )
         async with aclosing(self._engine.ask(usually_sampled(submit))) as events:
             async for event in events:
-                if isinstance(event, Output):
+                if isinstance(event, Output) and event.prompt_read:
+                    yield Reading(event.prompt_read, event.prompt_tokens)
+                elif isinstance(event, Output):
                     yield Piece(event.text, len(event.token_ids))
                 elif isinstance(event, Finished):
                     yield _end(event)
@@ -217,7 +230,7 @@ class HttpTalker:
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Piece | End, None]:
+    ) -> AsyncGenerator[Event, None]:
         """An answer whose stream breaks off goes on when the service, if it is ours, is back."""
         names = {"max_new_tokens": "max_tokens"}
         body = {
@@ -225,6 +238,7 @@ class HttpTalker:
             "messages": messages,
             "stream": True,
             "return_details": True,
+            "return_progress": True,
             **self._usual,
             **{names.get(name, name): value for name, value in settings.items()},
         }
@@ -243,7 +257,7 @@ class HttpTalker:
 
     async def _streamed(
         self, body: dict[str, Any], answer: StreamedAnswer
-    ) -> AsyncGenerator[Piece | End, None]:
+    ) -> AsyncGenerator[Event, None]:
         """What is missing of an answer."""
         end: End | None = None
         try:
@@ -254,6 +268,8 @@ class HttpTalker:
             ) as response:
                 await _check(response)
                 async for event in _events(response):
+                    if said := event.get("prompt_progress"):
+                        yield Reading(int(said["processed"]), int(said["total"]))
                     for choice in event.get("choices", ()):
                         piece = answer.add(event, choice)
                         if piece.text or piece.tokens or piece.thought:

@@ -98,6 +98,7 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     if state.sent >= state.allowed:
         return (state if state.out_of_credit else replace(state, out_of_credit=True)), ()
     segments: list[Segment] = []
+    progress: list[Effect] = []
     # A lone session's prompt delays no other.
     idle = 0
     seconds = state.costs.slowest if len(state.sessions) > 1 else None
@@ -113,6 +114,8 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             idle += 1
         else:
             idle = 0
+            if session.request.progress and 0 < session.prefilled < len(session.prefix):
+                progress.append(_progress(session))
             session, message = cut
             max_rows = state.costs.max_rows
             if len(decoding) <= 1 and session.policy.limits_rows:
@@ -125,7 +128,20 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
             segments.append(replace(message, waited=True) if state.out_of_credit else message)
         state = state.without_session(session.session).with_session(session)
     state = replace(state, out_of_credit=state.sent >= state.allowed)
-    return state, tuple(Send(FIRST, segment) for segment in with_batch_remaining(segments))
+    sent = tuple(Send(FIRST, segment) for segment in with_batch_remaining(segments))
+    return state, (*sent, *progress)
+
+
+def _progress(session: DraftSession) -> Emit:
+    """Tokens of the prompt that stages have, once they take a further chunk."""
+    request = session.request
+    return Emit(
+        request.request,
+        (),
+        session=session.session,
+        shared_tokens=min(session.counters.shared, len(request.prompt)),
+        prompt_read=session.prefilled,
+    )
 
 
 def _with_probe(session: DraftSession, message: Segment, now: float) -> DraftSession:
