@@ -290,15 +290,24 @@ class TreeStage(ABC, Generic[C]):
         for session in self._sessions.values():
             session.cache.check(session.committed)
 
+    @property
+    def chunk_rows(self) -> int:
+        """Most rows that are computed at once where that may pay for a prompt; 0: those of
+        ``trial_rows``."""
+        return 0
+
     def pass_seconds(self) -> dict[int, float]:
         """See ``StageBackend``: of each number of rows the least seconds of a few passes."""
         clock = trial_clock(self.device)
-        self.run(Admit(SESSION, 1 + max(PARAMETERS.trial_rows), Sampling()))
+        sizes = list(PARAMETERS.trial_rows)
+        if self.chunk_rows > (usual := max(sizes)):
+            sizes.insert(sizes.index(usual) + 1, self.chunk_rows)
+        self.run(Admit(SESSION, 1 + max(sizes), Sampling()))
         seconds: dict[int, float] = {}
         end = time.perf_counter() + PARAMETERS.trial_seconds
         try:
             self.run(self._trial(0, 1))
-            for rows in PARAMETERS.trial_rows:
+            for rows in sizes:
                 if len(seconds) >= 2 and time.perf_counter() >= end:
                     break
                 timer = Timer(partial(self.run, self._trial(1, rows)), timer=clock)

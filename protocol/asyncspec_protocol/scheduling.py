@@ -30,6 +30,9 @@ class PassTimes(WireMessage, array_like=True, frozen=True, tag="times"):
     # Times as long as alone that its passes take, as other work shares its processors: a policy may
     # ask for less work at a time.
     contention: Annotated[float, Meta(ge=1, le=MAX_COUNT)] = 1.0
+    # Most rows of the passes timed at the stage's start, which it has memory for: chunks of prompts
+    # may have as many where that pays; 0: not known.
+    chunk_rows: Count = 0
 
     def check(self) -> None:
         require(len(self.rows) == len(self.seconds), "every number of rows has its seconds")

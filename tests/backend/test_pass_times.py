@@ -14,12 +14,20 @@ from asyncspec.backend import tree_stage
 from asyncspec.backend.base import Mode
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
+from asyncspec.plugins.hf.kernels.device import EMULATED, find
 from backend.probe import cut, same_bits
 
 pytestmark = pytest.mark.torch
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every size is tried, however busy this machine is."""
+    monkeypatch.setattr(tree_stage, "PARAMETERS", replace(PARAMETERS, trial_seconds=600.0))
+
+
 @pytest.mark.sampled(4)
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("mode", ["exact", "fast"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_stage_reports_its_pass_times(
@@ -30,6 +38,14 @@ def test_every_stage_reports_its_pass_times(
         assert list(taken) == sorted(PARAMETERS.trial_rows)
         assert min(taken.values()) > 0
         assert not stage._sessions
+
+
+@pytest.mark.usefixtures("patient")
+def test_an_accelerator_tries_its_largest_pass(tiny: Callable[..., Path]) -> None:
+    (stage,) = cut(open_checkpoint(tiny()), 1, device=find(EMULATED))
+    largest = stage.settings.buckets[-1]
+    assert largest > max(PARAMETERS.trial_rows)
+    assert max(stage.pass_seconds()) == largest
 
 
 def test_a_large_stage_tries_few_sizes(

@@ -33,8 +33,8 @@ from asyncspec_nodes.plugins.chat.screen import (
     read_setting,
 )
 from asyncspec_nodes.plugins.chat.talkers import (
-    Event,
     Reading,
+    ChatEvent,
     ClusterTalker,
     End,
     HttpTalker,
@@ -91,7 +91,7 @@ class Scripted:
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         if messages[-1].content == "fail":
             raise ClusterError("it failed")
         yield Reading(64, 128)
@@ -107,7 +107,7 @@ class Failing(Scripted):
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         if self.failure == "error":
             raise ClusterError("429: try again later")
         if not self.failure:

@@ -73,6 +73,24 @@ def test_a_prompt_is_read_about_as_soon_as_can_be(
             assert soon <= other_way / (1 - PARAMETERS.min_chunk_gain) * (1 + 1e-9)
 
 
+@given(st.integers(1, 4000), st.integers(1, 80), stages, line, st.integers(64, 4096))
+def test_longer_chunks_are_measured_and_pay(
+    length: int, most: int, times: dict[Rank, PassTimes], back: float, timed: int
+) -> None:
+    usual = PipelineCosts(times, back).prefill_chunk_rows(length, most)
+    longest = {rank: replace(one, chunk_rows=timed) for rank, one in times.items()}
+    rows = PipelineCosts(longest, back).prefill_chunk_rows(length, most)
+    if rows == usual:
+        return
+    assert most < rows <= timed
+    assert PipelineCosts(longest).slowest(rows) <= PARAMETERS.max_chunk_seconds  # type: ignore[misc]
+    soon, later = (read(cut(length, chunk), times, back) for chunk in (rows, usual))
+    assert soon <= later * (1 - PARAMETERS.min_chunk_gain / 2)
+    # One stage that has timed no such passes is enough.
+    longest[Rank(1)] = times[Rank(1)]
+    assert PipelineCosts(longest, back).prefill_chunk_rows(length, most) == usual
+
+
 @given(st.integers(1, 400), st.integers(1, 80), seconds, st.integers(1, 8))
 def test_where_rows_are_free_pieces_are_as_long_as_they_may_be(
     length: int, most: int, taken: float, count: int
@@ -151,7 +169,7 @@ def test_who_asks_is_told_how_much_of_a_prompt_has_been_read() -> None:
 
 
 @given(
-    st.integers(1, 256), st.integers(0, 128), st.integers(0, 8), st.integers(1, 64),
+    st.integers(1, 4096), st.integers(0, 128), st.integers(0, 8), st.integers(1, 64),
     st.floats(0.0, 0.2),
 )  # fmt: skip
 def test_prompts_delay_no_answer(

@@ -166,6 +166,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "times-line": (m.PassTimes(2, (1.0, 14.5), (0.5, 0.625), 0.03125),),
     "times-jitter": (m.PassTimes(2, (1.0, 14.5), (0.5, 0.625), 0.03125, 0.25),),
     "times-contention": (m.PassTimes(2, (1.0, 14.5), (0.5, 0.625), 0.03125, 0.25, 1.5),),
+    "times-chunk": (m.PassTimes(2, (1.0, 14.5), (0.5, 0.625), chunk_rows=256),),
     "segment-spent": (m.Segment(7, 3, 2, (40, 41), (12, 40), (5, 600), 0, False, 3, 0.25),),
     "verdict-spent": (m.Verdict(7, 3, 2, (40, 41), (600, 9), stage_seconds=0.25),),
     "rates": (m.Rates(7, 20, 0.75, 0.03125, 0.0, 0.005, 0.125),),

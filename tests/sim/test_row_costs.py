@@ -66,6 +66,32 @@ def test_free_rows_and_trees_of_a_round_are_left_alone(
     assert found == run(policy, stage)
 
 
+GPU = StageCost(pass_seconds=0.02, plateau=256, row_seconds=0.02 / 256)
+"""Reads its weights in the time in which it computes 256 rows."""
+
+
+def read(stage: StageCost, chunk_rows: int, stages: int = 2, prompt: int = 8000) -> float:
+    """Seconds in which a lone prompt is read."""
+    cost = ClusterCost(stage=stage, draft=DraftCost(0.001))
+    setting = Setting(
+        *(Synthetic(), cost, stages, 4, prompt),
+        chunk_rows=chunk_rows,
+    )
+    return simulate(setting, "autoregressive").stats[0]["prompt_seconds"]
+
+
+def test_chunks_are_as_long_as_measured_passes_pay() -> None:
+    usual = read(GPU, 0)
+    # 125 passes of 64 rows, or 16 of 512 that take twice as long.
+    assert read(GPU, 2048) < usual / 3
+    assert read(GPU, 128) == pytest.approx(usual / 2, rel=0.1)
+    # Where rows cost what they take, and where passes would be too long for others.
+    dear = StageCost(pass_seconds=0.02, plateau=1, row_seconds=0.02)
+    assert read(dear, 2048, prompt=500) == pytest.approx(read(dear, 0, prompt=500))
+    slow = StageCost(pass_seconds=1.0, plateau=2048)
+    assert read(slow, 2048) == pytest.approx(read(slow, 0))
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["flowspec", "chunked"])
 def test_prompts_are_read_in_pieces_where_rows_are_dear(

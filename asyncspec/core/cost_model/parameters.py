@@ -104,6 +104,9 @@ class CostModelParameters(Struct, frozen=True):
     # Share of the time until a prompt is read that shorter chunks must save: they read weights and
     # cache more often, and measured pass times are not quite steady.
     min_chunk_gain: float = 0.05
+    # Seconds of a chunk's pass at the slowest stage, for which a new request may have to wait;
+    # chunks of the usual size may take longer.
+    max_chunk_seconds: float = 0.25
     # Times as long as without prefill chunks that a pass with answers in it may take (Sarathi).
     max_prefill_slowdown: float = 2.0
     # Tokens that a request waits for while another one reads them, for each that it need not read

@@ -132,9 +132,16 @@ class PipelineCosts(Struct, frozen=True):
         link = max(one.row_seconds for one in self.times.values())
         return lambda rows: max([link * rows, *(seconds(rows) for seconds in stages)])
 
+    @property
+    def max_chunk_rows(self) -> int:
+        """Most rows of a prompt's chunk that all stages have timed; 0: not known."""
+        return min([one.chunk_rows for one in self.times.values()], default=0)
+
     def prefill_chunk_rows(self, length: int, max_rows: int, decoding: int = 0) -> int:
-        """Rows, at most ``max_rows``, of the chunks in which so many tokens of prompts are read
-        soonest, where passes have ``decoding`` rows of answers besides.
+        """Rows of the chunks in which so many tokens of prompts are read soonest, where passes have
+        ``decoding`` rows of answers besides: at most ``max_rows``, or more, up to
+        ``max_chunk_rows``, where that is faster by ``min_chunk_gain`` and a pass takes
+        ``max_chunk_seconds`` at most.
 
         The first chunk goes all the way, and each further one ends a slot of the slowest stage or
         link later.
@@ -150,8 +157,17 @@ class PipelineCosts(Struct, frozen=True):
 
         sizes = range(max_rows, min(max_rows, PARAMETERS.min_chunk_rows) - 1, -1)
         needed = [seconds(min(rows, length)) for rows in sizes]
-        bound = min(needed) / (1 - PARAMETERS.min_chunk_gain)
-        return next(rows for rows, taken in zip(sizes, needed, strict=True) if taken <= bound)
+        keep = 1 - PARAMETERS.min_chunk_gain
+        bound = min(needed) / keep
+        best, least = next(one for one in zip(sizes, needed, strict=True) if one[1] <= bound)
+        rows = 2 * max_rows
+        while rows <= self.max_chunk_rows and rows < 2 * length:
+            if max(stage(rows) for stage in stages) > PARAMETERS.max_chunk_seconds:
+                break
+            if (taken := seconds(min(rows, length))) <= keep * least:
+                best, least = rows, taken
+            rows *= 2
+        return best
 
     @property
     def stages(self) -> list[PassSeconds]:

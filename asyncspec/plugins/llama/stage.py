@@ -157,6 +157,10 @@ class LlamaStage(TreeStage[TreeCache]):
             return "embd"
         return layer_output(self.info.architecture, depth - 1 - self.layers[0])
 
+    @property
+    def chunk_rows(self) -> int:
+        return 0 if self.device == CPU else self.engine.most_rows
+
     def _inputs(self, job: Forward) -> tuple[Sequence[int] | Floats, list[Floats]]:
         """Each row's token or hidden state, and what earlier stages kept [n, depths, H], if they
         kept any."""

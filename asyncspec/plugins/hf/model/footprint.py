@@ -32,6 +32,7 @@ from asyncspec.plugins.hf.checkpoint.files.headers import (
 from asyncspec.plugins.hf.checkpoint.formats.tensors import QuantizedTensor
 from asyncspec.plugins.hf.checkpoint.model_config import EXPERTS, inspect_checkpoint
 from asyncspec.plugins.hf.checkpoint.placeholders import NoRandomWeights
+from asyncspec.plugins.hf.kernels.accelerator.linear import FAST_BUCKETS
 from asyncspec.plugins.hf.kernels.accelerator.quantized import known_bytes
 from asyncspec.plugins.hf.kernels.cpu import nbits
 from asyncspec.plugins.hf.kernels.cpu.dense import upcasts_half
@@ -108,7 +109,10 @@ def footprint(
         embedding = embedding_of(model)
         held = in_linear if is_plain_embedding(embedding) else computed
         looked_up = sum(p.numel() for p in embedding.parameters()) * held.itemsize
-    scores = pass_scores(config.num_attention_heads) + shape.expanded_bytes()
+    scores = pass_scores(config.num_attention_heads)
+    if accelerator and not by_paths:
+        scores *= FAST_BUCKETS[-1] // CHUNK  # chunks may be as long as the largest passes
+    scores += shape.expanded_bytes()
     return Footprint(
         span, weights, slot, scores, embedding=looked_up, session=shape.session_bytes()
     )

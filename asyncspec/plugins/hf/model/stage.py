@@ -66,6 +66,10 @@ class HFStage(TreeStage[KVCache]):
         with torch.inference_mode():
             return super().run(job)
 
+    @property
+    def chunk_rows(self) -> int:
+        return self.settings.buckets[-1] if self.settings.buckets else 0
+
     def new_cache(self, capacity: int) -> KVCache:
         return KVCache(self._shape, capacity, self.shard.device, self._scratch)
 

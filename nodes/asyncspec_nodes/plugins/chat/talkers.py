@@ -65,7 +65,7 @@ class End(Struct, frozen=True):
     stats: Mapping[str, float] = {}
 
 
-Event = Piece | Reading | End
+ChatEvent = Piece | Reading | End
 
 
 class Talker(Protocol):
@@ -77,7 +77,7 @@ class Talker(Protocol):
 
     def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         """The answer's pieces; the last event is ``End``. Closing early cancels it. Raises
         ``UserError`` for what the user can change, else ``ClusterError``."""
 
@@ -93,7 +93,7 @@ class ClusterTalker:
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         sampling = {name: settings[name] for name in Sampling.__struct_fields__ if name in settings}
         submit = Submit(
             request=0,
@@ -230,7 +230,7 @@ class HttpTalker:
 
     async def answer(
         self, messages: Sequence[ChatText], settings: Settings
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         """An answer whose stream breaks off goes on when the service, if it is ours, is back."""
         names = {"max_new_tokens": "max_tokens"}
         body = {
@@ -257,7 +257,7 @@ class HttpTalker:
 
     async def _streamed(
         self, body: dict[str, Any], answer: StreamedAnswer
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         """What is missing of an answer."""
         end: End | None = None
         try:

@@ -60,6 +60,8 @@ class Setting(Struct, frozen=True):
     batch_rows: int = 256
     # Prompt nodes per segment.
     prefill_rows: int = 64
+    # Rows of a large pass that stages time at their start, as GPUs do; 0: they time none.
+    chunk_rows: int = 0
 
 
 class Outcome(Struct, frozen=True):
@@ -198,16 +200,19 @@ def stage_actor(setting: Setting, rank: Rank, *, tried: bool = False) -> Actor:
     config = VerifyConfig(
         rank=rank, stages=setting.stages, window=setting.window, batch_rows=setting.batch_rows
     )
-    machine = VerifyMachine(with_trial(config, setting.cost) if tried else config)
+    if tried or setting.chunk_rows:
+        config = with_trial(config, setting.cost, setting.chunk_rows)
+    machine = VerifyMachine(config)
     device = PathStage(setting.language, last=rank == setting.stages)
     return Actor(machine, machine.initial(), device.run)
 
 
-def with_trial(config: VerifyConfig, cost: ClusterCost) -> VerifyConfig:
+def with_trial(config: VerifyConfig, cost: ClusterCost, chunk_rows: int = 0) -> VerifyConfig:
     """A stage's settings with the passes that it would have tried, at their prices."""
-    seconds = [cost.pass_seconds(config.rank, rows) for rows in TRIED_ROWS]
+    sizes = (*TRIED_ROWS, chunk_rows) if chunk_rows > TRIED_ROWS[-1] else TRIED_ROWS
+    seconds = [cost.pass_seconds(config.rank, rows) for rows in sizes]
     microseconds = tuple([int(1e6 * one) for one in seconds])
-    return replace(config, tried_rows=TRIED_ROWS, tried_microseconds=microseconds)
+    return replace(config, tried_rows=sizes, tried_microseconds=microseconds)
 
 
 def recorder(world: World, rank: Rank, actor: Actor, stages: int) -> Recorder:

@@ -37,7 +37,7 @@ class DraftConfig(Struct, frozen=True):
     # The target has recurrent layers: sessions begin where states are kept
     # (``asyncspec.core.kept_states``), and a cached prompt takes as much memory as a session.
     keeps_states: bool = False
-    # Prompt nodes per segment.
+    # Prompt nodes per segment, where stages have not timed passes in which more of them pay.
     prefill_rows: int = 64
     # Cache slots of the token source on this node, over all sessions; 0: no bound.
     slots: int = 0

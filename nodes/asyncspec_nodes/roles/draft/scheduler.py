@@ -106,7 +106,8 @@ def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:
     busy = sum([session.rows for session in decoding])
     state = _with_chunk_rows(state, busy)
     prompts = len(state.sessions) - len(decoding)
-    chunk = chunk_rows_beside(state.config.prefill_rows, busy, prompts, seconds)
+    max_rows = max(state.config.prefill_rows, state.costs.max_chunk_rows)
+    chunk = chunk_rows_beside(max_rows, busy, prompts, seconds)
     while state.sent < state.allowed and idle < len(state.sessions):
         session = next(iter(state.sessions.values()))
         cut = next_segment(state, session, chunk)

@@ -139,5 +139,6 @@ def report_costs(state: VerifyState) -> tuple[VerifyState, Effects]:
     table = cost.table() if cost.reported else cost.averages()
     contention = cost.reported_contention if cost.reported else cost.contention
     jitter = cost.deviation.relative
-    times = PassTimes(state.config.rank, *table, state.row_seconds, jitter, contention)
+    chunk_rows = max(state.config.tried_rows, default=0)
+    times = PassTimes(state.config.rank, *table, state.row_seconds, jitter, contention, chunk_rows)
     return state, tuple([Send(draft, times) for draft in state.drafts])
