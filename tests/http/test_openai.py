@@ -102,20 +102,20 @@ async def test_a_stream_tells_how_much_of_its_prompt_has_been_read(toy: Toy) -> 
     long: dict[str, Any] = {"prompt": "x" * 200, "max_tokens": 5, "temperature": 0}
     async with client(toy) as ai:
         whole = await ai.completions.create(model="toy", **long)
-        text, told = "", []
+        text, reports = "", []
         stream = await ai.completions.create(
             model="toy", stream=True, extra_body={"return_progress": True}, **long
         )
         async for chunk in stream:
             text += "".join(choice.text for choice in chunk.choices)
             if progress := getattr(chunk, "prompt_progress", None):
-                told.append(progress)
+                reports.append(progress)
                 assert not text
         assert text == whole.choices[0].text
-    read = [one["processed"] for one in told]
+    read = [one["processed"] for one in reports]
     assert read
     assert read == sorted(read)
-    assert all(one["cache"] <= one["processed"] < one["total"] == 200 for one in told)
+    assert all(one["cache"] <= one["processed"] < one["total"] == 200 for one in reports)
 
 
 async def test_an_answer_ends_with_timings_as_of_llama_cpp(toy: Toy) -> None:

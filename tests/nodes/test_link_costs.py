@@ -176,7 +176,7 @@ def test_a_new_draft_node_receives_the_link_cost() -> None:
 def test_the_first_draft_node_receives_calibrated_times() -> None:
     config = VerifyConfig(Rank(1), 1, tried_rows=(1, 16), tried_microseconds=(250000, 750000))
     reported = sent(Driven(VerifyMachine(config)).feed(LinkUp(DRAFT)), PassTimes, DRAFT)
-    assert reported == [PassTimes(Rank(1), (1.0, 16.0), (0.25, 0.75))]
+    assert reported == [PassTimes(Rank(1), (1.0, 16.0), (0.25, 0.75), chunk_rows=16)]
     untried = Driven(VerifyMachine(VerifyConfig(Rank(1), 1)))
     assert sent(untried.feed(LinkUp(DRAFT)), PassTimes, DRAFT) == []
 

@@ -154,7 +154,7 @@ def test_a_session_keeps_to_the_pieces_that_its_prompt_began_with() -> None:
 
 def test_who_asks_is_told_how_much_of_a_prompt_has_been_read() -> None:
     prompt = tuple(range(1, 200))
-    told: dict[bool, list[Emit]] = {}
+    reports: dict[bool, list[Emit]] = {}
     for progress in (False, True):
         driven = draft(stages=1, credit=1)
         request = ask(0, prompt=prompt, policy="autoregressive", progress=progress)
@@ -162,10 +162,10 @@ def test_who_asks_is_told_how_much_of_a_prompt_has_been_read() -> None:
         for credit in range(2, 9):
             effects += driven.feed(Received(Rank(1), Credit(credit)))
         assert sum(len(piece.ids) for piece in sent(effects, Segment)) == len(prompt)
-        told[progress] = [effect for effect in effects if isinstance(effect, Emit)]
-    assert not told[False]
-    assert [one.prompt_read for one in told[True]] == [64, 128, 192]
-    assert not any(one.tokens for one in told[True])
+        reports[progress] = [effect for effect in effects if isinstance(effect, Emit)]
+    assert not reports[False]
+    assert [one.prompt_read for one in reports[True]] == [64, 128, 192]
+    assert not any(one.tokens for one in reports[True])
 
 
 @given(
