@@ -63,7 +63,7 @@ from asyncspec_nodes.roles.verify.config import VerifyConfig, max_sessions
 from asyncspec_nodes.roles.verify.machine import VerifyMachine
 from asyncspec_nodes.serving.requests import ChatText, ServingConfig, encode_chat, read_defaults
 from asyncspec_nodes.serving.templates import ChatFacts, facts_of
-from asyncspec_protocol.ids import Rank, first_session_since
+from asyncspec_protocol.ids import DRAFT, Rank, first_session_since
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.links import MIXED, role_of
 from asyncspec_protocol.messages import PROTOCOL_VERSION, Hello
@@ -329,6 +329,8 @@ def _learning(config: Config, rank: Rank, reporter: Reporter) -> HeadLearning | 
     cluster = config.cluster.name
     if cluster.startswith(f"{STARTED}-"):
         cluster = STARTED  # the next one goes on with what this one learns
+    if config.source is not None:
+        rank = DRAFT  # there is one source, whose rank depends on the number of stages
     return HeadLearning(cluster, rank, config.target.path, reporter.log)
 
 
