@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import select
 import socket
-import statistics
 import struct
 import threading
 import time
@@ -142,8 +141,9 @@ def test_the_last_piece_of_a_message_waits_for_no_acknowledgement(
             times.append(time.perf_counter() - start)
             far.sendall(b"k")
             near.recv(1)
-    # On a slow line pieces come one by one. A kernel puts an acknowledgement off by 40 ms.
-    assert statistics.median(times) < 0.02
+    # On a slow line pieces come one by one. A kernel puts an acknowledgement off by 40 ms, and so
+    # would delay every message; a busy machine delays some.
+    assert min(times) < 0.02
 
 
 @pytest.mark.parametrize("name", ["plain", "far"])
