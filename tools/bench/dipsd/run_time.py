@@ -30,8 +30,9 @@ from asyncspec_nodes.node.reports import Report
 from asyncspec_nodes.plugins.dipsd.running_cluster import why
 from asyncspec_nodes.reference.check import CheckRequest, check
 from asyncspec_protocol.ids import draft_rank
-from asyncspec_protocol.messages import Finished, Output, PlanStatus, Submit
+from asyncspec_protocol.messages import Finished, Output, PlanStatus
 from tools.bench.dipsd.plan_log import Watch
+from tools.bench.limits.requests import greedy
 from tools.bench.options import SEVERAL, check_numbers
 
 PROMPTS = (
@@ -181,7 +182,7 @@ async def _together(
 
 
 async def _ask(name: str, port: int, prompt: str, policy: str, tokens: int) -> Answer:
-    submit = Submit(0, prompt, tokens, 0, 0.0, 0, 1.0, policy=policy, ignore_eos=True)
+    submit = greedy(policy, tokens, prompt)
     client = await Client.connect("127.0.0.1", port, name)
     came: list[tuple[float, int]] = []
     ids: list[int] = []

@@ -17,7 +17,8 @@ from msgspec import Struct
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.local.cluster import LocalCluster
-from asyncspec_protocol.messages import Finished, Output, Submit
+from asyncspec_protocol.messages import Finished, Output
+from tools.bench.limits.requests import greedy
 
 CHILD = Path(__file__).with_name("alone_child.py")
 POLICY = "autoregressive"
@@ -71,18 +72,7 @@ class Ours:
     ) -> AsyncGenerator[tuple[float, int], None]:
         """The tokens of a greedy answer, each with its ``time.perf_counter``. Raises
         ``ClusterError``."""
-        submit = Submit(
-            request=0,
-            prompt="",
-            prompt_ids=tuple(prompt),
-            max_new_tokens=tokens,
-            seed=0,
-            temperature=0.0,
-            top_k=0,
-            top_p=1.0,
-            policy=POLICY,
-            ignore_eos=True,
-        )
+        submit = greedy(POLICY, tokens, token_ids=prompt)
         async for event in self._client.ask(submit):
             match event:
                 case Output(token_ids=new):

@@ -54,11 +54,12 @@ class Reply(Struct, frozen=True):
     times: tuple[float, ...] = ()
 
 
-async def ask(client: Client, prompt: str, policy: str, tokens: int) -> Reply:
-    """One greedy answer of just so many tokens. Raises ``ClusterError``."""
-    submit = Submit(
+def greedy(policy: str, tokens: int, prompt: str = "", token_ids: Sequence[int] = ()) -> Submit:
+    """A request for just so many tokens to a prompt, given as text or as token ids."""
+    return Submit(
         request=0,
         prompt=prompt,
+        prompt_ids=tuple(token_ids),
         max_new_tokens=tokens,
         seed=0,
         temperature=0.0,
@@ -67,6 +68,11 @@ async def ask(client: Client, prompt: str, policy: str, tokens: int) -> Reply:
         policy=policy,
         ignore_eos=True,
     )
+
+
+async def ask(client: Client, prompt: str, policy: str, tokens: int) -> Reply:
+    """One greedy answer of just so many tokens. Raises ``ClusterError``."""
+    submit = greedy(policy, tokens, prompt)
     ids: list[int] = []
     times: list[float] = []
     async for event in client.ask(submit):
