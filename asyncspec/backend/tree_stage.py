@@ -28,7 +28,6 @@ from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import ITEM_BYTES
 from asyncspec_protocol.messages import FINAL
 
-
 Arrays = npt.NDArray[Any]
 
 
@@ -233,6 +232,7 @@ class TreeStage(ABC, Generic[C]):
         """A handle to random hidden states [rows, H]."""
 
     device = CPU
+
     def device_memory(self) -> DeviceMemory | None:
         """See ``StageBackend``: caches are in the host's memory."""
         return None

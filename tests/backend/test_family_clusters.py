@@ -49,9 +49,7 @@ def run(path: Path, family: str, *, kill: bool = False) -> None:
             cluster = StageCluster(
                 Interleaving(number), loaded, LoadedSource(source), stages=stages, prefill_rows=8
             )
-            cluster.submit(
-                ask(prompt=tuple(prompt), max_new_tokens=NEW, policy=policy, tenant="")
-            )
+            cluster.submit(ask(prompt=tuple(prompt), max_new_tokens=NEW, policy=policy, tenant=""))
             if kill:
                 _lose_last_stage(cluster)
             cluster.world.run(until=BOUND)

@@ -216,7 +216,11 @@ def test_what_needs_no_bits_has_products_of_matrices(tmp_path: Path) -> None:
     assert flash_type(CPU, "fast", on_gpu=True) == AUTO
     exactly, *fast_ones = (
         BACKEND.footprints(str(path), [(0, 2)], StageOptions(mode=mode, engine=how))[0].scores
-        for mode, how in (("exact", CPU), ("fast", CPU), ("exact", replace(CPU, flash_attention="off")))
+        for mode, how in (
+            ("exact", CPU),
+            ("fast", CPU),
+            ("exact", replace(CPU, flash_attention="off")),
+        )
     )
     assert min(fast_ones) > exactly
 

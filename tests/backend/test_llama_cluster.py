@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 from msgspec.structs import replace
 from packaging.requirements import Requirement

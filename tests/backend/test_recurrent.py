@@ -18,7 +18,13 @@ from asyncspec.core.jobs import Admit, Row
 from asyncspec.core.kv_slots import SlotTable, allocate, reclaim
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.hf.attention import recurrent
-from asyncspec.plugins.hf.attention.recurrent import UNCOMMITTED, Inputs, StateCache, StateShape, step
+from asyncspec.plugins.hf.attention.recurrent import (
+    UNCOMMITTED,
+    Inputs,
+    StateCache,
+    StateShape,
+    step,
+)
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
 from asyncspec.plugins.hf.model.footprint import footprint
@@ -197,7 +203,9 @@ def test_a_value_is_added_at_the_key_that_heads_share() -> None:
     assert after.flatten().tolist() == [0.5 + 6, 0.25 + 15]
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "nemotron-h", "falcon-h1", "kimi-linear"])
+@pytest.fixture(
+    scope="module", params=["qwen3.5", "lfm2", "nemotron-h", "falcon-h1", "kimi-linear"]
+)
 def make(tiny: Callable[..., Path], request: pytest.FixtureRequest) -> engines.MakeStages:
     stages = cut(open_checkpoint(tiny(request.param)), 2)
     return lambda _: stages
@@ -247,7 +255,9 @@ def test_a_session_takes_the_memory_that_is_said_of_its_states(
     stage.run(reference.chain(SESSION, 0, tokens[:4], None, ()))
     stage.run(reference.chain(SESSION, 4, tokens[4:], None, ()))
     cache = stage._sessions[SESSION].cache
-    held = {x.untyped_storage().data_ptr(): x for states in cache.states.values() for x in kept(states)}
+    held = {
+        x.untyped_storage().data_ptr(): x for states in cache.states.values() for x in kept(states)
+    }
     total = sum(x.untyped_storage().nbytes() for x in held.values())
     assert 0.7 * stage.session_bytes < total <= stage.session_bytes
 

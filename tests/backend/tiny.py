@@ -382,7 +382,18 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families with the parts of those in ``FAMILIES``, tried in fewer ways."""
 
-OWN_CODE = frozenset({"gpt-oss", "qwen3.5", "deepseek-v3", "gemma4", "lfm2", "nemotron-h", "falcon-h1", "kimi-linear"})
+OWN_CODE = frozenset(
+    {
+        "gpt-oss",
+        "qwen3.5",
+        "deepseek-v3",
+        "gemma4",
+        "lfm2",
+        "nemotron-h",
+        "falcon-h1",
+        "kimi-linear",
+    }
+)
 """Those of ``FAMILIES`` whose layers run in transformers' own code."""
 
 for _families in (FAMILIES, PLAIN):

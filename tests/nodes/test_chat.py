@@ -33,12 +33,12 @@ from asyncspec_nodes.plugins.chat.screen import (
     read_setting,
 )
 from asyncspec_nodes.plugins.chat.talkers import (
-    Reading,
     ChatEvent,
     ClusterTalker,
     End,
     HttpTalker,
     Piece,
+    Reading,
     Settings,
     StreamedAnswer,
     Talker,

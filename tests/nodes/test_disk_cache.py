@@ -128,7 +128,7 @@ def test_requests_that_come_together_wait_for_one_reading(tmp_path: Path) -> Non
     served(cluster, ask(0, prompt=LONG))
     cluster.restart_all()
     stats = served(cluster, *(ask(i, prompt=(*LONG, i)) for i in (1, 2, 3)))
-    # A part ends some tokens before the prompt's own end, where templates render the next otherwise.
+    # A part ends some tokens before the prompt's own end, where templates render it otherwise.
     assert all(one["shared_tokens"] >= BLOCK for one in stats)
     files = cluster.world.actors[Rank(1)].prefixes
     assert files.hits == 1

@@ -1,4 +1,4 @@
-"""Real processes with a disk cache, all killed at once: the next turn of a chat reads what is new."""
+"""Real processes with a disk cache, all killed at once: the next turn reads what is new."""
 
 from __future__ import annotations
 
@@ -42,12 +42,16 @@ async def answer(
     return tuple(tokens), shared
 
 
+def _copies(folder: Path, name: str) -> int:
+    return len([*folder.rglob(f"{name}.kv")])
+
+
 async def stored(cluster: Background, folder: Path, text: tuple[int, ...], stages: int) -> None:
     """Wait until every stage has stored all of a text that can be."""
     last = prefix_keys(text[:-1])[-1].hex()
     where = ClusterAddress(*cluster.cluster.address, cluster.name)
     async with await where.connect() as client:
-        while len([*folder.rglob(f"{last}.kv")]) < stages:
+        while _copies(folder, last) < stages:
             await client.nodes()
 
 

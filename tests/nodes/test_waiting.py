@@ -44,7 +44,9 @@ def test_the_rest_of_a_prompt_is_expected_to_take_as_long_a_token(
     line = progress.line(read, total)
     if read > cached:
         left = max(1, round(seconds * (total - read)))
-        assert line in {f"{read:,} of {total:,} tokens, {n} s more" for n in (left - 1, left, left + 1)}
+        assert line in {
+            f"{read:,} of {total:,} tokens, {n} s more" for n in (left - 1, left, left + 1)
+        }
 
 
 def test_nothing_goes_into_a_file() -> None:

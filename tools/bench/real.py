@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import geometric_mean, mean
-from typing import Any
 
 from asyncspec.core.errors import ClusterError, UserError
 from asyncspec_nodes.cluster.named_models import target_of

@@ -1,4 +1,4 @@
-"""What ``bench real`` runs its settings on: paced processes, or priced stages on a virtual clock."""
+"""What ``bench real`` runs its settings on: paced processes, or stages on a virtual clock."""
 
 from __future__ import annotations
 

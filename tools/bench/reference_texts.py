@@ -1,5 +1,4 @@
-"""Whether a model would say by its own library what was said greedily: Hugging Face ``generate``, or
-llama.cpp."""
+"""What a model says greedily by its own library: Hugging Face ``generate``, or llama.cpp."""
 
 from __future__ import annotations
 

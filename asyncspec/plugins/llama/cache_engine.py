@@ -202,7 +202,9 @@ class CacheEngine(ABC, Generic[S]):
 
         def fill(sequence: int) -> int:
             size = state.size
-            done: int = bound.llama_state_seq_set_data(self._context, _pointer(state), size, sequence)
+            done: int = bound.llama_state_seq_set_data(
+                self._context, _pointer(state), size, sequence
+            )
             return done
 
         if not fill(first):

@@ -75,8 +75,8 @@ class FlowParameters(Struct, frozen=True):
     # A search takes 1 to 70 ms of the draft node's time, and verdicts wait for it.
     min_replan_tokens: int = 4
     max_replan_tokens: int = 96
-    # The same at most while the share of what was expected in the speed of the chosen kind of rounds
-    # is larger than that: a trial that fails should not last 96 tokens.
+    # The same at most while the share of what was expected in the speed of the chosen kind of
+    # rounds is larger than that: a trial that fails should not last 96 tokens.
     trial_tokens: int = 24
     trial_doubt: float = 0.1
     # Share by which the number of sessions has to change for that to be sooner: where requests come

@@ -154,7 +154,7 @@ def best_shape(
     for shape in starts:
         while rate(better := max(_around(shape), key=rate)) > 1.0001 * rate(shape):
             shape = better
-        # One that drafts no level, or whose drafts come too late, is plain decoding by another name.
+        # One that drafts no level, or whose drafts come too late, is plain decoding.
         if (shape.first or shape.levels) and rates[shape].tokens_per_second > least:
             best = max(best, shape, key=rate)
     return best, rates[best]

@@ -31,7 +31,13 @@ from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.named_models import named
 from asyncspec_nodes.console.arguments import Parser, option
 from asyncspec_nodes.console.bounds import COUNT
-from asyncspec_nodes.serving.requests import is_utf8, length_problem, prompt_problem, settings_problem, stop_problem
+from asyncspec_nodes.serving.requests import (
+    is_utf8,
+    length_problem,
+    prompt_problem,
+    settings_problem,
+    stop_problem,
+)
 from asyncspec_protocol.messages import Submit
 from asyncspec_protocol.sampling import MAX_INT, Constraint
 
@@ -172,9 +178,7 @@ def _check_length(prompt: Prompt, config: Config) -> None:
         return
     with contextlib.closing(backend.load_tokenizer(backend.open(target))) as tokenizer:
         for text in texts:
-            if problem := length_problem(
-                len(tokenizer.encode(text)), context, reason=reason
-            ):
+            if problem := length_problem(len(tokenizer.encode(text)), context, reason=reason):
                 raise UserError(problem)
 
 

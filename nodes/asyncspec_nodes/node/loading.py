@@ -36,8 +36,8 @@ from asyncspec_nodes.cluster.automatic import described, resolved
 from asyncspec_nodes.cluster.checkpoints import NONE, PLAIN, parts, read_template
 from asyncspec_nodes.cluster.config import STARTED, Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
-from asyncspec_nodes.node.learning import HeadLearning
 from asyncspec_nodes.node.disk_cache import disk_cache
+from asyncspec_nodes.node.learning import HeadLearning
 from asyncspec_nodes.node.processor import processor_of
 from asyncspec_nodes.node.reports import Reporter
 from asyncspec_nodes.node.resources import (

@@ -257,8 +257,8 @@ def prepare(
     if submit.must_fit and submit.max_new_tokens > room:
         return Refusal(
             f"the prompt has {len(prompt)} tokens, which leaves room for {room} in the target's "
-            f"context of {_with_reason(context, reason)}, but {submit.max_new_tokens} are asked for; ask "
-            "for fewer, or shorten the prompt",
+            f"context of {_with_reason(context, reason)}, but {submit.max_new_tokens} are asked "
+            "for; ask for fewer, or shorten the prompt",
             "context_length_exceeded",
         )
     stops = frozenset() if submit.ignore_eos else config.eos
@@ -308,9 +308,7 @@ def _prompt_tokens(
     if (problem := prompt_problem(submit.chat or submit.prompt + submit.suffix)) is not None:
         return Refusal(problem)
     try:
-        prompt = tokenize(
-            submit.chat, submit.prompt, submit.suffix, submit.tenant, submit.bare
-        )
+        prompt = tokenize(submit.chat, submit.prompt, submit.suffix, submit.tenant, submit.bare)
     except ValueError as error:
         return Refusal(str(error), "chat_template" if submit.chat else "suffix")
     if not prompt:

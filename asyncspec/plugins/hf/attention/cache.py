@@ -294,7 +294,9 @@ class KVCache:
         self.reserve(max(end, self._limit))  # once for all parts
         for stored, buffer in zip(self._slot_tensors(), buffers, strict=True):
             goal = stored[:, start:end]
-            flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer.nbytes else goal.new_empty(0)
+            flat = (
+                torch.frombuffer(buffer, dtype=torch.uint8) if buffer.nbytes else goal.new_empty(0)
+            )
             goal.copy_(flat.view(goal.dtype).view(goal.shape))
         self.positions[start:end] = np.arange(start, end)
         return True

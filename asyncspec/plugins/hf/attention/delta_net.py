@@ -56,9 +56,7 @@ class DeltaNet(nn.Module):
         read = tree.recur(self, channels[0], strength[0], step_size[0]).to(hidden_states.dtype)
         rows = read.flatten(0, 1)
         padded = -(-len(rows) // _NORM_ROWS) * _NORM_ROWS
-        gated = self._norm(
-            *(pad_rows(x, padded) for x in (rows, gate.reshape(-1, rows.shape[1])))
-        )
+        gated = self._norm(*(pad_rows(x, padded) for x in (rows, gate.reshape(-1, rows.shape[1]))))
         out: Tensor = self._output(gated[: len(rows)].view(*hidden_states.shape[:2], -1))
         return out
 

@@ -1,5 +1,5 @@
-"""Kimi Delta Attention over a tree (Kimi Linear, arXiv:2510.26692, section 3): a gated delta net with
-a decay for each number of a key in place of one for each head."""
+"""Kimi Delta Attention over a tree (Kimi Linear, arXiv:2510.26692, section 3): a gated delta net
+with a decay for each number of a key in place of one for each head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class KimiDelta(DeltaNet):
 
     def _products(self, x: Tensor) -> tuple[Tensor, ...]:
         family, forget = self.family, self.family.forget_gate
-        channels = torch.cat([part(x) for part in (family.q_proj, family.k_proj, family.v_proj)], -1)
+        channels = torch.cat(
+            [part(x) for part in (family.q_proj, family.k_proj, family.v_proj)], -1
+        )
         gate = family.g_b_proj(family.g_a_proj(x))
         return channels, gate, family.b_proj(x), forget.f_b_proj(forget.f_a_proj(x))
 
@@ -46,9 +48,7 @@ class KimiDelta(DeltaNet):
         mixed = convolved(windows, family.conv1d)
         # Rounded where the family rounds.
         mixed = self._activation(mixed.to(strength.dtype)).float()
-        query, key, value = (
-            part.reshape(count, shape.heads, -1) for part in mixed.chunk(3, -1)
-        )
+        query, key, value = (part.reshape(count, shape.heads, -1) for part in mixed.chunk(3, -1))
         query, key = normalized(query) * shape.key_width**-0.5, normalized(key)
         rate = self._softplus(step_size.float() + forget.dt_bias.float())
         rate = rate.view(count, shape.heads, -1) * forget.A_log.float().exp().view(-1, 1)

@@ -1,7 +1,7 @@
 """Numbers in 8 bits with a scale for every 32 of them, as llama.cpp's q8_0 keeps them.
 
-A row's levels depend on its own numbers alone, and a level times its scale is exact in float32: what
-is read has the same bits wherever the row lies.
+A row's levels depend on its own numbers alone, and a level times its scale is exact in float32:
+what is read has the same bits wherever the row lies.
 """
 
 from __future__ import annotations

@@ -136,7 +136,9 @@ def model_tensors(files: CheckpointFiles) -> tuple[dict[str, TensorInfo], dict[s
     prefixes = {**(TEXT_PREFIXES if name != architecture(settings) else {}), **usual_prefixes(name)}
     if prefixes:
         stored, tensors = renamed(stored, prefixes), renamed(tensors, prefixes)
-    stored, tensors = ({inner_name(name, n): x for n, x in each.items()} for each in (stored, tensors))
+    stored, tensors = (
+        {inner_name(name, n): x for n, x in each.items()} for each in (stored, tensors)
+    )
     if name in EXPERTS:
         stored, tensors = unstack_experts(stored), unstack_experts(tensors)
     return stored, tensors

@@ -177,7 +177,7 @@ class Agent:
                 await self._tell(Measured(speed))
 
     def pending(self) -> str:
-        """What has to happen before this machine takes part, or its stages serve; empty: nothing."""
+        """What has to happen before it takes part, or its stages serve; empty: nothing."""
         return self._pending or self._stages.pending()
 
     def _miss(self, problem: str) -> None:

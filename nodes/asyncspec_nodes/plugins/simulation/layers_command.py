@@ -208,7 +208,11 @@ def _planned(arguments: argparse.Namespace) -> Config:
     llama = file.llama if backend_name(path) == LLAMA else DEFAULT_OPTIONS
     options = given(arguments, EngineOptions.__struct_fields__)
     # An option comes before what [llama] says of the same.
-    options |= {name: getattr(DEFAULT_OPTIONS, name) for name in cluster_options.OF_TARGET if name in options}
+    options |= {
+        name: getattr(DEFAULT_OPTIONS, name)
+        for name in cluster_options.OF_TARGET
+        if name in options
+    }
     llama = replace(llama, **options)
     check_options(path, llama, "[llama]")
     limits = replace(file.limits, **given(arguments, ("sessions",)))

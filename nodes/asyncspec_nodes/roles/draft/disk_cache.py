@@ -26,9 +26,14 @@ from asyncspec_protocol.ids import Rank, SessionId
 from asyncspec_protocol.limits import PREFIX_UNIT
 from asyncspec_protocol.messages import Closed, Restore
 
+
 def stored_as(state: DraftState, session: DraftSession) -> tuple[bytes, ...]:
     """The names under which stages store a session that is over; none where they do not."""
-    if session.request.tenant or not _all_store(state) or session.length <= state.config.min_disk_prefix:
+    if (
+        session.request.tenant
+        or not _all_store(state)
+        or session.length <= state.config.min_disk_prefix
+    ):
         return ()
     # No stage has computed the last token.
     return prefix_keys((session.prefix + session.committed)[:-1])

@@ -12,9 +12,9 @@ from asyncspec.core.kv_slots import SlotTable, whole_blocks
 from asyncspec.core.liveness import Liveness
 from asyncspec.core.machine import Compute, Effect, Effects, LinkDown, Send, SendClosed
 from asyncspec.core.sampling import Sampling
+from asyncspec_nodes.roles.verify import stored_prefixes
 from asyncspec_nodes.roles.verify.config import VerifyConfig
 from asyncspec_nodes.roles.verify.flow_control import grant, release_dead, report_costs
-from asyncspec_nodes.roles.verify import stored_prefixes
 from asyncspec_nodes.roles.verify.session import (
     LinkCredit,
     SlotShare,

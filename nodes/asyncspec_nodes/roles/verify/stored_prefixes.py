@@ -130,9 +130,7 @@ def cancel_restore(state: VerifyState, name: SessionId) -> tuple[VerifyState, Ef
 def _given_up(state: VerifyState) -> VerifyState:
     """The prompt being stored is not stored any further."""
     disk = state.stored_prefixes
-    left = replace(
-        disk, queue=disk.queue[1:], stored=-1, busy=False, dropped=disk.dropped + 1
-    )
+    left = replace(disk, queue=disk.queue[1:], stored=-1, busy=False, dropped=disk.dropped + 1)
     return _with(state, left)
 
 
