@@ -32,9 +32,15 @@ OPTIONS = [
 ]
 
 
+SAMPLES = {"--window": "64"}
+"""Where 1 is too small."""
+
+
 def sample(action: argparse.Action) -> str:
     """A valid text for an argument."""
-    return str(next(iter(action.choices))) if action.choices else "1"
+    if action.choices:
+        return str(next(iter(action.choices)))
+    return SAMPLES.get(next(iter(action.option_strings), ""), "1")
 
 
 def required(parser: argparse.ArgumentParser, but: argparse.Action) -> list[str]:
