@@ -37,9 +37,9 @@ def state_shape(family: Any) -> StateShape:
 class DeltaNet(nn.Module):
     """A layer whose states are gated delta nets'; subclasses are the families'."""
 
-    def __init__(
-        self, family: Any, layer: int, shape: StateShape, norm: nn.Module, output: nn.Module
-    ) -> None:
+    def __init__(self, family: Any, layer: int, shape: StateShape, norm: str, output: str) -> None:
+        """``norm``, ``output``: the names of the gated norm and of the last product in ``family``,
+        where packed products take the place of modules that are held nowhere else."""
         super().__init__()
         self.layer_idx, self.shape = layer, shape
         self.family, self._norm, self._output = family, norm, output
@@ -56,8 +56,9 @@ class DeltaNet(nn.Module):
         read = tree.recur(self, channels[0], strength[0], step_size[0]).to(hidden_states.dtype)
         rows = read.flatten(0, 1)
         padded = -(-len(rows) // _NORM_ROWS) * _NORM_ROWS
-        gated = self._norm(*(pad_rows(x, padded) for x in (rows, gate.reshape(-1, rows.shape[1]))))
-        out: Tensor = self._output(gated[: len(rows)].view(*hidden_states.shape[:2], -1))
+        norm, output = getattr(self.family, self._norm), getattr(self.family, self._output)
+        gated = norm(*(pad_rows(x, padded) for x in (rows, gate.reshape(-1, rows.shape[1]))))
+        out: Tensor = output(gated[: len(rows)].view(*hidden_states.shape[:2], -1))
         return out
 
     def _products(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -86,7 +87,7 @@ class QwenDelta(DeltaNet):
     parts."""
 
     def __init__(self, family: Any, layer: int) -> None:
-        super().__init__(family, layer, state_shape(family), family.norm, family.out_proj)
+        super().__init__(family, layer, state_shape(family), "norm", "out_proj")
         self._sizes = (family.key_dim, family.key_dim, family.value_dim)
         self._key_heads: int = family.num_k_heads
         # How the products are cut apart is the family's.

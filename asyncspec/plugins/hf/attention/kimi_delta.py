@@ -30,7 +30,7 @@ class KimiDelta(DeltaNet):
     """Made of the modules of ``family``. Raises ``AttributeError`` where it has others."""
 
     def __init__(self, family: Any, layer: int) -> None:
-        super().__init__(family, layer, kimi_shape(family), family.o_norm, family.o_proj)
+        super().__init__(family, layer, kimi_shape(family), "o_norm", "o_proj")
 
     def _products(self, x: Tensor) -> tuple[Tensor, ...]:
         family, forget = self.family, self.family.forget_gate
