@@ -88,7 +88,7 @@ class PrefixFiles:
             chain = self._chain(keys)
         parts: list[tuple[int, int, tuple[memoryview, ...]]] = []
         for end in chain:
-            key = keys[end // PREFIX_UNIT - 1]
+            key = _key(keys, end)
             part = self._load(key)
             if part is None:
                 break
@@ -109,11 +109,11 @@ class PrefixFiles:
             return reached
         if start not in (0, *chain):
             return reached  # what it follows has gone meanwhile
-        key = keys[end // PREFIX_UNIT - 1]
+        key = _key(keys, end)
         buffers = [_flat(one) for one in cast("Sequence[npt.NDArray[np.uint8]]", arrays)]
         header = Header(self._folder.name, key, start, end, tuple(b.nbytes for b in buffers))
         try:
-            self._save(header, buffers, [keys[at // PREFIX_UNIT - 1] for at in chain])
+            self._save(header, buffers, [_key(keys, at) for at in chain])
         except OSError as error:
             _warn("prompts are not stored in %s (%s)", self._folder, error.strerror)
             return -1
@@ -139,7 +139,7 @@ class PrefixFiles:
         """Files of a text have been used, now."""
         now = time.time()
         for end in chain:
-            key = keys[end // PREFIX_UNIT - 1]
+            key = _key(keys, end)
             with self._lock:
                 if (entry := self._files.get(key)) is None:
                     continue
@@ -261,6 +261,11 @@ class PrefixFiles:
             entry = _Entry(header.start, header.end, status.st_size, status.st_mtime)
             self._add(key, entry)
         self._make_room(0, set())
+
+
+def _key(keys: Sequence[bytes], end: int) -> bytes:
+    """The name of a text's beginning of so many tokens."""
+    return keys[end // PREFIX_UNIT - 1]
 
 
 def _beginning(stream: BinaryIO) -> bytes:

@@ -159,7 +159,8 @@ class PipelineCosts(Struct, frozen=True):
         needed = [seconds(min(rows, length)) for rows in sizes]
         keep = 1 - PARAMETERS.min_chunk_gain
         bound = min(needed) / keep
-        best, least = next(one for one in zip(sizes, needed, strict=True) if one[1] <= bound)
+        pairs = zip(sizes, needed, strict=True)
+        best, least = next((rows, taken) for rows, taken in pairs if taken <= bound)
         rows = 2 * max_rows
         while rows <= self.max_chunk_rows and rows < 2 * length:
             if max(stage(rows) for stage in stages) > PARAMETERS.max_chunk_seconds:

@@ -55,7 +55,8 @@ class Mamba2(nn.Module):
         """Hidden states [1, n, H] -> [1, n, H]."""
         family, shape = self.family, self.shape
         sizes = (self._inner, shape.channels, shape.heads)
-        projected = family.in_proj(hidden_states * self._scale)
+        scaled = hidden_states if self._scale == 1.0 else hidden_states * self._scale
+        projected = family.in_proj(scaled)
         if hasattr(family, "mup_vector"):
             projected = projected * family.mup_vector
         gate, channels, step_size = projected[0].split(sizes, -1)

@@ -141,10 +141,9 @@ def _node_memory(
 ) -> NodeMemory:
     """Memory of a node that holds ``models`` in a process of ``process`` bytes without them."""
     weights, slot = sum(one.weights for one in models), sum(one.slot for one in models)
-    cache, nodes = slots * slot, tree * slot
-    of_sessions = sessions * sum(one.session for one in models)
-    cache += of_sessions
-    states = of_sessions + sum(one.states for one in models)
+    session_states = sessions * sum(one.session for one in models)
+    cache, nodes = slots * slot + session_states, tree * slot
+    states = session_states + sum(one.states for one in models)
     total = weights + cache + nodes
     runtime = process + (slots + tree) * max((one.scores for one in models), default=0)
     runtime += sum(one.results for one in models)
