@@ -77,9 +77,9 @@ MODEL = ToyModel(attention="parent")
 class ServingCluster(LocalCluster):
     """A toy cluster whose draft node is a text service."""
 
-    def __init__(self, stages: int, rules: ServingConfig) -> None:
+    def __init__(self, stages: int, rules: ServingConfig, tokenizer: ToyTokenizer = CODEC) -> None:
         super().__init__(stages, MODEL)
-        self._rules = rules
+        self._rules, self._tokenizer = rules, tokenizer
         self._host = NodeHost(structlog.wrap_logger(structlog.ReturnLogger()))
         self._totals = Totals(time.monotonic)
         self.inspectors: dict[int, Inspector] = {}
@@ -101,7 +101,7 @@ class ServingCluster(LocalCluster):
         if rank == 0:
             feed, worker = self.nodes[rank].feed, WorkerThread("reading")
             self._host.service = TextService(
-                CODEC, self._rules, feed, worker, max_requests=8, totals=self._totals
+                self._tokenizer, self._rules, feed, worker, max_requests=8, totals=self._totals
             )
 
     @property
@@ -119,13 +119,14 @@ class Toy:
         *,
         stages: int = 2,
         rules: ServingConfig = RULES,
+        tokenizer: ToyTokenizer = CODEC,
         keys: tuple[str, ...] | ApiKeys = (),
         share_prefixes: bool = False,
         origins: tuple[str, ...] = (),
         tls: ssl.SSLContext | None = None,
         **limits: Any,
     ) -> None:
-        self.cluster = ServingCluster(stages, rules)
+        self.cluster = ServingCluster(stages, rules, tokenizer)
         self._over = over
         self._options = ServiceOptions(
             ApiKeys(keys, share_prefixes=share_prefixes) if isinstance(keys, tuple) else keys,

@@ -23,7 +23,7 @@ from asyncspec_nodes.http.api.completions import CompletionRequest
 from asyncspec_nodes.http.api.parameters import seed_of_choice
 from asyncspec_nodes.serving.text import find
 from asyncspec_protocol.messages import Submit
-from toy_service import CODEC, ENDLESS, MODEL, PIECES, RULES, Toy, reference
+from toy_service import CODEC, ENDLESS, MODEL, PIECES, RULES, Toy, ToyTokenizer, reference
 
 pytestmark = pytest.mark.asyncio
 
@@ -506,7 +506,14 @@ async def test_tokens_of_prompts(toy: Toy) -> None:
     assert not any(node.sessions for node in await toy.settled())
 
 
-async def test_a_text_to_fill_in(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+class Infills(ToyTokenizer):
+    """A tokenizer with marks for the text before and behind the middle."""
+
+    def infill(self, prefix: str, suffix: str) -> tuple[int, ...]:
+        return (3, *self.encode(prefix), 4, *self.encode(suffix), 5)
+
+
+async def test_a_text_to_fill_in(toy: Toy) -> None:
     ask: dict[str, Any] = {"model": "toy", "prompt": "hello", "max_tokens": 5, "temperature": 0}
     async with client(toy) as ai:
         with pytest.raises(openai.BadRequestError, match="leave suffix out") as refused:
@@ -516,11 +523,7 @@ async def test_a_text_to_fill_in(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> N
             await ai.completions.create(**{**ask, "prompt": [1]}, suffix="bye")
         plain = await ai.completions.create(**ask, suffix="")
         assert plain.choices[0].text == reference(text_submits(ask)[0])[1]
-
-        def infill(self: object, prefix: str, suffix: str) -> tuple[int, ...]:
-            return (3, *CODEC.encode(prefix), 4, *CODEC.encode(suffix), 5)
-
-        monkeypatch.setattr(type(CODEC), "infill", infill, raising=False)
+    async with Toy(toy._over, tokenizer=Infills()) as infills, client(infills) as ai:
         filled = await ai.completions.create(**ask, suffix="bye")
         tokens = [3, *CODEC.encode("hello"), 4, *CODEC.encode("bye"), 5]
         same = await ai.completions.create(**{**ask, "prompt": tokens})
