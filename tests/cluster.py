@@ -22,6 +22,7 @@ from asyncspec.sim.costs import Costs
 from asyncspec.sim.world import Actor, World
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import DECODER, ENCODER, FORMAT, Record, Trace, TraceHeader
+from asyncspec_nodes.node.sources import PassedOn
 from asyncspec_nodes.plugins.simulation.cluster import connect, recorder
 from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
@@ -126,8 +127,9 @@ class Cluster:
         machine = DraftMachine(self.draft_config(rank))
         if self.config.source is not None:
             idle = ToySource(self.model)
-            return Actor(machine, machine.initial(), idle.run, ToyFeatures())
-        return Actor(machine, machine.initial(), *self.source_device(rank))
+            return Actor(machine, machine.initial(), idle.run, PassedOn(ToyFeatures()))
+        run, tensors = self.source_device(rank)
+        return Actor(machine, machine.initial(), run, PassedOn(tensors))
 
     def source_device(self, rank: Rank) -> tuple[Any, Any]:
         """A fresh token source: what runs its jobs, and its ``Tensors``."""

@@ -70,6 +70,7 @@ RULES = ServingConfig(
     policy="flowspec",
     vocab=16,
     grammars=GRAMMARS,
+    layers=4,
 )
 MODEL = ToyModel(attention="parent")
 

@@ -60,8 +60,9 @@ class LinkOptions(Struct, frozen=True):
     redial_seconds: tuple[float, float] = (0.05, 2.0)
     # Bytes a peer may leave unread before it is given up.
     most_unsent: int = 512 * 1024 * 1024
-    # The same for a client, to which no tensors go but traces.
-    most_unsent_client: int = 16 * 1024 * 1024
+    # The same for a client, to which no tensors go but traces, and features of prompts for the few
+    # that request them: 512 positions of four depths of a model of 8B take 16 MiB.
+    most_unsent_client: int = 64 * 1024 * 1024
     # Connections whose handshake is not done: a further one is closed. And clients: a further one
     # is refused.
     most_strangers: int = 512

@@ -48,6 +48,9 @@ class Host(LinkService):
     def emit(self, effect: Emit) -> None:
         """Committed tokens for a user."""
 
+    def emit_features(self, effect: Emit, features: WireTensor) -> None:
+        """Features of the target for a user."""
+
     def finish(self, effect: Finish) -> None:
         """The end of a request."""
 
@@ -154,8 +157,7 @@ class Outgoing:
             return 0
         tensor = None
         if rows is not None:
-            assert self._tensors is not None
-            tensor = self._tensors.pack(rows)
+            tensor = self.pack(rows)
             if link.packs:
                 tensor = row_compression.pack(tensor)
         # Rows give another device work, so they precede control messages.
@@ -167,6 +169,11 @@ class Outgoing:
         if size and session is not None and is_counted:
             self.session_bytes[session] += size
         return size
+
+    def pack(self, rows: TensorRows) -> WireTensor:
+        """Rows as they travel."""
+        assert self._tensors is not None
+        return self._tensors.pack(rows)
 
     def take_bytes(self, session: int) -> int:
         """Bytes written for a session so far, which are counted no further."""

@@ -21,7 +21,7 @@ from asyncspec.actor.routing import Host, Incoming, LinkService, Outgoing
 from asyncspec.actor.watchdog import FLOOR_SECONDS, DeviceWatchdog
 from asyncspec.core import machine
 from asyncspec.core.errors import ClusterError
-from asyncspec.core.jobs import Batch, Forward, Job
+from asyncspec.core.jobs import Batch, Forward, Job, TensorRows
 from asyncspec.core.machine import (
     Computed,
     Effect,
@@ -295,6 +295,8 @@ class Runtime:
                 self._abandon_job(job)
             case machine.RunNext(after, job):
                 device.run_next(after, job)
+            case machine.Emit(features=TensorRows() as rows):
+                self._host.emit_features(effect, outgoing.pack(rows))
             case machine.Emit():
                 self._host.emit(effect)
             case machine.Finish(stats=stats):

@@ -52,6 +52,11 @@ class FeatureLog(Struct, frozen=True):
         log = FeatureLog(prompt_length, kept=prefix, retained=retained, most_retained=most_retained)
         return log._with_recorded(prefix)
 
+    @staticmethod
+    def passing(prompt_length: int) -> FeatureLog:
+        """The log of a session whose features are for its user: later sessions find none."""
+        return FeatureLog(prompt_length, keeps_more=False)
+
     @property
     def source_limit(self) -> int:
         """Tokens of the committed path that the source can commit."""
@@ -78,8 +83,9 @@ class FeatureLog(Struct, frozen=True):
         if not prompt:
             return log
         rows = TensorRows(handle, tuple(range(len(prompt))))
-        kept, retained = (*log.kept, rows), log.retained + size
-        return replace(log, kept=kept, retained=retained)._with_recorded([rows])
+        if log.keeps_more:
+            log = replace(log, kept=(*log.kept, rows), retained=log.retained + size)
+        return log._with_recorded([rows])
 
     def advance(self, passed: Sequence[NodeId], tree: Container[NodeId]) -> FeatureLog:
         """Move the tip past the nodes ``passed``, oldest first; ``tree`` has the nodes that live.

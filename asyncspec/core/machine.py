@@ -44,6 +44,8 @@ class Request(Struct, frozen=True):
     unbounded: bool = False
     # ``Emit`` says how much of the prompt has been read.
     progress: bool = False
+    # What the user wants of the target's hidden states, as in ``Open.features``.
+    features: tuple[int, ...] = ()
 
 
 class Received(Struct, frozen=True):
@@ -189,6 +191,9 @@ class Emit(Struct, frozen=True, array_like=True, tag="emit", gc=False):
     shared_tokens: int = 0
     # Without tokens: those of the prompt that stages have, if requested.
     prompt_read: int = 0
+    # Without tokens: the target's features of positions from ``features_start`` on, if requested.
+    features: TensorRows | None = None
+    features_start: int = 0
 
 
 class Finish(Struct, frozen=True, array_like=True, tag="finish"):

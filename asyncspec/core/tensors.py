@@ -17,6 +17,14 @@ class WireTensor(Struct, frozen=True):
     data: memoryview
 
 
+class UnreadTensor(Struct, frozen=True):
+    """The handle of received rows that are passed on as they came. ``why``: they cannot be read
+    here."""
+
+    tensor: WireTensor
+    why: str
+
+
 class Tensors(Protocol):
     """A device's handles to bytes and back. Called from any thread."""
 

@@ -201,8 +201,9 @@ def effect_record(effect: machine.Effect, number: int, nbytes: int) -> records.E
         case machine.RunNext(_, job):
             return records.NextJob() if job is None else records.NextJob(*job_summary(job))
         case machine.Emit():
-            scored = effect.outputs or effect.prompt_logprobs
-            return replace(effect, outputs=(), prompt_logprobs=()) if scored else effect
+            if effect.outputs or effect.prompt_logprobs or effect.features is not None:
+                return replace(effect, outputs=(), prompt_logprobs=(), features=None)
+            return effect
         case machine.SendClosed(to, session, passes, rows, dead_rows):
             return records.Reported(to, session, passes, rows, dead_rows, nbytes)
         case machine.Finish() | machine.SetTimer():

@@ -23,8 +23,8 @@ FINAL = -1
 """As a depth: the last hidden state after the final norm, which the head reads."""
 
 Depths = Annotated[tuple[int, ...], Meta(max_length=MAX_FEATURES)]
-"""What a token source reads of the target: the residual stream after so many layers, ascending, or
-``FINAL`` alone."""
+"""What a token source, or a client, reads of the target: the residual stream after so many layers,
+ascending; ``FINAL`` stands behind them, or alone."""
 
 
 def require(fact: bool, rule: str) -> None:
@@ -34,10 +34,11 @@ def require(fact: bool, rule: str) -> None:
 
 
 def check_depths(depths: Depths) -> None:
-    """Raise ``RemoteProtocolError`` unless ``depths`` ascend without repetition, or are ``FINAL``
-    alone."""
-    ascend = list(depths) == sorted(set(depths)) and min(depths, default=0) >= 0
-    require(ascend or depths == (FINAL,), "features are ascending depths, or -1 alone")
+    """Raise ``RemoteProtocolError`` unless ``depths`` ascend without repetition, but for ``FINAL``
+    at the end."""
+    layers = depths[:-1] if depths[-1:] == (FINAL,) else depths
+    ascend = list(layers) == sorted(set(layers)) and min(layers, default=0) >= 0
+    require(ascend, "features are ascending depths, and -1 behind them or alone")
 
 
 class TensorSpec(Struct, array_like=True, frozen=True):

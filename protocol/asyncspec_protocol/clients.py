@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from .base import PromptLogprobs, TensorSpec, WireMessage, require
+from .base import Depths, PromptLogprobs, TensorSpec, WireMessage, require
 from .ids import Rank
 from .limits import Count, Finite, LogProb, NonNegative, OptionalSeconds, Seconds, Token
 from .links import Role
@@ -76,10 +76,16 @@ class Submit(WireMessage, array_like=True, frozen=True, tag="submit"):
     bare: bool = False
     # Outputs without tokens say how much of the prompt has been read (``Output.prompt_read``).
     progress: bool = False
+    # Outputs without tokens bring what the target has computed of all tokens but the last, as in
+    # ``Open.features``, to train a draft head on.
+    features: Depths = ()
 
 
 class Output(WireMessage, array_like=True, frozen=True, tag="output"):
-    """New text for a client, as soon as it is certain."""
+    """New text for a client, as soon as it is certain.
+
+    Tensor: with ``Submit.features``, features [n, F] of the positions from ``features_start`` on.
+    """
 
     request: int
     token_ids: tuple[Token, ...]
@@ -109,6 +115,12 @@ class Output(WireMessage, array_like=True, frozen=True, tag="output"):
     # With ``Submit.progress``, before any token: those of the prompt that stages have, the ones
     # from the prefix cache included. The counts above come with it.
     prompt_read: Count = 0
+    # Positions come again where the request goes on after a break.
+    features_start: Count = 0
+
+    def check_tensor(self, tensor: TensorSpec | None) -> None:
+        if tensor is not None:
+            require(len(tensor.shape) == 2, "features have a row per position")
 
     def check(self) -> None:
         tokens, top = len(self.token_log_probs), len(self.top_tokens)

@@ -18,6 +18,7 @@ from asyncspec.plugins.toy.source import ToyEagle, ToySource
 from asyncspec.trace.collector import NodeTraceCollector
 from asyncspec.trace.recorder import Recorder
 from asyncspec.trace.records import NodeRecord, machine_settings
+from asyncspec_nodes.node.sources import PassedOn
 from asyncspec_nodes.roles.draft.config import DraftConfig
 from asyncspec_nodes.roles.draft.machine import DraftMachine
 from asyncspec_nodes.roles.tasks import TASKS
@@ -176,7 +177,7 @@ class LocalCluster:
                 )
             )
             self._begun += LIFE
-            run = ToySource(self.model).run
+            run, tensors = ToySource(self.model).run, PassedOn(None)
             if self.features:
                 tensors = eagle = ToyEagle(self.model, self.features)
                 run = eagle.run

@@ -45,7 +45,7 @@ def cut(target: OpenTarget, *edges: int) -> list[LlamaStage]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("features", [(FINAL,), (1, 2, 4), (0, 5), (3,)], ids=str)
+@pytest.mark.parametrize("features", [(FINAL,), (1, 2, 4), (0, 5), (3, FINAL)], ids=str)
 def test_features_are_those_of_the_checkpoint(
     checkpoint: Path, target: OpenTarget, features: tuple[int, ...]
 ) -> None:

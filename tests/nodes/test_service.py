@@ -27,7 +27,7 @@ from asyncspec_protocol.sampling import Constraint
 from nodes.manual_thread import ManualThread
 
 ASK = Submit(request=7, prompt="abc", max_new_tokens=5, seed=0, temperature=0.0, top_k=0, top_p=1.0)
-RULES = ServingConfig(context_length=10, eos=frozenset({0}), policy="flowspec", vocab=200)
+RULES = ServingConfig(10, frozenset({0}), "flowspec", vocab=200, layers=8)
 
 
 class Letters:
@@ -65,7 +65,7 @@ class Inbox:
     def __init__(self) -> None:
         self.got: list[Output | Finished] = []
 
-    def send(self, message: Output | Finished, /) -> None:
+    def send(self, message: Output | Finished, tensor: object = None, /) -> None:
         self.got.append(message)
 
 
@@ -193,6 +193,9 @@ def test_what_bounds_a_context_is_told() -> None:
         ),
         ({"presence_penalty": 2.5}, "presence-penalty is 2.5; it must be -2 to 2"),
         ({"frequency_penalty": -3.0}, "frequency-penalty is -3; it must be -2 to 2"),
+        ({"features": (4, 2)}, "features are ascending depths"),
+        ({"features": (2, 9, -1)}, "features of depth 9 are requested, but the target has 8"),
+        ({"features": (2, 4)}, "features come with policies that draft nothing, not with flowspec"),
         ({"stop": ("a",) * 65}, "there are 65 stop strings; give at most 64"),
         ({"stop": ("a", "")}, "a stop string is empty"),
         ({"stop": ("a" * 2000,)}, "a stop string has 2000 characters; give at most 1024"),

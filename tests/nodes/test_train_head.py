@@ -6,14 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from asyncspec.backend.feature_shards import Notes, Shards
+from asyncspec.backend.feature_shards import Notes, Shards, read_notes
 from asyncspec.core.errors import UserError
 from asyncspec_nodes.cli import main as cli
-from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET, check_draft
+from asyncspec_nodes.cluster.checkpoints import BUNDLED_EAGLE, BUNDLED_TARGET, check_draft
+from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.file import to_toml
+from asyncspec_nodes.local.cluster import local_config
 from asyncspec_nodes.plugins.train_head.prompts import Item, read_items
 from commands import usage_error
+from nodes.background import Background
+
+ARRAYS = ("tokens.npy", "features.npy")
 
 
 def lines(path: Path, *rows: object) -> Path:
@@ -74,11 +81,52 @@ def test_from_prompts_to_a_head_that_fits(
     assert len([*shards.texts()]) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.torch
+def test_a_running_cluster_answers_as_this_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its draft node drafts with a head that reads other depths than are collected."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    data = lines(tmp_path / "p.jsonl", *({"prompt": f"A tale of {x}"} for x in ("cats", "dogs")))
+
+    def trained(out: str, *how: str) -> list[tuple[list[int], np.ndarray]]:
+        words = ["train-head", "--data", str(data), "--out", str(tmp_path / out), *how]
+        assert cli.main([*words, "--max-new-tokens", "24", "--epochs", "0.1"]) == 0
+        assert f"--draft eagle:{tmp_path / out}" in capsys.readouterr().out
+        folder = tmp_path / out / "training" / "eagle3"
+        shards = Shards(folder, read_notes(folder))
+        texts = sorted((text.number, shard, text) for shard, text in shards.texts())
+        return [
+            tuple(np.load(shard / name)[text.start : text.start + text.length] for name in ARRAYS)
+            for _, shard, text in texts
+        ]
+
+    target = TargetTable(path=str(BUNDLED_TARGET))
+    background = Background(
+        local_config(target, DraftTable(f"eagle:{BUNDLED_EAGLE}", "flow"), 2, 4)
+    )
+    try:
+        file = tmp_path / "cluster.toml"
+        file.write_text(to_toml(background.cluster.config))
+        there = trained("there", "--config", str(file))
+    finally:
+        background.close()
+    here = trained("here", "--target", str(BUNDLED_TARGET), "--mode", "exact")
+    assert len(there) == len(here) == 4
+    for (tokens, rows), (same_tokens, same_rows) in zip(there, here, strict=True):
+        np.testing.assert_array_equal(tokens, same_tokens)
+        np.testing.assert_array_equal(rows, same_rows)
+
+
 @pytest.mark.torch
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def said(*words: Any) -> str:
         given = ("train-head", "--target", str(BUNDLED_TARGET), "--out", tmp_path, *words)
         return usage_error(capsys, *map(str, given))
 
+    config = ("--connect", "127.0.0.1:1")
+    assert "--mode is the running cluster's choice; leave it out" in said(*config, "--mode", "fast")
     assert "--disk-gib is 0; it must be above 0" in said("--disk-gib", 0)
     assert "nothing to read" in said("--data", lines(tmp_path / "none.jsonl"))

@@ -109,9 +109,10 @@ def expand_jobs(draw: st.DrawFn) -> Expand:
     )
 
 
-depths = st.one_of(
-    st.just((FINAL,)),
-    st.lists(st.integers(0, 80), max_size=4, unique=True).map(sorted).map(tuple),
+depths = st.builds(
+    lambda layers, end: (*sorted(layers), *end),
+    st.lists(st.integers(0, 80), max_size=4, unique=True),
+    st.sampled_from([(), (FINAL,)]),
 )
 
 
@@ -297,6 +298,8 @@ def frames(
         message, shape = replace(message, count=2), (2, 3)
     elif isinstance(message, Segment) and draw(st.booleans()):
         shape = (len(message.ids), *([1 + message.aux_states] if message.aux_states else []), 3)
+    elif isinstance(message, Output) and draw(st.booleans()):
+        shape = (2, 3)
     elif isinstance(message, Events) and draw(st.booleans()):
         text = draw(st.binary(min_size=1, max_size=20))
         return message, TensorSpec("uint8", (len(text),)), memoryview(text)

@@ -119,6 +119,8 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "output-progress": (
         m.Output(*(1, (), ""), prompt_tokens=300, shared_tokens=20, prompt_read=84),
     ),
+    "submit-features": (m.Submit(7, "Hello", 8, 0, 0.0, 0, 1.0, features=(2, 4, -1)),),
+    "output-features": (m.Output(*(1, (), ""), features_start=64), *HIDDEN),
     "submit-suffix": (m.Submit(7, "Hello", 8, 0, 0.0, 0, 1.0, suffix="!"),),
     "submit-bare": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True, bare=True),),
     "submit-prompt": (m.Submit(7, "Hello", 1, 0, 0.0, 0, 1.0, prompt_only=True),),

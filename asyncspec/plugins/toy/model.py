@@ -95,9 +95,8 @@ class ToyModel(Struct, frozen=True):
 
     def feature(self, state: ToyState, features: Sequence[int]) -> bytes:
         """What a stage hands over for the last token, as ``Open.features`` says."""
-        if FINAL in features:
-            return feature([self.norm(state.hidden)])
-        return feature([state.stream[depth] for depth in features])
+        hidden = self.norm(state.hidden)
+        return feature([hidden if d == FINAL else state.stream[d] for d in features])
 
     def norm(self, hidden: int) -> int:
         """What the head reads."""
@@ -204,7 +203,9 @@ class ToyStage(TreeStage[ToyCache]):
         if not self.has_head:
             return tuple((h, *c) if c else h for h, c in zip(hidden, captured, strict=True))
         if FINAL in session.depths:
-            captured = [(model.norm(h),) for h in hidden]
+            captured = [
+                (*earlier, model.norm(h)) for earlier, h in zip(captured, hidden, strict=True)
+            ]
         features = tuple(map(feature, captured)) if session.admit.features else None
         logits = model.logits([hidden[i] for i in job.head_rows])
         return session.sample(job, logits, features)

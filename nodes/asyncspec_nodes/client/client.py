@@ -20,6 +20,7 @@ from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import CLOSED, Link, LinkOptions
 from asyncspec.actor.mesh import PLAIN, REFUSED_CERTIFICATE, Security, tls_problem
 from asyncspec.core.errors import ClusterError, UserError
+from asyncspec.core.tensors import WireTensor
 from asyncspec_nodes.cluster.config import SecurityTable
 from asyncspec_nodes.cluster.security import contexts
 from asyncspec_nodes.console.hosts import is_host
@@ -53,6 +54,8 @@ PLAN_STATUS_SECONDS = 10.0
 """Longer than a draft node waits for the first stage."""
 
 Sink = Callable[[Events, memoryview | None], None]
+FeatureSink = Callable[[int, WireTensor], None]
+"""Takes features of the positions from a start on; the bytes are the link's."""
 
 
 class LinkLostError(ClusterError):
@@ -81,6 +84,7 @@ class Client:
         self._where = where
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._answers: dict[int, Inbox] = {}
+        self._features: dict[int, FeatureSink] = {}
         self._collections: dict[int, Sink] = {}
         self._status_queries: dict[int, StatusAnswers] = {}
         # Queries with one answer.
@@ -151,10 +155,13 @@ class Client:
             raise
         return client
 
-    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
+    async def ask(
+        self, submit: Submit, features: FeatureSink | None = None
+    ) -> AsyncGenerator[Event, None]:
         """The answer's events; the last is ``Finished``. ``submit.request`` is assigned here.
-        Closing early cancels the request. A request too large for a message is refused as by the
-        draft node. Raises ``ClusterError``."""
+        ``features`` is called with what ``submit.features`` requests. Closing early cancels the
+        request. A request too large for a message is refused as by the draft node. Raises
+        ``ClusterError``."""
         number = self._number()
         try:
             self.link.send(replace(submit, request=number))
@@ -165,11 +172,14 @@ class Client:
             yield Finished(number, "error", text, {}, "prompt_too_long")
             return
         inbox = self._answers[number] = Inbox(lambda: self.link.send(Cancel(number)))
+        if features is not None:
+            self._features[number] = features
         try:
             async for event in inbox.read():
                 yield event
         finally:
             del self._answers[number]
+            self._features.pop(number, None)
             inbox.close()
 
     def cancel(self) -> None:
@@ -262,6 +272,11 @@ class Client:
             case Fault(code, text):
                 self._refused = code == HANDSHAKE
                 link.close(text)
+            case Output(request) as output if frame.tensor is not None:
+                if request in self._features and frame.data is not None:
+                    spec = frame.tensor
+                    tensor = WireTensor(spec.dtype, spec.shape, frame.data)
+                    self._features[request](output.features_start, tensor)
             case Output(request) | Finished(request) as event:
                 if request in self._answers:
                     self._answers[request].put(event)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from asyncspec.actor.inbox import Event
 from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec.core.stats import MAX_BREAKS, SUSPECT_BREAKS
-from asyncspec_nodes.client.client import Client, LinkLostError
+from asyncspec_nodes.client.client import Client, FeatureSink, LinkLostError
 from asyncspec_nodes.cluster.security import CHECK_SECONDS, renewals
 from asyncspec_protocol.clients import BREAKS
 from asyncspec_protocol.links import Facts
@@ -146,7 +146,9 @@ class ReconnectingEngine:
             raise ClusterError(self._error or "the draft node is gone")
         return self._client
 
-    async def ask(self, submit: Submit) -> AsyncGenerator[Event, None]:
+    async def ask(
+        self, submit: Submit, features: FeatureSink | None = None
+    ) -> AsyncGenerator[Event, None]:
         """The answer's events; the last is ``Finished``. Closing early cancels the request. Raises
         ``ClusterError``, also where a lost draft node does not come back in time."""
         client = await self._back() if self._waits else self.client
@@ -155,7 +157,7 @@ class ReconnectingEngine:
         try:
             while progress.losses < MAX_BREAKS:
                 try:
-                    async with aclosing(self._tried(client, progress)) as events:
+                    async with aclosing(self._tried(client, progress, features)) as events:
                         async for event in events:
                             yield event
                     return
@@ -176,7 +178,9 @@ class ReconnectingEngine:
     async def nodes(self) -> tuple[Status, ...]:
         return await self.client.nodes()
 
-    async def _tried(self, client: Client, progress: Progress) -> AsyncGenerator[Event, None]:
+    async def _tried(
+        self, client: Client, progress: Progress, features: FeatureSink | None
+    ) -> AsyncGenerator[Event, None]:
         """What is missing of an answer; until its first token alone, if it is a suspect."""
         async with AsyncExitStack() as trial:
             if progress.losses >= SUSPECT_BREAKS:
@@ -185,7 +189,7 @@ class ReconnectingEngine:
             if _model(client) != progress.model:
                 raise ClusterError("the draft node is back with another target: ask again")
             progress.begun(client.welcome)
-            async with aclosing(client.ask(progress.rest())) as events:
+            async with aclosing(client.ask(progress.rest(), features)) as events:
                 async for event in events:
                     new = progress.add(event)
                     if not progress.losses:

@@ -14,6 +14,7 @@ from asyncspec.actor.inbox import Event, Inbox, StatusAnswers
 from asyncspec.actor.link import Link
 from asyncspec.actor.routing import Host, Senders
 from asyncspec.core.machine import Emit, Finish
+from asyncspec.core.tensors import WireTensor
 from asyncspec.trace.collector import OPERATORS_ONLY
 from asyncspec_nodes.node.inspector import Inspector
 from asyncspec_nodes.serving.service import TextService
@@ -39,6 +40,10 @@ class NodeHost(Host):
             text = self.service.emit(effect)
             if self.record_text is not None:
                 self.record_text(effect.request, effect.tokens, text)
+
+    def emit_features(self, effect: Emit, features: WireTensor) -> None:
+        if self.service is not None:
+            self.service.emit_features(effect, features)
 
     def finish(self, effect: Finish) -> None:
         """Logs numbers, never text."""
@@ -105,7 +110,8 @@ class LocalEngine:
         self._inboxes: dict[int, Inbox] = {}
         self._numbers = count()
 
-    def send(self, message: Output | Finished, /) -> None:
+    def send(self, message: Output | Finished, tensor: WireTensor | None = None, /) -> None:
+        """Features come to clients with a link only."""
         if (inbox := self._inboxes.get(message.request)) is not None:
             inbox.put(message)
 

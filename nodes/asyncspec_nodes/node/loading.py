@@ -48,6 +48,7 @@ from asyncspec_nodes.node.resources import (
     stage_share,
 )
 from asyncspec_nodes.node.sources import (
+    PassedOn,
     constrained,
     features_passed_on,
     grammars,
@@ -260,7 +261,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         ),
         run_job=source.source.run,
         abandon_job=source.source.abandon,
-        tensors=source.tensors,
+        tensors=PassedOn(source.tensors),
         tokenizer=tokenizer,
         learning=learning,
         closing=(tokenizer.close, target_grammars.close),
@@ -270,6 +271,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         serving=ServingConfig(
             context_length=config.limits.context_of(target.info.context_length),
             context_reason=config.limits.reason_of(target.info),
+            layers=target.info.layers,
             eos=frozenset(target.info.eos_token_ids),
             policy=config.draft.policy,
             drafts=parts(config.draft.source) != (NONE,),

@@ -19,6 +19,8 @@ from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.errors import UserError
+from asyncspec.core.jobs import TensorRows
+from asyncspec.core.tensors import Tensors, UnreadTensor, WireTensor
 from asyncspec.policy.registry import POLICIES
 from asyncspec.source.hybrid import HybridSource
 from asyncspec.source.ngram import NGramSource
@@ -120,6 +122,37 @@ def features_passed_on(config: Config, target: OpenModel, backend: Backend) -> L
     if not any(kind.reads_features for kind in source_kinds(config)):
         return IDLE
     return LoadedSource(IDLE.source, tensors=backend.feature_tensors(target, config.target.dtype))
+
+
+class PassedOn:
+    """A draft node's ``Tensors``: what its token source cannot read is passed on to a client.
+
+    Arguments:
+        source: reads what comes for the token source; None where it reads nothing.
+    """
+
+    def __init__(self, source: Tensors | None) -> None:
+        self._source = source
+
+    def pack(self, rows: TensorRows) -> WireTensor:
+        if not isinstance(rows.handle, UnreadTensor):
+            assert self._source is not None
+            return self._source.pack(rows)
+        tensor = rows.handle.tensor
+        size = tensor.data.nbytes // tensor.shape[0]
+        parts = [tensor.data[row * size : (row + 1) * size] for row in rows.rows]
+        shape = (len(rows.rows), *tensor.shape[1:])
+        return WireTensor(tensor.dtype, shape, memoryview(b"".join(parts)))
+
+    def unpack(self, tensor: WireTensor) -> object:
+        why = "the token source reads no features"
+        if self._source is not None:
+            try:
+                return self._source.unpack(tensor)
+            except ValueError as error:
+                why = str(error)
+        # The link's buffer is used again.
+        return UnreadTensor(replace(tensor, data=memoryview(bytes(tensor.data))), why)
 
 
 def report_and_load(

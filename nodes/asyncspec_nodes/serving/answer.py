@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from asyncspec.backend.tokenizer import Tokenizer
+from asyncspec.core.tensors import WireTensor
 from asyncspec_nodes.serving.requests import AnswerMatcher
 from asyncspec_nodes.serving.text import Piece, answer_text
 from asyncspec_protocol.messages import Finished, Output, Submit
@@ -18,7 +19,7 @@ _MESSAGE_TOKENS = 1 << 16
 class ResponseSink(Protocol):
     """Receives a request's answer; ignores messages once its link is gone."""
 
-    def send(self, message: Output | Finished, /) -> object:
+    def send(self, message: Output | Finished, tensor: WireTensor | None = None, /) -> object:
         """Queue a message."""
 
 

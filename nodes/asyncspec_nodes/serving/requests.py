@@ -22,6 +22,8 @@ from asyncspec.core.sampling import Defaults, Sampling
 from asyncspec.policy.registry import POLICIES
 from asyncspec_nodes.cluster.config import GenerationConfig
 from asyncspec_nodes.serving.templates import ChatFacts
+from asyncspec_protocol.base import check_depths
+from asyncspec_protocol.errors import RemoteProtocolError
 from asyncspec_protocol.messages import Submit
 from asyncspec_protocol.sampling import MAX_INT, RANGES, range_problem
 
@@ -112,6 +114,7 @@ class ServingConfig(Struct, frozen=True):
     grammars: GrammarCompiler | None = None
     # As in ``ModelInfo``.
     context_reason: str = ""
+    layers: int = 0
 
 
 BAD_GRAMMAR = "grammar"
@@ -238,6 +241,7 @@ def prepare(
         or settings_problem(submit.max_new_tokens or 1, sampling)
         or stop_problem(submit.stop)
         or range_problem({"top_log_probs": submit.top_logprobs})
+        or _features_problem(submit.features, policy, config.layers)
     )
     if submit.top_logprobs and not submit.log_probs:
         problem = problem or "top-log-probs is given without log-probs"
@@ -282,7 +286,21 @@ def prepare(
         prompt_logprobs=submit.prompt_logprobs if submit.echo else -1,
         unbounded=submit.max_new_tokens == MAX_INT,
         progress=submit.progress,
+        features=submit.features,
     )
+
+
+def _features_problem(depths: tuple[int, ...], policy: str, layers: int) -> str | None:
+    """Hidden states that the target does not have, or that do not come with a policy."""
+    try:
+        check_depths(depths)
+    except RemoteProtocolError as error:
+        return error.text
+    if max(depths, default=0) > layers:
+        return f"features of depth {max(depths)} are requested, but the target has {layers} layers"
+    if depths and POLICIES[policy].uses_draft:
+        return f"features come with policies that draft nothing, not with {policy}; take another"
+    return None
 
 
 def _given_problem(

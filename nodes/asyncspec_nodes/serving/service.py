@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.machine import Cancelled, Emit, Finish, Request, Stopped, Submitted
+from asyncspec.core.tensors import WireTensor
 from asyncspec_nodes.serving.answer import Answer, ResponseSink, outputs, progress_of
 from asyncspec_nodes.serving.prompts import finite, prompt_outputs
 from asyncspec_nodes.serving.requests import (
@@ -229,6 +230,12 @@ class TextService:
             answer.stop = piece.stop
             self._feed(Stopped(effect.request, answer.tokens))
         return piece.text
+
+    def emit_features(self, effect: Emit, features: WireTensor) -> None:
+        """Send features of the target to their client."""
+        answer = self._answers[effect.request]
+        message = Output(answer.number, (), "", features_start=effect.features_start)
+        answer.client.send(message, features)
 
     def finish(self, effect: Finish) -> str:
         """End a request; returns the text that was held back."""

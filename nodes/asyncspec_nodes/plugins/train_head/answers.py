@@ -73,6 +73,24 @@ class _Session:
         return Collected(sample.number, tokens, len(sample.prompt), features)
 
 
+class LocalAnswers(Struct, frozen=True):
+    """A target in this process, ``sessions`` answers at a time."""
+
+    stage: StageBackend
+    stop_tokens: Collection[int]
+    sessions: int
+
+    def __call__(
+        self,
+        depths: tuple[int, ...],
+        samples: Iterator[Sample],
+        between: Callable[[int], None],
+        refused: Callable[[Sample], None],
+    ) -> Generator[Collected]:
+        """Answers as they are done; none is refused."""
+        return answer_all(self.stage, depths, samples, self.stop_tokens, self.sessions, between)
+
+
 def answer_all(
     stage: StageBackend,
     depths: tuple[int, ...],

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.base import ModelInfo, StageBackend
 from asyncspec.backend.feature_shards import SHARD_BYTES, Collected, Shards
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import UserError, writing
-from asyncspec_nodes.plugins.train_head.answers import Sample, answer_all
+from asyncspec_nodes.plugins.train_head.answers import Sample
 from asyncspec_nodes.plugins.train_head.prompts import Item, opening, read_items
 
 TEMPERATURES = (0.0, 0.8)
@@ -28,14 +28,27 @@ FLUSH_SECONDS = 60.0
 Report = Callable[[str], None]
 
 
-class Reader(Struct, frozen=True):
-    """A loaded target."""
+class Answers(Protocol):
+    """Answers as they are done, with hidden states after ``depths`` layers. ``between`` is called
+    with the tokens drawn since; ``refused`` with what there will be no answer to."""
 
-    stage: StageBackend
+    def __call__(
+        self,
+        depths: tuple[int, ...],
+        samples: Iterator[Sample],
+        between: Callable[[int], None],
+        refused: Callable[[Sample], None],
+    ) -> Generator[Collected]: ...
+
+
+class Reader(Struct, frozen=True):
+    """A target: a loaded one, or that of a running cluster."""
+
+    answers: Answers
     tokenizer: Tokenizer
-    info: ModelInfo
-    # Answers at a time.
-    sessions: int
+    eos_token_ids: Sequence[int]
+    # Tokens of prompt and answer at most.
+    context: int
 
 
 class Bounds(Struct, frozen=True):
@@ -53,12 +66,11 @@ def own_prompts(reader: Reader, path: Path, count: int, seed: int, report: Repor
     message, or a text, would begin. Raises ``UserError``."""
     if path.exists():
         return [path]
-    start = opening(reader.tokenizer, next(iter(reader.info.eos_token_ids), 0))
+    start = opening(reader.tokenizer, next(iter(reader.eos_token_ids), 0))
     samples = (Sample(i, start, WRITTEN_TOKENS, 1.0, seed + i) for i in range(count))
     lines: list[bytes] = []
     key = "prompt" if reader.tokenizer.has_template else "text"
-    stop = reader.info.eos_token_ids
-    for written in answer_all(reader.stage, (), samples, stop, reader.sessions):
+    for written in reader.answers((), samples, lambda tokens: None, lambda sample: None):
         if text := reader.tokenizer.decode(written.tokens[written.answer :]).strip():
             lines.append(msgspec.json.encode({key: text}) + b"\n")
         report(f"the target wrote {len(lines)} of {count} prompts")
@@ -75,10 +87,9 @@ def collect(
     """Answer what is not answered yet, until all is or the disk's bound is reached: prompts that
     were left out, as the template refuses them or they are too long."""
     done = {text.number for _, text in shards.texts()}
-    left_out = 0
+    left_out: set[int] = set()
 
     def samples() -> Iterator[Sample]:
-        nonlocal left_out
         order = [*range(len(items))]
         random.Random(bounds.seed).shuffle(order)
         for index in order:
@@ -87,21 +98,19 @@ def collect(
                 continue
             prompt = _prompt(items[index], reader)
             if not prompt:
-                left_out += 1
+                left_out.add(index)
                 continue
-            tokens = min(bounds.tokens, reader.info.context_length - len(prompt))
+            tokens = min(bounds.tokens, reader.context - len(prompt))
             for number, temperature in zip(numbers, TEMPERATURES, strict=True):
                 if number not in done:
                     yield Sample(number, prompt, tokens, temperature, bounds.seed + number)
 
     store = _Store(shards, bounds.disk, len(items) * len(TEMPERATURES) - len(done), report)
-    answers = answer_all(
-        reader.stage,
+    answers = reader.answers(
         shards.notes.depths,
         samples(),
-        reader.info.eos_token_ids,
-        reader.sessions,
         store.drawn,
+        lambda sample: left_out.add(sample.number % len(items)),
     )
     try:
         for answer in answers:
@@ -110,7 +119,7 @@ def collect(
     finally:
         answers.close()
         store.flush()
-    return left_out
+    return len(left_out)
 
 
 def _prompt(item: Item, reader: Reader) -> tuple[int, ...]:
@@ -119,7 +128,7 @@ def _prompt(item: Item, reader: Reader) -> tuple[int, ...]:
         prompt = item.tokens(reader.tokenizer)
     except ValueError:
         return ()
-    return prompt if len(prompt) < reader.info.context_length else ()
+    return prompt if len(prompt) < reader.context else ()
 
 
 class _Store:

@@ -12,19 +12,35 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from asyncspec.backend.base import OpenModel, StageSpec
+from msgspec import Struct
+
+from asyncspec.backend.base import Mode, OpenModel, StageSpec
 from asyncspec.backend.feature_shards import Notes, Shards
 from asyncspec.backend.registry import backend_of, with_backend
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.backend.trainers import TRAINERS, Progress, Trainer, Training
-from asyncspec_nodes.cli.cluster_options import add_model_arguments, read_engine_options
-from asyncspec_nodes.cluster.config import TargetTable
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.cli.cluster_options import (
+    CONNECTING,
+    add_address_arguments,
+    add_model_arguments,
+    connects,
+    read_address,
+    read_engine_options,
+)
+from asyncspec_nodes.client.client import ClusterAddress
+from asyncspec_nodes.cluster.checkpoints import read_template
+from asyncspec_nodes.cluster.config import Config, TargetTable
+from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.named_models import target_of
 from asyncspec_nodes.console import bounds
-from asyncspec_nodes.console.arguments import Parser, given
+from asyncspec_nodes.console.arguments import Parser, given, option
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.node.resources import cores
+from asyncspec_nodes.plugins.train_head.answers import LocalAnswers
+from asyncspec_nodes.plugins.train_head.cluster import ClusterAnswers
 from asyncspec_nodes.plugins.train_head.collection import (
+    Answers,
     Bounds,
     Reader,
     collect,
@@ -34,6 +50,11 @@ from asyncspec_nodes.plugins.train_head.collection import (
 from asyncspec_nodes.plugins.train_head.prompts import digest
 
 REPORT_SECONDS = 10.0
+
+MODE: Mode = "fast"
+
+COMPUTED = ("mode", "dtype", "quantize", "kv_type", "gpu_layers", "flash_attention", "repack")
+"""How the target is computed, as a running cluster has decided; ``--device`` is what trains."""
 
 INTERRUPTED = "asyncspec: interrupted; the same command goes on from here\n"
 
@@ -45,7 +66,8 @@ VOCABULARY = bounds.Bounds(0, bounds.LARGE)
 
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("-m", "--target", required=True, metavar="DIR|GGUF|HF_ID|NAME")
+    text = "default with --config: the cluster's"
+    add("-m", "--target", metavar="DIR|GGUF|HF_ID|NAME", help=text)
     add(
         *("--data",),
         type=Path,
@@ -69,9 +91,9 @@ def add_arguments(parser: Parser) -> None:
         ("--threads", "N", bounds.THREADS, None, "default: OMP_NUM_THREADS, else all cores"),
     ):
         allowed.add_to(parser, name, metavar, text, default=default)
-    add_model_arguments(parser, quantize="the target's weights; default: none", mode="fast")
-    # Its answers need not be bitwise those of a pipeline.
-    parser.set_defaults(mode="fast")
+    add_model_arguments(parser, quantize="the target's weights; default: none", mode=MODE)
+    add_address_arguments(parser)
+    parser.exclude(CONNECTING, COMPUTED)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,14 +102,18 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.threads or not os.environ.get("OMP_NUM_THREADS"):
             set_thread_count(arguments.threads or cores())
         trainer = TRAINERS[arguments.kind]
-        target = with_backend(target_of(arguments.target), arguments.backend or "auto")
+        cluster = read_address(arguments) if connects(arguments) else None
+        config = None if arguments.config is None else load(arguments.config)
+        target = _target(arguments, config)
         backend = backend_of(target)
-        backend.check_target(target)
+        if cluster is None:
+            # What a cluster computes is fetched here no further than embedding and head.
+            backend.check_target(target)
         backend.preload(target)
     work = arguments.out / "training"
     try:
         model = backend.open(target)
-        data = _collect(arguments, trainer, target, model, work)
+        data = _collect(arguments, trainer, _Target(target, model, config, cluster), work)
         with _raised_between_steps() as check:
             progress = _Lines(check)
             training = Training(
@@ -110,22 +136,59 @@ def run(arguments: argparse.Namespace) -> int:
     rates = " ".join(f"{rate:.2f}" for rate in trained.agreement)
     sys.stdout.write(
         f"{arguments.out}: {trained.leading:.2f} guesses in a row are right; by depth {rates}\n"
-        f"asyncspec run --target {arguments.target} --draft eagle:{arguments.out}\n"
+        f"asyncspec run --target {arguments.target or target} --draft eagle:{arguments.out}\n"
     )
     return 0
 
 
-def _collect(
-    arguments: argparse.Namespace, trainer: Trainer, target: str, model: OpenModel, work: Path
-) -> str:
+class _Target(Struct, frozen=True):
+    """What is drafted for. ``cluster``: the running one that answers; None: this process."""
+
+    name: str
+    model: OpenModel
+    config: Config | None
+    cluster: ClusterAddress | None
+
+
+def _target(arguments: argparse.Namespace, config: Config | None) -> str:
+    """The target's name for its backend. Raises ``UserError``."""
+    if cluster_choice := given(arguments, COMPUTED) if connects(arguments) else {}:
+        name = option(next(iter(cluster_choice)))
+        raise UserError(f"{name} is the running cluster's choice; leave it out")
+    if arguments.target is None and config is not None:
+        return config.target.path
+    if arguments.target is None:
+        raise UserError("which target? give --target, or --config FILE of a running cluster")
+    return with_backend(target_of(arguments.target), arguments.backend or "auto")
+
+
+def _answers(arguments: argparse.Namespace, target: _Target) -> Answers:
+    """What answers the prompts. Raises ``UserError``."""
+    model, count = target.model, arguments.sessions
+    if target.cluster is not None:
+        mixed = target.config is not None and target.config.mixed
+        name = "" if mixed else model.fingerprint
+        return ClusterAnswers(target.cluster, name, count, lambda line: _note(f"asyncspec: {line}"))
+    options = read_engine_options(arguments, target.name)
+    # Answers need not be bitwise those of a pipeline.
+    how = {"mode": MODE, **given(arguments, TargetTable.__struct_fields__[1:])}
+    table = TargetTable(target.name, **how)
+    spec = StageSpec(model, (0, model.info.layers), table.stage_options(options))
+    return LocalAnswers(backend_of(target.name).load(spec), model.info.eos_token_ids, count)
+
+
+def _collect(arguments: argparse.Namespace, trainer: Trainer, target: _Target, work: Path) -> str:
     """Fill the shards: what the head is trained on, for its card."""
-    backend, info = backend_of(target), model.info
-    options = read_engine_options(arguments, target)
-    table = TargetTable(target, **given(arguments, TargetTable.__struct_fields__[1:]))
+    model, config = target.model, target.config
+    backend, info = backend_of(target.name), model.info
+    context, template = info.context_length, None
+    if config is not None:
+        context = config.limits.context_of(context)
+        template = read_template(config.target.chat_template)
     work.mkdir(parents=True, exist_ok=True)
-    with closing(backend.load_tokenizer(model)) as tokenizer:
-        stage = backend.load(StageSpec(model, (0, info.layers), table.stage_options(options)))
-        reader = Reader(stage, tokenizer, info, arguments.sessions)
+    with closing(backend.load_tokenizer(model, template)) as tokenizer:
+        answers = _answers(arguments, target)
+        reader = Reader(answers, tokenizer, info.eos_token_ids, context)
         report = _Lines(lambda: None).say
         files = arguments.data
         if files is None:
@@ -146,7 +209,7 @@ def _collect(
             arguments.seed,
         )
         if left_out := collect(reader, shards, items, limits, report):
-            sys.stderr.write(f"asyncspec: {left_out} prompts are too long or refused, left out\n")
+            _note(f"asyncspec: {left_out} prompts are too long or refused, left out")
     if arguments.data is None:
         return f"{len(items)} prompts that the target wrote itself"
     return f"{len(items)} prompts of {', '.join(path.name for path in arguments.data)}"
@@ -181,9 +244,13 @@ class _Lines:
             self.say(f"{line}, at most {minutes:.0f} min left")
 
     def _print(self, line: str) -> None:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        _note(line)
         self._last = time.monotonic()
+
+
+def _note(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def _ask_disks(
 def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftState, Effects]:
     config, request, resumed = state.config, queued.request, queued.given
     policy = config.policies[request.policy]
-    features = state.features if policy.uses_draft else ()
+    features = request.features or (state.features if policy.uses_draft else ())
     match = prefix_cache.longest_match(state, prefix_cache.prompt_key(state, queued))
     prefix = request.prompt + resumed
     last, slots = NodeId(len(prefix) - 1), _needed(state, request)
@@ -115,7 +115,9 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         counters = replace(counters, opened=now)
     counters = counters.on_processors(state.layer_processors, continued=bool(resumed))
     log = None
-    if features:
+    if request.features:
+        log = FeatureLog.passing(len(prefix))
+    elif features:
         log = FeatureLog.start(len(prefix), match.features, match.retained, slots)
     session = DraftSession(
         session=state.next_session,

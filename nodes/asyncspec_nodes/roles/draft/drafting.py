@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from asyncspec.core import tree as trees
 from asyncspec.core.cost_model.parameters import PARAMETERS
 from asyncspec.core.jobs import Feed, Release
-from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Send
+from asyncspec.core.machine import Abandon, Compute, Effect, Effects, Emit, Send
 from asyncspec.core.tree import TokenTree
 from asyncspec.policy.base import Drafted, Growth, max_tree_nodes
 from asyncspec.source.base import DraftResults, admitted, batched
@@ -120,15 +120,19 @@ def _expand(session: DraftSession, growth: Growth | None, length: int) -> Expand
     )
 
 
-def feed_source(state: DraftState, job: Feed) -> Iterator[Effect]:
-    """Give the source features of the target."""
-    source, start = state.config.source, job.start
-    if source is None:
+def feed(state: DraftState, session: DraftSession, job: Feed) -> Iterator[Effect]:
+    """Give the source, or the user who wants them, features of the target."""
+    source, start, request = state.config.source, job.start, session.request
+    if source is None and not request.features:
         yield Compute(job)
         return
     for rows in job.rows:
         count = len(rows.rows)
-        yield Send(source, Features(job.session, start, count), rows)
+        if request.features:
+            name = job.session
+            yield Emit(request.request, (), session=name, features=rows, features_start=start)
+        elif source is not None:
+            yield Send(source, Features(job.session, start, count), rows)
         start += count
 
 

@@ -57,8 +57,8 @@ def prompt_key(state: DraftState, queued: QueuedRequest) -> PromptKey:
     featured = bool(state.features and config.policies[request.policy].uses_draft)
     prefix = request.prompt + queued.given
     shareable = request.sampling.shareable(len(request.prompt), len(prefix))
-    if queued.prompt_logprobs >= 0:
-        shareable = 0  # what is scored is computed
+    if queued.prompt_logprobs >= 0 or request.features:
+        shareable = 0  # what is scored, or shown, is computed
     return PromptKey(prefix, request.tenant, featured, shareable)
 
 
@@ -127,6 +127,8 @@ def as_cached(session: DraftSession) -> CachedPrompt:
     """What can be taken over of a session whose prompt has been read. Its last token's feature
     came with its verdict."""
     log, length = session.features, len(session.prefix)
+    if session.request.features:
+        log = None  # its user's, and not what a token source reads
     return CachedPrompt(
         session.session,
         session.prefix,

@@ -49,7 +49,7 @@ def schedule(state: DraftState, now: float) -> tuple[DraftState, Effects]:
         if session.features is not None and (fed := session.features.feed(session.session)):
             session = replace(session, features=fed[0])
             state = state.with_session(session)
-            effects.extend(drafting.feed_source(state, fed[1]))
+            effects.extend(drafting.feed(state, session, fed[1]))
         state, stopped = drafting.abandon_stale(state, session)
         effects.extend(stopped)
     if not state.expected_verdicts:
@@ -85,8 +85,12 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
         min(session.counters.shared, len(session.request.prompt)),
     )
     if accepted.finish:
+        features: Effects = ()
+        if moved.features is not None and moved.request.features:
+            fed = moved.features.feed(moved.session)
+            features = () if fed is None else tuple(drafting.feed(state, moved, fed[1]))
         state, ended = finish_request(state, moved, accepted.finish, now, accepted.prune)
-        return state, (emit, *ended)
+        return state, (emit, *features, *ended)
     assert accepted.prune is not None
     prunes = tuple(Send(rank, accepted.prune) for rank in state.linked_stages)
     state = rates.count_round(state, session, accepted.hits)

@@ -11,6 +11,7 @@ from asyncspec.core import tree as trees
 from asyncspec.core.accept import TargetOutput, Walk, walk
 from asyncspec.core.cost_model.pipeline import PipelineCosts, RoundTripProbe
 from asyncspec.core.machine import Received
+from asyncspec.core.tensors import UnreadTensor
 from asyncspec_nodes.roles.draft import rates
 from asyncspec_nodes.roles.draft.session import DraftSession, DraftState
 from asyncspec_protocol.errors import RemoteProtocolError
@@ -24,7 +25,7 @@ def verdict_received(
     """Note a verdict's outputs, and what it says of costs. Raises ``RemoteProtocolError`` for a
     session that was never opened, and for tokens beyond the vocabulary."""
     costs, session = state.costs, state.sessions.get(message.session)
-    if message.feature_ids:
+    if message.feature_ids and not (session and session.request.features):
         costs = costs.with_feature_rows(event.seconds / len(message.feature_ids))
     if session is None and message.session >= state.next_session:
         raise RemoteProtocolError(f"session {message.session} was never opened", peer=event.peer)
@@ -72,6 +73,8 @@ def record_verdict(session: DraftSession, verdict: Verdict, handle: object | Non
         )
     features = session.features
     if features is not None:
+        if isinstance(handle, UnreadTensor) and not session.request.features:
+            raise RemoteProtocolError(handle.why)
         features = features.receive(verdict, handle, session.sent)
     elif verdict.feature_ids or handle is not None:
         raise RemoteProtocolError(f"features for session {session.session}, which reads none")
