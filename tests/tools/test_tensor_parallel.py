@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from tools.bench.__main__ import main
 from tools.bench.report.costs import JETSON_7B, tensor_parallel
-from tools.bench.tensor_parallel.cost import KINDS, Kind, Link, Model, pass_seconds, tile_rows
+from tools.bench.tensor_parallel.cost import (
+    KINDS,
+    Kind,
+    Link,
+    Model,
+    fitted_compute,
+    pass_seconds,
+    tile_rows,
+)
 
 counts = st.integers(1, 64)
 models = st.builds(Model, counts, st.just(8192), st.integers(2, 8))
@@ -36,6 +44,16 @@ def test_rings_that_overlap_are_never_slower(
     wires = pass_seconds("megatron", model, rows, 0.0, link)
     assert max(1.0, wires) <= galaxy * (1 + 1e-9)
     assert galaxy <= megatron * (1 + 1e-9)
+
+
+@given(kinds, models, counts, st.floats(1e-3, 10), st.floats(0, 0.1), st.floats(1e6, 1e9))
+def test_what_a_pass_takes_beside_the_link_is_found_again(
+    kind: Kind, model: Model, rows: int, compute: float, latency: float, bandwidth: float
+) -> None:
+    link = Link(latency, bandwidth)
+    seconds = pass_seconds(kind, model, rows, compute, link)
+    fitted = fitted_compute(kind, model, rows, seconds, link)
+    assert math.isclose(pass_seconds(kind, model, rows, fitted, link), seconds, rel_tol=1e-6)
 
 
 @given(counts, st.integers(1, 16))

@@ -4,8 +4,12 @@ A process for each device, in network namespaces whose lines have a rate (gloo, 
 kind is torch's own tensor parallelism under transformers' plan: two all-reduces a layer. Galaxy's
 kind has sequence-parallel norms, and rings of tiles of rows that overlap with the products. Text
 must be that of ``generate``. Layers take ``--layer-ms`` divided by the devices, for these share
-this machine's cores; latency is waited for at each step of a ring. "of the formula": measured
-pass by the one that ``cost.py`` predicts, and measured bytes by predicted ones, frames included.
+this machine's cores; latency is waited for at each step of a ring.
+
+"of the formula": a measured pass by the one that ``cost.py`` predicts, and measured bytes by
+predicted ones, frames included. The formula's two costs, what a pass takes beside the link and a
+ring's step beside its bytes, are those of the first rate and latency, "fitted" there; passes on all
+other links are predicted from them.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from typing import Any, get_args
 
 import msgspec
 import torch
+from msgspec import Struct
 from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import track
@@ -30,7 +35,16 @@ from asyncspec_nodes.console.bounds import COUNT, Bounds
 from asyncspec_nodes.local.children import last_line
 from tools.bench.options import check_numbers, print_rows
 from tools.bench.random_model import save_random
-from tools.bench.tensor_parallel.cost import KINDS, Kind, Link, Model, pass_seconds, sent_bytes
+from tools.bench.tensor_parallel.cost import (
+    KINDS,
+    Kind,
+    Link,
+    Model,
+    fitted_compute,
+    pass_seconds,
+    sent_bytes,
+    step_bytes,
+)
 from tools.bench.tensor_parallel.order import Order, Result
 from tools.testbed.bed import Bed
 from tools.testbed.create import Network
@@ -40,6 +54,8 @@ from tools.testbed.tables import MAX_DEVICES, Description, DeviceTable, NetworkT
 CHILD = Path(__file__).with_name("device_child.py")
 PROMPT = tuple(range(3, 35))
 BYTES_PER_MBIT = 125_000
+PAYLOAD = 0.941
+"""The share of a line's bytes that is not frames' and TCP's (docs/results/testbed.md)."""
 PORT = 7800
 VOCABULARY = 512
 SECONDS = 600.0
@@ -85,7 +101,8 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="asyncspec-tensor-") as folder:
         target = save_random(_config(options, heads), Path(folder) / "target", torch.float32)
         progress = track(cells, "cells", console=Console(stderr=True))
-        rows = [_measure(options, target, *cell) for cell in progress]
+        fits: dict[tuple[Kind, int], Costs] = {}
+        rows = [_measure(options, target, fits, *cell) for cell in progress]
     print_rows(options, rows)
     return 0 if all(row["text"] == "equal" for row in rows) else 1
 
@@ -111,20 +128,47 @@ def _config(options: argparse.Namespace, heads: int) -> Any:
     )
 
 
+class Costs(Struct, frozen=True):
+    """What the formula takes from the first cell of a kind and a number of devices, by rows."""
+
+    # A pass beside the link.
+    compute: dict[int, float]
+    # A ring's step beside its bytes.
+    step: dict[int, float]
+
+
+def _fit(kind: Kind, model: Model, result: Result, link: Link) -> Costs:
+    steps, computes = {}, {}
+    for rows, seconds in result.passes.items():
+        sending = step_bytes(kind, model, rows) / link.bandwidth
+        steps[rows] = max(0.0, result.steps[rows] - sending)
+        whole = Link(link.latency + steps[rows], link.bandwidth)
+        computes[rows] = fitted_compute(kind, model, rows, seconds, whole)
+    return Costs(computes, steps)
+
+
 def _measure(
-    options: argparse.Namespace, target: Path, kind: Kind, devices: int, mbit: float, ms: float
+    options: argparse.Namespace,
+    target: Path,
+    fits: dict[tuple[Kind, int], Costs],
+    kind: Kind,
+    devices: int,
+    mbit: float,
+    ms: float,
 ) -> dict[str, object]:
+    """A cell; the first of a kind and a number of devices enters ``fits``."""
+    link = Link(ms / 1000, mbit * BYTES_PER_MBIT * PAYLOAD)
     order = Order(
         kind, str(target), 0, devices, ("127.0.0.1", 0), "lo", PROMPT, options.tokens,
-        tuple(options.rows), ms / 1000, options.layer_ms / 1000 / devices,
+        tuple(options.rows), link.bandwidth, link.latency, options.layer_ms / 1000 / devices,
     )  # fmt: skip
     bed = Description(device=(DeviceTable(),) * devices, network=NetworkTable(mbit=mbit))
     with Bed.open(bed, options.network) as standing:
         result = _run(standing, order)
         shaped = standing.namespaces
     model = Model(options.layers, 4 * options.hidden, devices)
-    link = Link(result.step_seconds + order.latency, mbit * BYTES_PER_MBIT)
-    compute = options.layers * order.layer_seconds
+    costs = fits.get((kind, devices))
+    fitted = costs or fits.setdefault((kind, devices), _fit(kind, model, result, link))
     row: dict[str, object] = {
         "kind": kind,
         "devices": devices,
@@ -136,9 +180,11 @@ def _measure(
         "bytes of the formula": round(result.bytes_per_token / sent_bytes(model, 1), 3),
     }
     for rows, seconds in result.passes.items():
-        predicted = pass_seconds(kind, model, rows, compute, link)
+        slowed = Link(link.latency + fitted.step[rows], link.bandwidth)
+        predicted = pass_seconds(kind, model, rows, fitted.compute[rows], slowed)
         row[f"ms, {rows} rows"] = round(seconds * 1000, 1)
-        row[f"of the formula, {rows} rows"] = round(seconds / predicted, 3)
+        share = f"{seconds / predicted:.3f}" if costs else "fitted"
+        row[f"of the formula, {rows} rows"] = share
     return row
 
 

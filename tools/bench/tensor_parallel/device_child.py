@@ -29,7 +29,7 @@ from tools.bench.tensor_parallel.order import Order, Result  # noqa: E402
 from tools.bench.tensor_parallel.pace import Pace  # noqa: E402
 
 ROUNDS = 20
-PASSES = 3
+PASSES = 5
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def measure(order: Order, model: Any) -> Result:
         )
         text = out[0, len(prompt) :].tolist()
     make = _maker(order, model)
-    step = megatron.sum_seconds(ROUNDS) / max(1, 2 * (order.devices - 1))
+    steps = {rows: _step_seconds(order, rows, model.config.hidden_size) for rows in order.rows}
     layers = make()
     tokens = [int(layers.forward(prompt).argmax())]
     dist.barrier()
@@ -84,14 +84,20 @@ def measure(order: Order, model: Any) -> Result:
     dist.all_reduce(total)
     passes = {rows: _pass_seconds(layers, prompt[:1].repeat(rows)) for rows in order.rows}
     count = order.tokens - 1
-    return Result(tokens == text, count / seconds, total.item() / count, passes, step)
+    return Result(tokens == text, count / seconds, total.item() / count, passes, steps)
 
 
 def _maker(order: Order, model: Any) -> Callable[[], Any]:
     pace = Pace(order.layer_seconds)
     if order.kind == "megatron":
         return lambda: megatron.Layers(model, order.latency, pace)
-    return lambda: ring.Layers(model, ring.Ring(order.latency), pace)
+    return lambda: ring.Layers(model, ring.Ring(order.latency, order.bandwidth), pace)
+
+
+def _step_seconds(order: Order, rows: int, width: int) -> float:
+    if order.kind == "megatron":
+        return megatron.step_seconds(rows, width, ROUNDS)
+    return ring.Ring(0.0, order.bandwidth).step_seconds(rows, width, ROUNDS)
 
 
 def _pass_seconds(layers: Any, ids: torch.Tensor) -> float:

@@ -57,11 +57,11 @@ class Layers:
         return out
 
 
-def sum_seconds(rounds: int) -> float:
-    """Seconds of an all-reduce of nothing worth mention: what calls and links cost beside bytes."""
-    value = torch.zeros(1)
-    dist.all_reduce(value)
+def step_seconds(rows: int, width: int, rounds: int) -> float:
+    """Seconds of a step of gloo's ring: an all-reduce of ``rows`` by its ``2 (n - 1)`` steps."""
+    value = torch.zeros(rows, width)
+    dist.barrier()
     start = time.monotonic()
     for _ in range(rounds):
         dist.all_reduce(value)
-    return (time.monotonic() - start) / rounds
+    return (time.monotonic() - start) / rounds / (2 * (dist.get_world_size() - 1))

@@ -25,6 +25,8 @@ class Order(Struct, frozen=True):
     tokens: int
     # Rows of the passes that are timed.
     rows: tuple[int, ...]
+    # Bytes a second of a device's line.
+    bandwidth: float
     # Seconds a message takes to a neighbour, which only a wait can show.
     latency: float = 0.0
     # Of a layer's products on one device; 0: as long as they take.
@@ -41,5 +43,5 @@ class Result(Struct, frozen=True):
     bytes_per_token: float
     # Seconds of a pass by its rows.
     passes: dict[int, float]
-    # Seconds of a ring's step with nothing to send.
-    step_seconds: float
+    # Seconds of a ring's step by the rows that are exchanged, without the latency.
+    steps: dict[int, float]

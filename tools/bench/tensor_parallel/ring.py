@@ -21,11 +21,11 @@ _STAMP = 2
 
 class Ring:
     """A device's two neighbours. A tile carries the time at which it was sent, and arrives no
-    sooner than ``latency`` later: all devices of a test share a clock."""
+    sooner than its bytes and then ``latency`` take: all devices of a test share a clock."""
 
-    def __init__(self, latency: float) -> None:
+    def __init__(self, latency: float, bandwidth: float) -> None:
         self.rank, self.devices = dist.get_rank(), dist.get_world_size()
-        self._latency = latency
+        self._latency, self._bandwidth = latency, bandwidth
         self._sent: list[Any] = []
 
     def send(self, tile: Tensor) -> None:
@@ -44,8 +44,24 @@ class Ring:
         packet = torch.empty(rows * width + _STAMP)
         dist.recv(packet, (self.rank - 1) % self.devices)
         due = packet[:_STAMP].view(torch.float64).item() + self._latency
+        due += packet.nbytes / self._bandwidth
         time.sleep(max(0.0, due - time.monotonic()))
         return packet[_STAMP:].view(rows, width)
+
+    def step_seconds(self, rows: int, width: int, rounds: int) -> float:
+        """Seconds of a step when nothing is multiplied: ``rows`` are spread over the devices, and
+        every one has a tile, so that all wait for one another."""
+        tiles = tile_rows(max(rows, self.devices), self.devices)
+        dist.barrier()
+        start = time.monotonic()
+        for _ in range(rounds):
+            tile = torch.zeros(tiles[self.rank], width)
+            for step in range(1, self.devices):
+                self.send(tile)
+                tile = self.receive(tiles[(self.rank - step) % self.devices], width)
+            self.flush()
+        dist.barrier()
+        return (time.monotonic() - start) / rounds / (self.devices - 1)
 
     def flush(self) -> None:
         """Wait until all tiles are on their way."""
