@@ -25,7 +25,7 @@ def test_a_small_run_ranks_every_peer(capsys: pytest.CaptureFixture[str]) -> Non
     assert not any("another text" in note for note in found["notes"])
 
 
-@pytest.mark.parametrize("kind", ["peers", "serving"])
+@pytest.mark.parametrize("kind", ["peers", "serving", "vllm"])
 @pytest.mark.parametrize("python", [sys.executable, "/nonexistent/python"])
 def test_who_has_no_vllm_is_told_how_to_install_it(
     kind: str, python: str, capsys: pytest.CaptureFixture[str]
@@ -39,3 +39,10 @@ def test_who_has_no_vllm_is_told_how_to_install_it(
 def test_the_part_of_vllm_wants_its_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serving", "--only", "vllm"]) == 2
     assert "add --vllm PYTHON" in capsys.readouterr().err
+
+
+def test_a_way_of_vllm_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["vllm", "--vllm", sys.executable, "--ways", "plain", "sideways"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'sideways'" in line
+    assert "pipeline of 2" in line

@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 from msgspec import Struct
 
+from asyncspec.backend.threads import DEFAULTS
 from asyncspec.core.errors import UserError
 from tools.bench.peers import servers
 from tools.bench.peers.comparison import Comparison, Engine
@@ -89,18 +90,22 @@ def environment(python: Path, kind: Kind) -> dict[str, str]:
     """Variables of a server's process. Intel's OpenMP, where ``python`` has it, is preloaded as
     vLLM wants it for speculation on CPUs."""
     cores = os.cpu_count() or 1
-    bound = "|".join(str(worker % cores) for worker in range(kind.workers))
+    # Left to itself ("auto") it keeps a core for its server.
+    bound = f"0-{cores - 1}"
+    if kind.workers > 1:
+        bound = "|".join(str(worker % cores) for worker in range(kind.workers))
     own = {
         "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
-        "VLLM_CPU_OMP_THREADS_BIND": bound if kind.workers > 1 else "auto",
+        "VLLM_CPU_OMP_THREADS_BIND": bound,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
     library = python.parent.parent / "lib" / "libiomp5.so"
     if library.exists():
         own["LD_PRELOAD"] = str(library)
-    # The interpreter's own packages, not ours.
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
+    # The interpreter's own packages, and threads as vLLM has them, not as this process.
+    ours = {"PYTHONPATH", "GOMP_SPINCOUNT", *DEFAULTS}
+    return {name: value for name, value in os.environ.items() if name not in ours} | own
 
 
 async def start(
