@@ -28,6 +28,9 @@ Bits = npt.NDArray[np.uint16]
 SHARD_BYTES = 64 << 20
 """A shard is written when its texts take so much."""
 
+ANSWERS = 2
+"""Texts of a prompt at most: their numbers are its own, times this, and what is below."""
+
 _NOTES = "shards.json"
 _NUMBER = "{:05}"
 
@@ -37,10 +40,6 @@ class Notes(Struct, frozen=True):
 
     # As in ``OpenModel``, of the target.
     target: str
-    # Names what the texts were made of.
-    data: str
-    # Texts with numbers that differ by a multiple of it are answers to one prompt.
-    prompts: int
     # As in ``Open.features``, ascending; behind them each row has the final hidden state after the
     # final norm.
     depths: tuple[int, ...]
@@ -61,6 +60,11 @@ class Text(NamedTuple):
     answer: int
     # The number it was collected under.
     number: int
+
+    @property
+    def prompt(self) -> int:
+        """The number of the prompt that it answers."""
+        return self.number // ANSWERS
 
 
 class Collected(NamedTuple):
@@ -95,8 +99,7 @@ class Shards:
         if path.exists():
             if read_notes(folder) != notes:
                 raise UserError(
-                    f"{folder} has texts of another target or other data; remove it, or give "
-                    "another --out"
+                    f"{folder} has texts of another target; remove it, or give another --out"
                 )
             return
         with writing(str(path)):

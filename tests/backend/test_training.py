@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from asyncspec.backend.base import SourceSpec
-from asyncspec.backend.feature_shards import Notes, Shards, bfloat16_bits
+from asyncspec.backend.feature_shards import ANSWERS, Notes, Shards, bfloat16_bits
 from asyncspec.backend.reference import decode
 from asyncspec.backend.trainers import TRAINERS, Progress, Trained, Training
 from asyncspec.core.errors import UserError
@@ -26,7 +28,8 @@ from asyncspec.plugins.hf.backend import BACKEND
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.plugins.hf.heads.eagle.geometry import check_head
 from asyncspec.plugins.hf.training import trainers
-from asyncspec.plugins.hf.training.batches import Batch
+from asyncspec.plugins.hf.training.batches import Batch, prompts_held_out
+from asyncspec.plugins.hf.training.checkpoint import moved_rows
 from asyncspec.plugins.hf.training.layers import shape_for
 from asyncspec.plugins.hf.training.lesson import proposed_ids
 from asyncspec_nodes.plugins.train_head.answers import Sample, answer_all
@@ -57,11 +60,11 @@ def collected(stage: Any, fingerprint: str, folder: Path, kind: str) -> Shards:
     random = Random(1)
     prompts = [tuple(random.choices(range(3, VOCAB), k=LENGTH)) for _ in range(PROMPTS)]
     samples = (
-        Sample(i + PROMPTS * hot, prompt, ANSWER, 0.8 * hot, i)
+        Sample(i * ANSWERS + hot, prompt, ANSWER, 0.8 * hot, i)
         for i, prompt in enumerate(prompts)
         for hot in (0, 1)
     )
-    shards = Shards(folder, Notes(fingerprint, "random", PROMPTS, depths, stage.info.hidden_size))
+    shards = Shards(folder, Notes(fingerprint, depths, stage.info.hidden_size))
     answers = [*answer_all(stage, depths, samples, (), 8)]
     shards.write(answers[:7])
     shards.write(answers[7:])
@@ -173,8 +176,6 @@ def test_an_interrupted_training_ends_as_a_whole_one(
             with pytest.raises(Interrupted):
                 TRAINERS[kind].train(task, stop)
             assert not task.out.exists()
-            with pytest.raises(UserError, match="other settings"):
-                TRAINERS[kind].train(replace(task, seed=1), quiet)
         results.append(TRAINERS[kind].train(task, quiet))
     assert results[0] == results[1]
     for file in ("model.safetensors", "config.json", "README.md"):
@@ -182,9 +183,49 @@ def test_an_interrupted_training_ends_as_a_whole_one(
         assert heads[0] == heads[1], file
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_with_more_texts_begins_with_the_best_weights(
+    target: Checkpoint, shards: dict[str, Shards], tmp_path: Path, kind: str
+) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(shards[kind].folder, folder)
+    later = (folder / "00000").rename(tmp_path / "later")
+    task = training(target, Shards(folder, shards[kind].notes), tmp_path / "head")
+    first = TRAINERS[kind].train(task, lambda progress: None)
+    later.rename(folder / "00000")
+    reports: list[Progress] = []
+    # Other tokens are among those that it proposes.
+    task = replace(task, epochs=0.1, draft_vocab=VOCAB - 8)
+    second = TRAINERS[kind].train(task, reports.append)
+    assert second.steps == first.steps + reports[-1].step
+    assert check_head(task.out, target.info) == task.out
+    (path,) = tmp_path.glob("*.pt")
+    torch.save(torch.load(path) | {"fits": "another"}, path)
+    with pytest.raises(UserError, match="another kind or target"):
+        TRAINERS[kind].train(task, lambda progress: None)
+    path.unlink()
+    new: list[Progress] = []
+    TRAINERS[kind].train(task, new.append)
+    assert reports[0].loss < 0.95 * new[0].loss
+
+
+def test_rows_of_tokens_that_are_proposed_no_longer_are_left_out() -> None:
+    rows = torch.tensor([[1.0], [2.0], [3.0]])
+    moved = moved_rows(rows, torch.tensor([2, 5, 7]), torch.tensor([1, 5, 7, 9]))
+    assert moved.tolist() == [[0.0], [2.0], [3.0], [0.0]]
+
+
+@given(st.sets(st.integers(0, 99), min_size=2), st.sets(st.integers(0, 99)))
+def test_prompts_that_are_held_out_stay_so(prompts: set[int], more: set[int]) -> None:
+    kept_back = prompts_held_out(prompts)
+    assert set() < kept_back < prompts
+    if all(prompt % 10 == 0 for prompt in kept_back) and any(prompt % 10 for prompt in prompts):
+        assert prompts_held_out(prompts | more) & prompts == kept_back
+
+
 def test_shards_of_another_target_are_refused(shards: dict[str, Shards]) -> None:
     with pytest.raises(UserError, match="another target"):
-        Shards(shards["eagle3"].folder, Notes("another", "random", PROMPTS, (2,), 64))
+        Shards(shards["eagle3"].folder, Notes("another", (2,), 64))
 
 
 def test_what_is_trained_is_what_drafts(target: Checkpoint, made: Made) -> None:

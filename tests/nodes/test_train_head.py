@@ -75,10 +75,14 @@ def test_from_prompts_to_a_head_that_fits(
     check_draft(f"eagle:{out}", str(BUNDLED_TARGET))
     notes = json.loads((out / "training" / "eagle3" / "shards.json").read_text())
     shards = Shards(out / "training" / "eagle3", Notes(**{**notes, "depths": (2, 4, 5)}))
-    assert sorted(text.number for _, text in shards.texts()) == [0, 1, 2, 3]
+    assert len({text.number for _, text in shards.texts()}) == 4
     # Once more: nothing is collected, and the training is over.
     assert cli.main(words) == 0
     assert len([*shards.texts()]) == 4
+    # With more prompts, whichever they are: only those are answered.
+    lines(data, {"prompt": "A tale of mice"}, {"prompt": "A tale of dogs"})
+    assert cli.main(words) == 0
+    assert len({text.number for _, text in shards.texts()}) == len([*shards.texts()]) == 6
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ ROWS = 4
 """Windows of a step."""
 
 HELD_OUT = 10
-"""One text of so many is not trained on; all that were collected for one prompt share its fate."""
+"""One prompt of so many is not trained on, the same whatever others there are."""
 
 
 class Batch(Struct, frozen=True):
@@ -44,22 +44,19 @@ class Batch(Struct, frozen=True):
 
 
 class Texts:
-    """Texts of a folder: those to train on, or those held out. ``prompts``: texts with numbers that
-    differ by a multiple of it are answers to one prompt; ``lengths``: of a window at least, and at
-    most. Raises ``UserError`` where they are too few."""
+    """Texts of a folder: those to train on, or those held out. ``lengths``: of a window at least,
+    and at most. Raises ``UserError`` where there are too few texts."""
 
-    def __init__(
-        self, shards: Shards, prompts: int, lengths: tuple[int, int], *, held_out: bool
-    ) -> None:
+    def __init__(self, shards: Shards, lengths: tuple[int, int], *, held_out: bool) -> None:
         numbered = sorted(shards.texts(), key=lambda item: item[1].number)
-        groups = sorted({text.number % prompts for _, text in numbered if _answered(text)})
-        kept_back = set(groups[:: min(HELD_OUT, max(2, len(groups)))])
-        if len(groups) < 2:
+        prompts = {text.prompt for _, text in numbered if _answered(text)}
+        if len(prompts) < 2:
             raise UserError("a head needs texts of two prompts at least; give more --data")
+        kept_back = prompts_held_out(prompts)
         self._texts = [
             (shard, text)
             for shard, text in numbered
-            if _answered(text) and (text.number % prompts in kept_back) == held_out
+            if _answered(text) and (text.prompt in kept_back) == held_out
         ]
         self._notes = shards.notes
         self._arrays: dict[Path, tuple[np.ndarray, np.ndarray]] = {}
@@ -132,6 +129,13 @@ class Texts:
             files = (shard / "tokens.npy", shard / "features.npy")
             self._arrays[shard] = (np.load(files[0]), np.load(files[1], mmap_mode="r"))
         return self._arrays[shard]
+
+
+def prompts_held_out(prompts: set[int]) -> set[int]:
+    """Those of two or more whose texts are not trained on: by their own numbers, so that a head
+    that goes on with more texts was not trained on them earlier."""
+    kept_back = {prompt for prompt in prompts if prompt % HELD_OUT == 0}
+    return kept_back if kept_back and kept_back != prompts else {min(prompts)}
 
 
 def _answered(text: Text) -> bool:

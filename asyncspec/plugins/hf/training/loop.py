@@ -25,6 +25,9 @@ SAVE_SECONDS = 60.0
 PATIENCE = 5
 """Measurements without a better one, after which a training ends."""
 
+CONTINUED = 0.5
+"""Rates of a training that begins with the weights of an earlier one, beside those of a first."""
+
 BETTER = 0.003
 """Guesses before the first wrong one, by which a measurement is better."""
 
@@ -63,16 +66,20 @@ def train(
     head: nn.Module, schedule: Schedule, checkpoint: Checkpoint, report: Callable[[Progress], None]
 ) -> tuple[Position, State]:
     """Train until the schedule is over or held-out agreement has stopped rising: where it ended and
-    the best weights. What ``report`` raises ends it after a save."""
+    the best weights, which are at least as good as those that it begins with. What ``report``
+    raises ends it after a save."""
     tuned = optimizers(head)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in tuned]
     position, best = checkpoint.load(head, tuned)
+    if position.earlier and not position.step:
+        position.agreement, position.leading = schedule.examination.measure(head)  # type: ignore[arg-type]
+        best = _weights(head)
     device = schedule.matrices.output.device
     began, saved = time.monotonic() - position.seconds, time.monotonic()
     mean = 0.0
     while not position.finished:
         batch = schedule.texts.batch(schedule.seed, position.step).to(device)
-        factor = rate_factor(schedule.done(position))
+        factor = rate_factor(schedule.done(position)) * (CONTINUED if position.earlier else 1.0)
         head.zero_grad(set_to_none=True)
         with mixed_precision(device):
             loss = loss_of(head, batch, schedule.matrices)  # type: ignore[arg-type]
@@ -115,9 +122,14 @@ def _compare(
 ) -> State:
     """The best weights, now that the head's have been measured; notes it in ``position``."""
     position.stale += 1
-    if leading > position.leading + BETTER:
+    if leading > position.reached + BETTER:
         position.stale = 0
+    position.reached = max(position.reached, leading)
     if leading <= position.leading:
         return best
     position.leading, position.agreement = leading, agreement
+    return _weights(head)
+
+
+def _weights(head: nn.Module) -> State:
     return {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}

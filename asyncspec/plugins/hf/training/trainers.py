@@ -45,6 +45,8 @@ class HeadTrainer:
     kind: Kind
     levels: int
     layers: int
+    # Matrices with a row for each token that a head proposes, which begin as zeros.
+    by_proposed: tuple[str, ...] = ()
 
     def depths(self, layers: int) -> tuple[int, ...]:
         """A low, a middle and a high one, as EAGLE-3 reads them; fewer of small targets. Not 1
@@ -58,8 +60,8 @@ class HeadTrainer:
         info, notes = training.target.info, read_notes(training.shards)
         shards = Shards(training.shards, notes)
         lengths = self.levels + 2, training.window
-        texts = Texts(shards, notes.prompts, lengths, held_out=False)
-        held_out = Texts(shards, notes.prompts, lengths, held_out=True)
+        texts = Texts(shards, lengths, held_out=False)
+        held_out = Texts(shards, lengths, held_out=True)
         try:
             shape = shape_for(info.hidden_size, self.layers)
         except ValueError as error:
@@ -83,10 +85,15 @@ class HeadTrainer:
             training.minutes,
         )
         checkpoint = Checkpoint(
-            training.shards.parent / f"{self.kind}.pt", _fingerprint(training, notes)
+            training.shards.parent / f"{self.kind}.pt",
+            _fingerprint(training, notes),
+            _digest([self.kind, notes, [*head.state_dict()]]),
+            matrices.ids.cpu(),
+            self.by_proposed,
         )
         position, best = train(head, schedule, checkpoint, report)
-        trained = Trained(position.step, position.agreement, position.leading)
+        steps = position.earlier + position.step
+        trained = Trained(steps, position.agreement, position.leading)
         HeadFiles(
             kind=self.kind,
             shape=shape,
@@ -150,6 +157,7 @@ class DFlashTrainer(HeadTrainer):
     levels = 8
     layers = 2
     markov_rank = 64
+    by_proposed = ("markov_head.markov_w2.weight",)
 
     def new_head(
         self, shape: HeadShape, width: int, info: ModelInfo, proposed: int, mask: int
@@ -180,9 +188,11 @@ def _fingerprint(training: Training, notes: Notes) -> str:
         *(training.draft_vocab, training.epochs, training.minutes, training.seed),
         training.window,
     )
-    texts = [path.name for path in Shards(training.shards, notes).shards]
-    content = msgspec.json.encode([notes, settings, texts])
-    return hashlib.sha256(content).hexdigest()[:16]
+    return _digest([notes, settings, [path.name for path in Shards(training.shards, notes).shards]])
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:16]
 
 
 EAGLE3 = Eagle3Trainer()

@@ -11,14 +11,16 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from asyncspec.backend.feature_shards import SHARD_BYTES, Collected, Shards
+from asyncspec.backend.feature_shards import ANSWERS, SHARD_BYTES, Collected, Shards
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.core.errors import UserError, writing
 from asyncspec_nodes.plugins.train_head.answers import Sample
-from asyncspec_nodes.plugins.train_head.prompts import Item, opening, read_items
+from asyncspec_nodes.plugins.train_head.prompts import Item, number_of, opening, read_items
 
 TEMPERATURES = (0.0, 0.8)
 """Each prompt is answered at both."""
+
+assert len(TEMPERATURES) == ANSWERS
 
 WRITTEN_TOKENS = 160
 """Tokens of a prompt that the target writes itself."""
@@ -87,30 +89,32 @@ def collect(
     """Answer what is not answered yet, until all is or the disk's bound is reached: prompts that
     were left out, as the template refuses them or they are too long."""
     done = {text.number for _, text in shards.texts()}
+    first = [number_of(item) * ANSWERS for item in items]
     left_out: set[int] = set()
 
     def samples() -> Iterator[Sample]:
         order = [*range(len(items))]
         random.Random(bounds.seed).shuffle(order)
         for index in order:
-            numbers = [index + i * len(items) for i in range(len(TEMPERATURES))]
+            numbers = range(first[index], first[index] + ANSWERS)
             if all(number in done for number in numbers):
                 continue
             prompt = _prompt(items[index], reader)
             if not prompt:
-                left_out.add(index)
+                left_out.add(first[index])
                 continue
             tokens = min(bounds.tokens, reader.context - len(prompt))
             for number, temperature in zip(numbers, TEMPERATURES, strict=True):
                 if number not in done:
-                    yield Sample(number, prompt, tokens, temperature, bounds.seed + number)
+                    yield Sample(number, prompt, tokens, temperature, bounds.seed ^ number)
 
-    store = _Store(shards, bounds.disk, len(items) * len(TEMPERATURES) - len(done), report)
+    missing = sum(number + i not in done for number in first for i in range(ANSWERS))
+    store = _Store(shards, bounds.disk, missing, report)
     answers = reader.answers(
         shards.notes.depths,
         samples(),
         store.drawn,
-        lambda sample: left_out.add(sample.number % len(items)),
+        lambda sample: left_out.add(sample.number // ANSWERS * ANSWERS),
     )
     try:
         for answer in answers:

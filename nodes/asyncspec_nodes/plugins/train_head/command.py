@@ -47,7 +47,6 @@ from asyncspec_nodes.plugins.train_head.collection import (
     own_prompts,
     read_prompts,
 )
-from asyncspec_nodes.plugins.train_head.prompts import digest
 
 REPORT_SECONDS = 10.0
 
@@ -195,13 +194,7 @@ def _collect(arguments: argparse.Namespace, trainer: Trainer, target: _Target, w
             path = work / "prompts.jsonl"
             files = own_prompts(reader, path, arguments.prompts, arguments.seed, report)
         items = read_prompts(files, arguments.prompts)
-        notes = Notes(
-            model.fingerprint,
-            digest(items),
-            len(items),
-            trainer.depths(info.layers),
-            info.hidden_size,
-        )
+        notes = Notes(model.fingerprint, trainer.depths(info.layers), info.hidden_size)
         shards = Shards(work / arguments.kind, notes)
         limits = Bounds(
             arguments.max_new_tokens,
@@ -212,7 +205,9 @@ def _collect(arguments: argparse.Namespace, trainer: Trainer, target: _Target, w
             _note(f"asyncspec: {left_out} prompts are too long or refused, left out")
     if arguments.data is None:
         return f"{len(items)} prompts that the target wrote itself"
-    return f"{len(items)} prompts of {', '.join(path.name for path in arguments.data)}"
+    prompts = len({text.prompt for _, text in shards.texts()})
+    names = ", ".join(path.name for path in arguments.data)
+    return f"{prompts} prompts of {names}"
 
 
 class _Lines:

@@ -84,9 +84,9 @@ def _items(text: str, where: str) -> Iterator[Item]:
         raise UserError(f'{where} has none of "prompt", "turns", "messages" and "text"')
 
 
-def digest(items: Sequence[Item]) -> str:
-    """Names the items."""
-    return hashlib.sha256(msgspec.json.encode(items)).hexdigest()[:16]
+def number_of(item: Item) -> int:
+    """Names an item whatever others there are, in 48 bits."""
+    return int.from_bytes(hashlib.sha256(msgspec.json.encode(item)).digest()[:6])
 
 
 def opening(tokenizer: Tokenizer, fallback: int) -> tuple[int, ...]:
