@@ -133,7 +133,7 @@ class Trim(Struct, frozen=True):
 
 
 class Export(Struct, frozen=True):
-    """Read out slots [start, end) of a session that is trimmed, for the disk. The result is a
+    """Read out slots [start, end) of a session, all committed, for the disk. The result is a
     handle, arrays of numpy that do not change any more; an empty tuple where it is not possible."""
 
     session: SessionId

@@ -184,7 +184,8 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
 def check_begins_as_stored(make: MakeStages, vocab: int, seed: int) -> None:
     """The law: what follows a beginning whose slots were read out, part by part, and put into
     another device of the same engine, is what follows it where it was computed; also of an answer
-    that was computed in trees. Nothing of engines whose slots cannot be stored."""
+    that was computed in trees. A session goes on where its slots were read out. Nothing of engines
+    whose slots cannot be stored."""
     random, stages = Random(seed), make(2)
     if not all(stage.slot_format for stage in stages):
         return
@@ -208,6 +209,8 @@ def check_begins_as_stored(make: MakeStages, vocab: int, seed: int) -> None:
         second.check()
     later = Pipeline(copies, SessionId(41), like=SessionId(40), shared=len(start))
     later.read(text[: len(start) + 5], len(start))
+    for second in copies:
+        assert second.run(Export(SessionId(41), 0, len(start) + 5))
     check_drawn(copies, answer_each(later, text, len(start) + 5), want)
     for second in copies:
         second.run(Release(SessionId(40)))

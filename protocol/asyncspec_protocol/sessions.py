@@ -91,6 +91,9 @@ class Open(WireMessage, array_like=True, frozen=True, tag="open"):
     # Verdicts have the log-probability of every prompt token but the first, and so many of the
     # likeliest in its place. -1: they do not.
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_TOP_LOGPROBS)] = -1
+    # A stage that has a disk cache stores the prompt under these names once it is read, as a kill
+    # may end the session. Empty: it does not.
+    stored_as: PrefixKeys = ()
 
     def check(self) -> None:
         length, parent = self.prompt_length, self.parent_session
@@ -113,7 +116,7 @@ class Close(WireMessage, array_like=True, frozen=True, tag="close"):
     # And so many tokens in all, the first of the answer behind it: its path must be committed so
     # far. 0: the prompt alone.
     kept_tokens: Count = 0
-    # A stage that has a disk cache stores what it keeps under these names. Empty: it does not.
+    # As in ``Open``, for what is kept.
     stored_as: PrefixKeys = ()
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncspec.core.kept_states import kept_state
 from asyncspec.core.kv_slots import BLOCK
 from asyncspec.core.machine import Request
 from asyncspec.core.sampling import Sampling
@@ -45,6 +46,17 @@ def test_a_prompt_is_read_once_though_every_process_is_killed(tmp_path: Path) ->
     cluster.restart_all()
     (third,) = served(cluster, ask(2, prompt=(3, *LONG)))
     assert third["shared_tokens"] == 0
+
+
+def test_a_kill_in_the_middle_of_an_answer_loses_no_prompt(tmp_path: Path) -> None:
+    cluster = Cluster(UnitCosts(), stages=2, min_common_prefix=8, disks=tmp_path)
+    cluster.submit(ask(0, prompt=LONG, max_new_tokens=10**6))
+    cluster.world.at(200.0, cluster.restart_all)
+    cluster.world.run(until=1e9)
+    assert cluster.world.tokens[0]
+    assert not cluster.world.finished
+    (stats,) = served(cluster, ask(1, prompt=LONG))
+    assert stats["shared_tokens"] == kept_state(len(LONG), 0)
 
 
 chats = st.lists(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from asyncspec.core.kept_states import kept_state
 from asyncspec.core.prefix_keys import prefix_keys
 from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
@@ -23,6 +24,7 @@ from nodes.background import Background, no_process_left
 pytestmark = [pytest.mark.processes, pytest.mark.torch, pytest.mark.slow]
 
 PROMPT = tuple(3 + (7 * i) % 90 for i in range(400))
+BORDER = kept_state(len(PROMPT), 0)
 NEW = (5, 6, 7, 8)
 
 
@@ -47,27 +49,44 @@ def _copies(folder: Path, name: str) -> int:
 
 
 async def stored(cluster: Background, folder: Path, text: tuple[int, ...], stages: int) -> None:
-    """Wait until every stage has stored all of a text that can be."""
-    last = prefix_keys(text[:-1])[-1].hex()
+    """Wait until every stage has stored a text, but for its last tokens that make no unit."""
+    last = prefix_keys(text)[-1].hex()
     where = ClusterAddress(*cluster.cluster.address, cluster.name)
     async with await where.connect() as client:
         while _copies(folder, last) < stages:
             await client.nodes()
 
 
+async def kill_in_an_answer(cluster: Background, config: Config) -> None:
+    """Kill all processes while an answer is written, and its prompt has been stored."""
+    where = ClusterAddress(*cluster.cluster.address, cluster.name)
+    async with await where.connect() as client:
+        parts = client.ask(Submit(0, "", 600, 0, 0.0, 0, 1.0, prompt_ids=PROMPT))
+        await anext(parts)
+        await stored(cluster, Path(config.cache.folder), PROMPT[:BORDER], config.stages)
+        kill(cluster)
+
+
+def kill(cluster: Background) -> None:
+    for pid in cluster.cluster.pids:
+        os.kill(pid, signal.SIGKILL)
+
+
 def check(config: Config) -> None:
-    """The second turn begins after a kill of all processes, and has the text of one that begins
-    anew, as those of another tenant do."""
+    """Answers begin after a kill of all processes, in the middle of the first one and before the
+    second turn, and have the text of one that begins anew, as those of another tenant do."""
     folder = Path(config.cache.folder)
     with no_process_left():
         cluster = Background(config)
+        asyncio.run(kill_in_an_answer(cluster, config))
+        cluster.close()
+        cluster = Background(config)
         first, shared = asyncio.run(answer(cluster, PROMPT))
         text = PROMPT + first
-        asyncio.run(stored(cluster, folder, text, config.stages))
-        for pid in cluster.cluster.pids:
-            os.kill(pid, signal.SIGKILL)
+        asyncio.run(stored(cluster, folder, text[:-1], config.stages))
+        kill(cluster)
         cluster.close()
-        assert shared == 0
+        assert shared == BORDER
         cluster = Background(config)
         second, shared = asyncio.run(answer(cluster, text + NEW))
         apart, none = asyncio.run(answer(cluster, text + NEW, tenant="another"))

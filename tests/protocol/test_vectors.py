@@ -59,6 +59,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "restore": (m.Restore(7, (bytes(range(16)), bytes(range(16, 32)))),),
+    "open-stored": (m.Open(7, 20, 148, 3, 0.7, 50, 0.9, 0.05, stored_as=(bytes(range(16)),)),),
     "close-stored": (m.Close(7, True, 90, (bytes(range(16)),)),),
     "closed-restored": (m.Closed(7, 2, 0, 0, 0, 0.0, 0, True, 32),),
     "ready-stores": (m.Ready(2, True, 4096, 7, 5, stores_prefixes=True),),

@@ -96,6 +96,8 @@ class TreeCache:
     def read_slots(self, start: int, end: int) -> list[npt.NDArray[np.uint8]] | None:
         """As llama.cpp saves them; None where slots are to be computed again."""
         branches = self.branches
+        self._engine.unpark(branches)
+        self.commit(max(end, branches.trunk))
         if end > branches.trunk:
             return None
         self._engine.reserve(branches)

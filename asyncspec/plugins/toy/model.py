@@ -147,6 +147,8 @@ class ToyCache:
             del layer[slots:]
 
     def read_slots(self, start: int, end: int) -> list[npt.NDArray[np.uint64]]:
+        if not 0 <= start < end:
+            raise ValueError(f"no slots [{start}, {end})")
         return [np.array(layer[start:end], np.uint64) for layer in self.layers]
 
     def write_slots(self, start: int, end: int, buffers: Sequence[memoryview]) -> bool:

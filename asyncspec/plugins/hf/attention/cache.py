@@ -286,7 +286,7 @@ class KVCache:
 
     def read_slots(self, start: int, end: int) -> list[npt.NDArray[np.uint8]]:
         """The bytes of all tensors [kv_heads, n, width]. On the CPU they are in the memory of the
-        cache, which frees it as a whole and writes none of it after ``trim``."""
+        cache, which frees it as a whole and writes no committed slot again."""
         return [_bytes(stored[:, start:end]) for stored in self._slot_tensors()]
 
     def write_slots(self, start: int, end: int, buffers: Sequence[memoryview]) -> bool:

@@ -149,6 +149,7 @@ def _open(state: DraftState, queued: QueuedRequest, now: float) -> tuple[DraftSt
         common_prefix=match.common_prefix,
         coalesce=policy.coalesce,
         prompt_logprobs=queued.prompt_logprobs,
+        stored_as=disk_cache.stored_as(state, session),
         **asdict(request.sampling),
     )
     state = replace(

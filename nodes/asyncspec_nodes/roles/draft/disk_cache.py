@@ -28,7 +28,8 @@ from asyncspec_protocol.messages import Closed, Restore
 
 
 def stored_as(state: DraftState, session: DraftSession) -> tuple[bytes, ...]:
-    """The names under which stages store a session that is over; none where they do not."""
+    """The names under which stages store a session's prompt and what it has of its answer; none
+    where they do not."""
     if (
         session.request.tenant
         or not _all_store(state)

@@ -99,6 +99,7 @@ def open_session(
         prompt_logprobs=message.prompt_logprobs,
         kept_state=_kept_state(message) if config.keeps_states else 0,
     )
+    state = stored_prefixes.store(state, name, message.stored_as, message.prompt_length)
     state, granted = grant(replace(state, sessions={**state.sessions, name: session}), (peer,))
     return state, (Compute(admit), *onward, *granted)
 
@@ -233,7 +234,8 @@ def close_session(state: VerifyState, message: Close) -> tuple[VerifyState, Effe
             tips = (length,) if length >= session.slots.committed - 1 else ()
             kept = (_kept_state(session.opening), *tips)
             state = replace(state, cached_states={**state.cached_states, name: kept})
-        state = stored_prefixes.store(state, message, session.liveness.prompt_length)
+        prompt_length = session.liveness.prompt_length
+        state = stored_prefixes.store(state, name, message.stored_as, prompt_length)
     if state.running is not None and state.running.has(name):
         state = replace(state, closing={**state.closing, name: session})
     else:

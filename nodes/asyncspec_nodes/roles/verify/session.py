@@ -210,24 +210,24 @@ class StageSession(Struct, frozen=True):
         return sum(0 <= depth <= layers for depth in self.opening.features) if layers else 0
 
 
-class KeptPrompt(Struct, frozen=True):
-    """A kept prompt and answer that is to be stored, by the names of its beginnings."""
+class StoredText(Struct, frozen=True):
+    """A session's prompt, once it is kept with its answer, that is to be stored by the names of its
+    beginnings."""
 
-    session: SessionId
     keys: tuple[bytes, ...]
     # Tokens of the prompt that another text may go on from: a part ends there.
     border: int
+    # Tokens that are stored already; -1: not known.
+    stored: int = -1
 
 
 class StoredPrefixes(Struct, frozen=True):
     """What goes to the disk cache, and what is read from it (``stored_prefixes``)."""
 
-    # The first is being stored.
-    queue: tuple[KeptPrompt, ...] = ()
-    # Tokens of the first one that are stored already; -1: not known.
-    stored: int = -1
-    # An effect or a job for it is under way.
-    busy: bool = False
+    # By session, those that came first before others.
+    queue: Mapping[SessionId, StoredText] = {}
+    # The one that an effect or a job is under way for.
+    busy: SessionId | None = None
     # Prompts that were not stored, because too many waited or the disk did not take them.
     dropped: int = 0
     # Slots of what is being read, by the session that will have it.

@@ -1,11 +1,15 @@
-"""The disk cache of a stage: kept prompts are stored part by part, and read when they are wanted.
+"""The disk cache of a stage: prompts are stored part by part, and read when they are wanted.
 
 A stage knows no tokens, only names of beginnings (``PrefixKeys``) that the draft node derives from
-them. Parts are read out of the cache while no pass runs, and one at a time, so that storing delays
-no request by more than a part; of prompts that wait too long the last are dropped.
+them. A prompt is stored once it is read, so that it outlives a kill in the middle of its answer; an
+answer, when it is kept. Parts are read out of the cache while no pass runs, and one at a time,
+so that storing delays no request by more than a part; of prompts that wait too long the last are
+dropped.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -21,65 +25,84 @@ from asyncspec.core.machine import (
     SendClosed,
     WritePrefix,
 )
-from asyncspec_nodes.roles.verify.session import KeptPrompt, StoredPrefixes, VerifyState
+from asyncspec_nodes.roles.verify.session import StoredPrefixes, StoredText, VerifyState
 from asyncspec_protocol.ids import SessionId, owner
 from asyncspec_protocol.limits import PREFIX_UNIT
-from asyncspec_protocol.messages import Close
 
 PART = 256
 """Slots of a part at most: some megabytes, which delay a pass by milliseconds. Only a text that has
 all tokens of a part can begin with it."""
 
-MAX_WAITING = 8
-"""Kept prompts that wait to be stored."""
+MAX_WAITING = 32
+"""Prompts that wait to be stored: their names, as their slots are in the cache all the same."""
 
 
-def store(state: VerifyState, message: Close, prompt_length: int) -> VerifyState:
-    """Queue a prompt that was kept, to be stored with its answer."""
+def store(
+    state: VerifyState, name: SessionId, keys: tuple[bytes, ...], prompt_length: int
+) -> VerifyState:
+    """Queue a session's prompt, which may still have to be read, or what is kept of the session.
+    ``keys``: none where it is not to be stored."""
     disk = state.stored_prefixes
-    if not (message.stored_as and state.config.stores_prefixes):
+    if not (keys and state.config.stores_prefixes):
         return state
-    if len(disk.queue) >= MAX_WAITING:
+    waiting = disk.queue.get(name)
+    if waiting is None and len(disk.queue) >= MAX_WAITING:
         return _with(state, replace(disk, dropped=disk.dropped + 1))
     border = kept_state(prompt_length, 0) // PREFIX_UNIT * PREFIX_UNIT
-    prompt = KeptPrompt(message.session, message.stored_as, border)
-    return _with(state, replace(disk, queue=(*disk.queue, prompt)))
+    text = StoredText(keys, border, -1 if waiting is None else waiting.stored)
+    return _with(state, replace(disk, queue={**disk.queue, name: text}))
 
 
 def advance(state: VerifyState) -> tuple[VerifyState, Effects]:
-    """Go on with the prompt being stored, or begin with the next one."""
+    """Go on with the first text of which something can be stored now."""
     disk = state.stored_prefixes
-    while disk.queue and not disk.busy:
-        prompt = disk.queue[0]
-        name, keys, start = prompt.session, prompt.keys, disk.stored
-        end = min(len(keys), state.cached_prompts.get(name, 0) // PREFIX_UNIT) * PREFIX_UNIT
-        if disk.stored >= end:
-            disk = replace(disk, queue=disk.queue[1:], stored=-1)
-        elif disk.stored < 0:
-            return _with(state, replace(disk, busy=True)), (WritePrefix(name, keys),)
+    if disk.busy is not None:
+        return state, ()
+    done: set[SessionId] = set()
+    effects: Effects = ()
+    for name, text in disk.queue.items():
+        end, grows = _storable(state, name, text)
+        if end <= max(0, text.stored):
+            if not grows:
+                done.add(name)
+        elif text.stored < 0:
+            effects = (WritePrefix(name, text.keys),)
         elif state.running is None:
-            ends = ((start // PART + 1) * PART, prompt.border, end)
-            part = Export(name, start, min(at for at in ends if at > start))
-            return _with(state, replace(disk, busy=True)), (Compute(part),)
-        else:
+            ends = ((text.stored // PART + 1) * PART, text.border, end)
+            part = Export(name, text.stored, min(at for at in ends if at > text.stored))
+            effects = (Compute(part),)
+        if effects:
+            disk = replace(disk, busy=name)
             break
-    return _with(state, disk), ()
+    return _with(state, _without(disk, done)), effects
+
+
+def _storable(state: VerifyState, name: SessionId, text: StoredText) -> tuple[int, bool]:
+    """How many first tokens of a text can be stored, and whether they get more. A prompt can be
+    once it is read, up to the border behind which its next turn may differ."""
+    if (session := state.sessions.get(name)) is not None:
+        is_read = session.slots.committed >= text.border
+        return text.border if is_read else 0, not is_read
+    kept = state.cached_prompts.get(name, 0)
+    return min(len(text.keys), kept // PREFIX_UNIT) * PREFIX_UNIT, False
 
 
 def exported(state: VerifyState, computed: Computed, job: Export) -> tuple[VerifyState, Effects]:
     """A part has been read out of the cache."""
-    prompt = state.stored_prefixes.queue[0]
-    if computed.result == ():
-        return _given_up(state), ()
-    return state, (WritePrefix(prompt.session, prompt.keys, job.start, job.end, computed.result),)
+    text = state.stored_prefixes.queue.get(job.session)
+    if text is None or computed.result == ():
+        return _given_up(state, job.session), ()
+    return state, (WritePrefix(job.session, text.keys, job.start, job.end, computed.result),)
 
 
 def written(state: VerifyState, event: PrefixWritten) -> VerifyState:
     """The disk has taken a part, or says how much is there."""
-    disk = state.stored_prefixes
-    if event.tokens <= disk.stored:
-        return _given_up(state)
-    return _with(state, replace(disk, stored=event.tokens, busy=False))
+    disk, name = state.stored_prefixes, event.session
+    text = disk.queue.get(name)
+    if text is None or event.tokens <= text.stored:
+        return _given_up(state, name)
+    queue = {**disk.queue, name: replace(text, stored=event.tokens)}
+    return _with(state, replace(disk, queue=queue, busy=None))
 
 
 def read(state: VerifyState, event: PrefixRead) -> tuple[VerifyState, Effects]:
@@ -127,11 +150,17 @@ def cancel_restore(state: VerifyState, name: SessionId) -> tuple[VerifyState, Ef
     return end_restore(state, name), (Compute(Release(name)), _report(name, 0))
 
 
-def _given_up(state: VerifyState) -> VerifyState:
-    """The prompt being stored is not stored any further."""
+def _given_up(state: VerifyState, name: SessionId) -> VerifyState:
+    """The text being stored is not stored any further."""
     disk = state.stored_prefixes
-    left = replace(disk, queue=disk.queue[1:], stored=-1, busy=False, dropped=disk.dropped + 1)
-    return _with(state, left)
+    return _with(state, _without(replace(disk, busy=None, dropped=disk.dropped + 1), {name}))
+
+
+def _without(disk: StoredPrefixes, names: Collection[SessionId]) -> StoredPrefixes:
+    if not names:
+        return disk
+    left = {name: text for name, text in disk.queue.items() if name not in names}
+    return replace(disk, queue=left)
 
 
 def _report(name: SessionId, tokens: int) -> SendClosed:
