@@ -28,7 +28,7 @@ from asyncspec.plugins.hf.backend import BACKEND
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.plugins.hf.heads.eagle.geometry import check_head
 from asyncspec.plugins.hf.training import trainers
-from asyncspec.plugins.hf.training.batches import Batch, prompts_held_out
+from asyncspec.plugins.hf.training.batches import Batch, Texts, prompts_held_out
 from asyncspec.plugins.hf.training.checkpoint import moved_rows
 from asyncspec.plugins.hf.training.layers import shape_for
 from asyncspec.plugins.hf.training.lesson import proposed_ids
@@ -181,6 +181,17 @@ def test_an_interrupted_training_ends_as_a_whole_one(
     for file in ("model.safetensors", "config.json", "README.md"):
         heads = [(tmp_path / name / "head" / file).read_bytes() for name in ("whole", "parts")]
         assert heads[0] == heads[1], file
+
+
+def test_prompts_are_taught_and_answers_measured(shards: dict[str, Shards]) -> None:
+    lengths = 7, LENGTH + ANSWER
+    held_out, taught = (
+        Texts(shards["eagle3"], lengths, held_out=held_out).batch(0, 0).counted.sum(1)
+        for held_out in (True, False)
+    )
+    # The last token of an answer was not read.
+    assert set(held_out.tolist()) == {ANSWER}
+    assert set(taught.tolist()) == {LENGTH + ANSWER - 1}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,7 +27,7 @@ class Batch(Struct, frozen=True):
     # Its depths side by side [rows, length, depths * hidden], and its final hidden state.
     features: torch.Tensor
     final: torch.Tensor
-    # Whether the token after a position is one that the target chose.
+    # Positions whose next token is taught, or measured.
     counted: torch.Tensor
     # For what a head draws itself.
     seed: int
@@ -44,8 +44,10 @@ class Batch(Struct, frozen=True):
 
 
 class Texts:
-    """Texts of a folder: those to train on, or those held out. ``lengths``: of a window at least,
-    and at most. Raises ``UserError`` where there are too few texts."""
+    """Texts of a folder: those to train on, or those held out, of which only answers count. What
+    the target would say within a prompt is known as well and costs no further text, so it is taught
+    (held-out answers gain). ``lengths``: of a window at least, and at most. Raises ``UserError``
+    where there are too few texts."""
 
     def __init__(self, shards: Shards, lengths: tuple[int, int], *, held_out: bool) -> None:
         numbered = sorted(shards.texts(), key=lambda item: item[1].number)
@@ -58,7 +60,7 @@ class Texts:
             for shard, text in numbered
             if _answered(text) and (text.prompt in kept_back) == held_out
         ]
-        self._notes = shards.notes
+        self._notes, self._held_out = shards.notes, held_out
         self._arrays: dict[Path, tuple[np.ndarray, np.ndarray]] = {}
         answered = [text.length - text.answer for _, text in self._texts]
         # Tokens of answers before each text, and in all.
@@ -112,7 +114,8 @@ class Texts:
             n = min(size[1], text.length - first)
             span = slice(text.start + first, text.start + first + n)
             tokens[row, :n], bits[row, :n] = stored[span], features[span]
-            counted[row, max(0, text.answer - 1 - first) : n] = True
+            taught = max(0, text.answer - 1 - first) if self._held_out else 0
+            counted[row, taught:n] = True
         values = torch.from_numpy(bits).view(torch.bfloat16).float()
         depths = notes.width - notes.hidden_size
         return Batch(
