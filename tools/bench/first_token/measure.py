@@ -1,132 +1,113 @@
-"""Every prompt read by every reader in turn, and how ours compare with the engine alone."""
+"""Every prompt read by every reader in turn."""
 
 from __future__ import annotations
 
-import os
 import random
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
-from msgspec import Struct
+import aiohttp
 
-from asyncspec.backend.base import DType, Mode
-from asyncspec.backend.registry import LLAMA, backend_name
-from asyncspec_nodes.cluster.config import DraftTable, TargetTable
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.first_token import beside
 from tools.bench.first_token.readers import POLICY, Alone, FirstToken, Ours, Reader, peak_mib
+from tools.bench.first_token.rows import Row, rows
+from tools.bench.first_token.served import rpc_pipeline, vllm_alone
+from tools.bench.first_token.setting import WARM_UP, Entry, Setting
+from tools.testbed.bed import Bed
+from tools.testbed.cluster import BedCluster
+from tools.testbed.tables import Description, DeviceTable, NetworkTable
 
-WARM_UP = 160
-"""Tokens of the first prompts, which nobody times: passes of every size set something up."""
-
-
-class Setting(Struct, frozen=True):
-    """What is compared."""
-
-    target: Path
-    vocab: int
-    dtype: DType
-    mode: Mode
-    lengths: tuple[int, ...]
-    stages: tuple[int, ...]
-    repeats: int
-    # Tokens of the stream beside which one more prompt is read; 0: there is none.
-    beside: int = 0
-    # Whether this CPU computes with repacked weights of a GGUF file.
-    repacked: bool = False
-
-    @property
-    def engine(self) -> str:
-        """Its name in ``alone_child.py``."""
-        return "llama" if backend_name(str(self.target)) == LLAMA else "hf"
-
-    @property
-    def weights(self) -> str:
-        """Their dtype or layout there."""
-        return "repacked" if self.repacked else self.dtype
-
-    def threads(self, stages: int) -> int:
-        """Of the engine alone that so many stages of one thread are compared with."""
-        return min(stages, os.cpu_count() or 1)
-
-
-class Row(Struct, frozen=True):
-    """One reader with prompts of one length: medians over the repeats."""
-
-    target: str
-    dtype: str
-    mode: str
-    tokens: int
-    reader: str
-    threads: int
-    first_token_seconds: float
-    prompt_per_second: float
-    # Of prompt tokens a second, to those of the engine alone with as many threads within one
-    # repeat: median, least, most.
-    ratio: float
-    least: float
-    most: float
-    # Of the same repeats: how often its first token was that of the engine alone.
-    same_token: int
-    repeats: int
-    peak_mib: float
-    # P95 of the seconds between a stream's tokens beside a prompt over that without; 0: not
-    # measured.
-    beside: float = 0.0
-
-
-def context(lengths: Sequence[int], beside: int) -> int:
-    """Tokens of the longest prompt and its answer."""
-    return max(*lengths, WARM_UP + beside)
-
+MIN_DEVICES = 2
+"""Of a bed."""
 
 Tick = Callable[[str], None]
 
 
-async def measure(setting: Setting, tick: Tick) -> list[Row]:
-    """All lengths, the shortest first, as memory counts from the start. Raises ``AsyncSpecError``,
-    also where a reader fails."""
-    slots = context(setting.lengths, setting.beside)
-    rows: list[Row] = []
+async def measure(setting: Setting, tick: Tick, note: Tick) -> list[Row]:
+    """All lengths, the shortest first, as memory counts from the start. ``note`` receives what of
+    the links does not hold here. Raises ``AsyncSpecError``, also where a reader fails."""
+    table: list[Row] = []
     async with AsyncExitStack() as stack:
-        alone = {
-            threads: stack.enter_context(
-                closing(Alone(setting.engine, setting.target, setting.weights, threads, slots))
-            )
-            for threads in sorted({setting.threads(count) for count in setting.stages})
-        }
-        clusters = {count: await _cluster(setting, count, stack) for count in setting.stages}
-        readers: dict[tuple[str, int], Reader] = {("alone", n): alone[n] for n in alone}
-        readers |= {("stages", count): clusters[count] for count in clusters}
+        readers = await _readers(setting, stack, tick, note)
         prompts = _prompts(setting.vocab)
         for reader in readers.values():
             await reader.read(next(prompts)(min(*setting.lengths, WARM_UP) - 1))
         for length in sorted(setting.lengths):
-            answers: dict[tuple[str, int], list[FirstToken]] = {name: [] for name in readers}
-            for _ in range(setting.repeats):
+            answers: dict[Entry, list[FirstToken]] = {entry: [] for entry in readers}
+            for repeat in range(setting.repeats):
                 prompt = next(prompts)(length - 1)
-                for name, reader in readers.items():
-                    answers[name].append(await reader.read(prompt))
-                    tick(f"{length} tokens, {_name(setting, name)}")
+                for entry, reader in readers.items():
+                    tick(f"{length} tokens, repeat {repeat + 1}, {setting.name(entry)}")
+                    answers[entry].append(await reader.read(prompt))
+            peaks = {entry: peak_mib(reader) for entry, reader in readers.items()}
             held_up = {}
-            for count, cluster in clusters.items() if setting.beside else ():
-                prompt, other = next(prompts)(length - 1), next(prompts)(WARM_UP)
-                held_up[count] = await beside.measure(cluster, prompt, other, setting.beside)
-                tick(f"{length} tokens beside a stream, {count} stages")
-            rows += _rows(setting, length, answers, readers, held_up)
-    return rows
+            for entry, reader in readers.items() if setting.beside else ():
+                if isinstance(reader, Ours):
+                    prompt, other = next(prompts)(length - 1), next(prompts)(WARM_UP)
+                    tick(f"{length} tokens beside a stream, {setting.name(entry)}")
+                    held_up[entry] = await beside.measure(reader, prompt, other, setting.beside)
+            table += rows(setting, length - 1, answers, peaks, held_up)
+    return table
 
 
-async def _cluster(setting: Setting, stages: int, stack: AsyncExitStack) -> Ours:
-    target = TargetTable(path=str(setting.target), dtype=setting.dtype, mode=setting.mode)
-    draft = DraftTable(source="none", policy=POLICY)
-    sessions = 2 if setting.beside else 1
+async def _readers(
+    setting: Setting, stack: AsyncExitStack, tick: Tick, note: Tick
+) -> dict[Entry, Reader]:
+    """Start all of them; they end with ``stack``. Raises ``AsyncSpecError``."""
+    readers: dict[Entry, Reader] = {}
+    # All beds first, and ours last: while a bed is made links of clusters are not heard.
+    beds = {entry: _bed(setting, entry, stack, note) for entry in setting.entries()}
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncspec-prompts-")))
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+    for entry in sorted(beds, key=lambda entry: entry.kind == "stages"):
+        tick(f"starting {setting.name(entry)}")
+        bed, count = beds[entry], entry.count
+        log = folder / f"{setting.name(entry)}, {entry.mbit:g} Mbit.log"
+        match entry.kind:
+            case "alone":
+                readers[entry] = stack.enter_context(closing(Alone(setting, count)))
+            case "rpc":
+                assert bed is not None
+                child = await rpc_pipeline(setting, count, bed, log)
+                readers[entry] = stack.enter_context(closing(child))
+            case "vllm":
+                assert bed is not None
+                readers[entry] = await vllm_alone(setting, count, bed, log, session)
+            case "stages":
+                readers[entry] = await _cluster(setting, count, bed, stack)
+    return {entry: readers[entry] for entry in beds}
+
+
+def _bed(setting: Setting, entry: Entry, stack: AsyncExitStack, note: Tick) -> Bed | None:
+    """Devices for a server, a pipeline's first device being that of its server or draft node; none
+    for what has no server and no links of a given rate."""
+    if entry.kind == "alone" or (entry.kind == "stages" and not entry.mbit):
+        return None
+    devices = entry.count + 1 if entry.pipeline else MIN_DEVICES
+    network = NetworkTable(mbit=entry.mbit or None)
+    description = Description(device=(DeviceTable(),) * devices, network=network)
+    bed = stack.enter_context(Bed.open(description, setting.network if entry.mbit else "loopback"))
+    for text in bed.notes:
+        note(text)
+    return bed
+
+
+async def _cluster(setting: Setting, stages: int, bed: Bed | None, stack: AsyncExitStack) -> Ours:
+    seconds = setting.stage_seconds
     config = local_config(
-        target, draft, stages, sessions, context=context(setting.lengths, setting.beside)
+        TargetTable(path=str(setting.target.absolute()), dtype=setting.dtype, mode=setting.mode),
+        DraftTable(source="none", policy=POLICY),
+        stages,
+        2 if setting.beside else 1,
+        stage_pace=PaceTable(seconds=seconds) if seconds else None,
+        context=setting.slots,
     )
-    return await Ours.open(LocalCluster(config, lambda report: None), stack)
+    cluster = BedCluster(bed, config, lambda report: None) if bed else None
+    return await Ours.open(cluster or LocalCluster(config, lambda report: None), stack)
 
 
 def _prompts(vocab: int) -> Iterator[Callable[[int], list[int]]]:
@@ -134,42 +115,3 @@ def _prompts(vocab: int) -> Iterator[Callable[[int], list[int]]]:
     dice = random.Random(0)
     while True:
         yield lambda length: [dice.randrange(3, vocab) for _ in range(length)]
-
-
-def _name(setting: Setting, name: tuple[str, int]) -> str:
-    kind, count = name
-    if kind == "stages":
-        return f"{count} stage{'s' * (count > 1)}"
-    return {"hf": "transformers", "llama": "llama.cpp"}[setting.engine]
-
-
-def _rows(
-    setting: Setting,
-    length: int,
-    answers: Mapping[tuple[str, int], Sequence[FirstToken]],
-    readers: Mapping[tuple[str, int], Reader],
-    held_up: Mapping[int, float],
-) -> Iterator[Row]:
-    for (kind, count), own in answers.items():
-        threads = count if kind == "alone" else setting.threads(count)
-        base = answers["alone", threads]
-        pairs = list(zip(base, own, strict=True))
-        ratios = [alone.seconds / ours.seconds for alone, ours in pairs]
-        seconds = statistics.median(answer.seconds for answer in own)
-        yield Row(
-            setting.target.name,
-            setting.dtype,
-            setting.mode,
-            length - 1,
-            _name(setting, (kind, count)),
-            threads,
-            round(seconds, 3),
-            round((length - 1) / seconds, 1),
-            round(statistics.median(ratios), 3),
-            round(min(ratios), 3),
-            round(max(ratios), 3),
-            sum(alone.token == ours.token for alone, ours in pairs),
-            len(pairs),
-            round(peak_mib(readers[kind, count])),
-            round(held_up.get(count, 0.0), 2) if kind == "stages" else 0.0,
-        )

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.local.cluster import LocalCluster
 from asyncspec_protocol.messages import Finished, Output
+from tools.bench.first_token.setting import CHUNK_ROWS, Setting
 from tools.bench.limits.requests import greedy
 
 CHILD = Path(__file__).with_name("alone_child.py")
 POLICY = "autoregressive"
+
+
+LIKELY = 10
+"""Tokens that the engine alone tells beside the first one."""
 
 
 class FirstToken(Struct, frozen=True):
@@ -29,6 +36,9 @@ class FirstToken(Struct, frozen=True):
 
     seconds: float
     token: int
+    # By how much the logits of the likeliest tokens, itself among them, are below its own; only the
+    # engine alone tells.
+    gaps: Mapping[int, float] = {}
 
 
 class Reader(Protocol):
@@ -85,22 +95,50 @@ class Ours:
                     pass
 
 
-class Alone:
-    """transformers or llama.cpp with the whole model. ``close`` ends it."""
+class Pipeline(Struct, frozen=True):
+    """llama.cpp's RPC workers, as the process finds them that reads prompts with them."""
 
-    def __init__(self, engine: str, target: Path, weights: str, threads: int, context: int) -> None:
-        arguments = (engine, str(target), weights, str(threads), str(context))
+    places: list[str]
+    pids: list[int]
+    # Before its command, and of its environment.
+    prefix: tuple[str, ...]
+    environment: dict[str, str]
+
+
+class Alone:
+    """transformers or llama.cpp in one process with the whole model, or with its layers at
+    llama.cpp's RPC workers. ``close`` ends it."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        threads: int,
+        pipeline: Pipeline | None = None,
+    ) -> None:
+        argument = {
+            "engine": setting.engine,
+            "target": str(setting.target),
+            "weights": setting.weights,
+            "threads": threads,
+            "context": setting.slots,
+            "likely": LIKELY,
+            "pass_rows": CHUNK_ROWS if setting.stage_seconds else 0,
+            "workers": pipeline.places if pipeline else [],
+        }
+        self._workers = pipeline.pids if pipeline else []
+        command = [sys.executable, "-P", str(CHILD), json.dumps(argument)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(CHILD), *arguments],
+            [*(pipeline.prefix if pipeline else ()), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env={**os.environ, **(pipeline.environment if pipeline else {})},
         )
 
     @property
     def pids(self) -> Sequence[int]:
-        return (self._process.pid,)
+        return (self._process.pid, *self._workers)
 
     def close(self) -> None:
         """End it."""
@@ -112,8 +150,7 @@ class Alone:
         line = await asyncio.to_thread(self._exchange, json.dumps(list(prompt)))
         if not line:
             raise ClusterError("the engine alone has failed; run alone_child.py to see why")
-        reply = json.loads(line)
-        return FirstToken(reply["seconds"], reply["token"])
+        return msgspec.json.decode(line, type=FirstToken)
 
     def _exchange(self, line: str) -> str:
         assert self._process.stdin is not None

@@ -54,9 +54,9 @@ class Models(Struct, frozen=True):
     draft: Path
 
 
-def check(sources: Path) -> None:
+def check(sources: Path, files: Sequence[str] = BINARIES) -> None:
     """Raises ``UserError`` where llama.cpp has not been built there."""
-    for name in BINARIES:
+    for name in files:
         if not (sources / name).is_file():
             raise UserError(
                 f"--llama-cpp {sources}: no {name}; build it there (cmake -B build -DGGML_RPC=ON "
@@ -190,7 +190,7 @@ async def start(
         # Its server ends where it meets a worker that does not listen yet.
         for device in workers:
             log = folder / f"{kind.name}-{device}.log"
-            await _worker(bed, device, sources, comparison.stage_seconds, log)
+            await start_worker(bed, device, sources, comparison.stage_seconds, log)
         places = [bed.reach(kind.device, device) for device in workers]
         threads = 1 if workers else math.ceil(kind.cores(comparison))
         command = server_command(
@@ -213,11 +213,14 @@ async def start(
     return peers
 
 
-async def _worker(bed: Bed, device: int, sources: Path, seconds: float, log: Path) -> None:
+async def start_worker(
+    bed: Bed, device: int, sources: Path, seconds: float, log: Path
+) -> subprocess.Popen[bytes]:
     """Start a device's worker, at a pace where graphs take ``seconds``. Raises ``ClusterError``."""
     at = bed.devices[device]
     behind = (at[0], free_ports(1)[0]) if seconds else at
-    await servers.listening(bed, device, worker_command(sources, behind), behind, log)
+    worker = await servers.listening(bed, device, worker_command(sources, behind), behind, log)
     if seconds:
         command = pace_command(at, behind, seconds)
         await servers.listening(bed, device, command, at, log.with_stem(f"{log.stem}-pace"))
+    return worker

@@ -57,9 +57,13 @@ def start(
         )
 
 
-async def listening(bed: Bed, device: int, command: list[str], at: Address, log: Path) -> None:
+async def listening(
+    bed: Bed, device: int, command: list[str], at: Address, log: Path
+) -> subprocess.Popen[bytes]:
     """Start a process of a device and wait until it listens. Raises ``ClusterError``."""
-    await _ready(log.stem, start(bed, device, command, log), log, partial(_listens, at))
+    process = start(bed, device, command, log)
+    await _ready(log.stem, process, log, partial(_listens, at))
+    return process
 
 
 async def healthy(

