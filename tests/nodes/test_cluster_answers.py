@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -110,6 +111,15 @@ def test_answers_and_features_are_the_targets(running: Running, lost: int | None
     assert numbers == {sample.number for sample in SAMPLES}
     # The prompt has four tokens, and the last one drawn is not read.
     assert sum(drawn) == sum(len(expected(sample)[0]) - 3 for sample in SAMPLES)
+
+
+def test_an_early_end_is_quiet(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    """As after Ctrl-C, with requests that are not done."""
+    answers = running.answers()(DEPTHS, iter(SAMPLES), ignore, ignore)
+    check(next(answers))
+    answers.close()
+    gc.collect()
+    assert not caplog.records
 
 
 def test_what_the_cluster_cannot_hold_is_left_out(running: Running) -> None:

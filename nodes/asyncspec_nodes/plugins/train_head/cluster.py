@@ -103,22 +103,25 @@ class ClusterAnswers(Struct, frozen=True):
             refused(sample)
             return None
 
+        running: set[asyncio.Task[Collected | None]] = set()
         with asyncio.Runner() as runner:
             stack = AsyncExitStack()
             try:
                 engine = runner.run(self._connect(stack))
-                running: set[asyncio.Task[Collected | None]] = set()
+                # Before the engine is closed.
+                stack.push_async_callback(_cancel, running)
                 while True:
                     for sample in islice(samples, self.sessions - len(running)):
                         running.add(runner.get_loop().create_task(answer(engine, sample)))
                     if not running:
                         return
-                    done, running = runner.run(_wait(running))
+                    done = runner.run(_wait(running))
                     between(drawn)
                     drawn = 0
                     for task in done:
                         if (collected := task.result()) is not None:
                             yield collected
+                    running -= done
             finally:
                 runner.run(stack.aclose())
 
@@ -135,6 +138,13 @@ class ClusterAnswers(Struct, frozen=True):
 
 async def _wait(
     running: set[asyncio.Task[Collected | None]],
-) -> tuple[set[asyncio.Task[Collected | None]], set[asyncio.Task[Collected | None]]]:
-    """Tasks that are done, and those that are not, after a second at most."""
-    return await asyncio.wait(running, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+) -> set[asyncio.Task[Collected | None]]:
+    """Those that are done, after a second at most."""
+    done, _ = await asyncio.wait(running, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+    return done
+
+
+async def _cancel(running: set[asyncio.Task[Collected | None]]) -> None:
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
