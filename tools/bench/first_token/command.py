@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import tempfile
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, get_args
 
@@ -51,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=["exact", "fast"], default="exact", help="of the stages")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="tokens of prompts")
     parser.add_argument("--stages", type=int, nargs="+", metavar="N")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N")
+    parser.add_argument(
+        "--repeats", type=int, nargs="+", default=[3], metavar="N", help="for all lengths, or each"
+    )
     parser.add_argument(
         "--beside",
         type=int,
@@ -107,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         links=Bounds(0.1, 100_000),
         stage_seconds=Bounds(0, 60),
     )
+    if len(options.repeats) not in (1, len(options.lengths)):
+        raise UserError("--repeats: give one number for all of --lengths, or one for each")
     if options.links and max(options.stages) == 1:
         raise UserError("--links: a lone stage has none; give more --stages")
     table: list[Row] = []
@@ -154,9 +159,8 @@ def _settings(options: argparse.Namespace, target: Path) -> list[Setting]:
             vocab=opened.info.vocab_size,
             dtype=dtype,
             mode=options.mode,
-            lengths=tuple(options.lengths),
             stages=tuple(options.stages),
-            repeats=options.repeats,
+            repeats=dict(zip(options.lengths, cycle(options.repeats))),
             beside=options.beside,
             row_bytes=opened.info.hidden_size * ITEM_BYTES[opened.computed_dtype(dtype)],
             links=tuple(options.links),

@@ -35,10 +35,10 @@ async def measure(setting: Setting, tick: Tick, note: Tick) -> list[Row]:
         readers = await _readers(setting, stack, tick, note)
         prompts = _prompts(setting.vocab)
         for reader in readers.values():
-            await reader.read(next(prompts)(min(*setting.lengths, WARM_UP) - 1))
-        for length in sorted(setting.lengths):
+            await reader.read(next(prompts)(min(*setting.repeats, WARM_UP) - 1))
+        for length, repeats in sorted(setting.repeats.items()):
             answers: dict[Entry, list[FirstToken]] = {entry: [] for entry in readers}
-            for repeat in range(setting.repeats):
+            for repeat in range(repeats):
                 prompt = next(prompts)(length - 1)
                 for entry, reader in readers.items():
                     tick(f"{length} tokens, repeat {repeat + 1}, {setting.name(entry)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -42,9 +42,9 @@ class Setting(Struct, frozen=True):
     vocab: int
     dtype: DType
     mode: Mode
-    lengths: tuple[int, ...]
+    # By tokens of a prompt and its answer.
+    repeats: Mapping[int, int]
     stages: tuple[int, ...]
-    repeats: int
     # Tokens of the stream beside which one more prompt is read; 0: there is none.
     beside: int = 0
     # Whether this CPU computes with repacked weights of a GGUF file.
@@ -73,7 +73,7 @@ class Setting(Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Tokens of the longest prompt and its answer."""
-        return context(self.lengths, self.beside)
+        return context(self.repeats, self.beside)
 
     def threads(self, entry: Entry) -> int:
         """Of the engine alone that it is compared with: one for each stage, and no more than there
@@ -115,6 +115,6 @@ class Setting(Struct, frozen=True):
         return tokens * self.row_bytes * 8 / (mbit * 1e6)
 
 
-def context(lengths: Sequence[int], beside: int) -> int:
+def context(lengths: Iterable[int], beside: int) -> int:
     """Tokens of the longest prompt and its answer."""
     return max(*lengths, WARM_UP + beside)
