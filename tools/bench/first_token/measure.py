@@ -66,7 +66,7 @@ async def _readers(
     for entry in sorted(beds, key=lambda entry: entry.kind == "stages"):
         tick(f"starting {setting.name(entry)}")
         bed, count = beds[entry], entry.count
-        log = folder / f"{setting.name(entry)}, {entry.mbit:g} Mbit.log"
+        log = folder / f"{entry.kind}-{count}-{entry.mbit:g}.log"
         match entry.kind:
             case "alone":
                 readers[entry] = stack.enter_context(closing(Alone(setting, count)))
