@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from asyncspec.backend.feature_files import FeatureFiles
 from asyncspec.backend.prefix_files import PrefixFiles
 from asyncspec.constraint.source import ConstrainedSource
 from asyncspec.core.machine import Request, Submitted
@@ -98,6 +99,7 @@ class Cluster:
             max_cached_prompts=3,
             features=() if apart else features,
             awaits_features=apart and bool(features),
+            stores_features=disks is not None and bool(features),
             source=Rank(stages + 1) if apart else None,
             sole=drafts == 1,
             vocab=vocab or self.model.vocab,
@@ -127,9 +129,15 @@ class Cluster:
         machine = DraftMachine(self.draft_config(rank))
         if self.config.source is not None:
             idle = ToySource(self.model)
-            return Actor(machine, machine.initial(), idle.run, PassedOn(ToyFeatures()))
-        run, tensors = self.source_device(rank)
-        return Actor(machine, machine.initial(), run, PassedOn(tensors))
+            actor = Actor(machine, machine.initial(), idle.run, PassedOn(ToyFeatures()))
+        else:
+            run, tensors = self.source_device(rank)
+            actor = Actor(machine, machine.initial(), run, PassedOn(tensors))
+        if machine.config.stores_features:
+            assert self.disks is not None
+            folder = self.disks / f"features{rank}"
+            actor.prefixes = FeatureFiles(folder, DISK_BYTES, ToyFeatures())
+        return actor
 
     def source_device(self, rank: Rank) -> tuple[Any, Any]:
         """A fresh token source: what runs its jobs, and its ``Tensors``."""

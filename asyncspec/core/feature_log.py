@@ -128,6 +128,18 @@ class FeatureLog(Struct, frozen=True):
         return replace(self, recorded=self.recorded + count, unfed=unfed)
 
 
+def rows_between(rows: Sequence[TensorRows], start: int, end: int) -> tuple[TensorRows, ...]:
+    """The rows of positions [start, end), where ``rows`` are those from position 0 on."""
+    parts: list[TensorRows] = []
+    first = 0
+    for some in rows:
+        cut = some.rows[max(0, start - first) : max(0, end - first)]
+        if cut:
+            parts.append(TensorRows(some.handle, cut))
+        first += len(some.rows)
+    return tuple(parts)
+
+
 def joined(rows: Sequence[TensorRows]) -> tuple[TensorRows, ...]:
     """The same rows, with neighbours of one tensor together."""
     together: list[TensorRows] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +18,10 @@ from asyncspec.plugins.toy.model import ToyModel
 from asyncspec_nodes.plugins.viewer.replay import replay
 from asyncspec_protocol.ids import Rank
 from asyncspec_protocol.limits import PREFIX_UNIT
+from asyncspec_protocol.messages import FINAL
 from cluster import Cluster, ask
 from costs import UnitCosts
-from effort import examples
+from effort import examples, slow
 from laws import SMALL, Shaken, watch_invariants
 
 LONG = tuple(i % 7 for i in range(90))
@@ -48,8 +50,11 @@ def test_a_prompt_is_read_once_though_every_process_is_killed(tmp_path: Path) ->
     assert third["shared_tokens"] == 0
 
 
-def test_a_kill_in_the_middle_of_an_answer_loses_no_prompt(tmp_path: Path) -> None:
-    cluster = Cluster(UnitCosts(), stages=2, min_common_prefix=8, disks=tmp_path)
+@pytest.mark.parametrize("features", [(), (1, 3)])
+def test_a_kill_in_the_middle_of_an_answer_loses_no_prompt(
+    tmp_path: Path, features: tuple[int, ...]
+) -> None:
+    cluster = Cluster(UnitCosts(), min_common_prefix=8, disks=tmp_path, features=features)
     cluster.submit(ask(0, prompt=LONG, max_new_tokens=10**6))
     cluster.world.at(200.0, cluster.restart_all)
     cluster.world.run(until=1e9)
@@ -78,6 +83,8 @@ chats = st.lists(
     st.integers(1, 3),
     st.lists(st.integers(0, 6)),
     st.sampled_from((Sampling(), Sampling(temperature=0.8, seed=5))),
+    st.sampled_from(((), (), (FINAL,), (1, 3))),
+    st.booleans(),
 )
 def test_a_chat_goes_on_after_restarts_with_the_same_text(
     turns: list[tuple[list[int], int, bool]],
@@ -85,6 +92,8 @@ def test_a_chat_goes_on_after_restarts_with_the_same_text(
     stages: int,
     delays: list[int],
     sampling: Sampling,
+    features: tuple[int, ...],
+    apart: bool,
 ) -> None:
     """Whatever comes when, the text is that of the sequential decoder, and no more is read than
     what is new and the rest of a unit."""
@@ -94,6 +103,8 @@ def test_a_chat_goes_on_after_restarts_with_the_same_text(
             stages=stages,
             min_common_prefix=8,
             policies=SMALL,
+            features=features,
+            apart=apart,
             disks=Path(folder),
         )
         watch_invariants(cluster)
@@ -108,11 +119,16 @@ def test_a_chat_goes_on_after_restarts_with_the_same_text(
             )
             (stats,) = served(cluster, request)
             assert stats["shared_tokens"] >= held
-            prompt += tuple(cluster.world.tokens[number])
-            held = len(prompt) - 1
+            answer = tuple(cluster.world.tokens[number])
+            # Of an answer's features some alone may be kept.
+            held = len(prompt if features else prompt + answer) - 1
+            prompt += answer
 
 
-def test_a_chat_of_ten_turns_with_a_kill_before_each_reads_what_is_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("features", [(), slow((1, 3))])
+def test_a_chat_of_ten_turns_with_a_kill_before_each_reads_what_is_new(
+    tmp_path: Path, features: tuple[int, ...]
+) -> None:
     """All ten turns over 8,000 tokens read at most 1.1 times the new tokens."""
     cluster = Cluster(
         UnitCosts(),
@@ -121,18 +137,49 @@ def test_a_chat_of_ten_turns_with_a_kill_before_each_reads_what_is_new(tmp_path:
         min_common_prefix=64,
         min_disk_prefix=256,
         prefill_rows=64,
+        features=features,
         disks=tmp_path,
     )
+    policy = "flowspec" if features else "autoregressive"
     prompt = tuple((i * i) % 7 for i in range(8000))
     read = new = 0
     for number in range(10):
-        request = ask(number, prompt=prompt, max_new_tokens=40, policy="autoregressive")
+        request = ask(number, prompt=prompt, max_new_tokens=40, policy=policy)
         (stats,) = served(cluster, request)
         read += len(prompt) - int(stats["shared_tokens"])
         new += 20 if number else 8000
         prompt += (*cluster.world.tokens[number], *(1, 2, 3, number % 7) * 5)
         cluster.restart_all()
     assert read <= 1.1 * new
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_features_outlive_every_process(tmp_path: Path, apart: bool) -> None:
+    """An EAGLE head is fed what it would have been fed, which ``ToyEagle`` checks; where they are
+    lost the prompt is read again."""
+    cluster = Cluster(
+        UnitCosts(), min_common_prefix=8, disks=tmp_path, features=(1, 3), apart=apart
+    )
+    served(cluster, ask(0, prompt=LONG, max_new_tokens=60))
+    cluster.restart_all()
+    prompt = (*LONG, *cluster.world.tokens[0], 1, 2)
+    (stats,) = served(cluster, ask(1, prompt=prompt))
+    assert stats["shared_tokens"] >= len(LONG)
+    cluster.restart_all()
+    for file in (tmp_path / "features0").iterdir():
+        file.unlink()
+    (stats,) = served(cluster, ask(2, prompt=prompt))
+    assert stats["shared_tokens"] == 0
+
+
+def test_features_of_other_depths_are_not_fed(tmp_path: Path) -> None:
+    served(
+        Cluster(UnitCosts(), min_common_prefix=8, disks=tmp_path, features=(1, 3)),
+        ask(0, prompt=LONG),
+    )
+    other = Cluster(UnitCosts(), min_common_prefix=8, disks=tmp_path, features=(2, 3))
+    (stats,) = served(other, ask(1, prompt=LONG))
+    assert stats["shared_tokens"] == 0
 
 
 def test_requests_that_come_together_wait_for_one_reading(tmp_path: Path) -> None:
@@ -178,10 +225,19 @@ def test_without_room_for_both_a_prompt_is_computed_again(tmp_path: Path) -> Non
     assert stats["shared_tokens"] == 0
 
 
-def test_a_recording_with_a_disk_cache_is_replayed(tmp_path: Path) -> None:
-    cluster = Cluster(UnitCosts(), stages=2, min_common_prefix=8, disks=tmp_path)
+@pytest.mark.parametrize("features", [(), (1, 3)])
+def test_a_recording_with_a_disk_cache_is_replayed(
+    tmp_path: Path, features: tuple[int, ...]
+) -> None:
+    options: dict[str, Any] = {
+        "stages": 2,
+        "min_common_prefix": 8,
+        "disks": tmp_path,
+        "features": features,
+    }
+    cluster = Cluster(UnitCosts(), **options)
     served(cluster, ask(0, prompt=LONG))
-    cluster = Cluster(UnitCosts(), stages=2, min_common_prefix=8, disks=tmp_path, record=True)
+    cluster = Cluster(UnitCosts(), **options, record=True)
     (stats,) = served(cluster, ask(1, prompt=(*LONG, 1)))
     assert stats["shared_tokens"]
     results = replay(cluster.trace().lines)

@@ -202,8 +202,9 @@ class CacheTable(Struct, frozen=True, forbid_unknown_fields=True):
     """``[cache]``"""
 
     # Disk that each stage may take for prompts and answers it has computed, which then outlive its
-    # process: a chat goes on after a restart without being read again. 0: none. What is stored is
-    # not encrypted, so not together with API keys (SECURITY.md).
+    # process: a chat goes on after a restart without being read again. A draft node whose source
+    # reads the target's features takes as much for these. 0: none. What is stored is not encrypted,
+    # so not together with API keys (SECURITY.md).
     disk_mib: Annotated[int, Meta(ge=0)] = 0
     # Where (relative to this file); "": asyncspec/prefixes in the user's cache folder.
     folder: str = ""

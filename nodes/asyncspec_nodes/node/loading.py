@@ -36,7 +36,7 @@ from asyncspec_nodes.cluster.automatic import described, resolved
 from asyncspec_nodes.cluster.checkpoints import NONE, PLAIN, parts, read_template
 from asyncspec_nodes.cluster.config import STARTED, Config, layout
 from asyncspec_nodes.cluster.placement import with_layers
-from asyncspec_nodes.node.disk_cache import disk_cache
+from asyncspec_nodes.node.disk_cache import disk_cache, feature_cache
 from asyncspec_nodes.node.learning import HeadLearning
 from asyncspec_nodes.node.processor import processor_of
 from asyncspec_nodes.node.reports import Reporter
@@ -91,7 +91,7 @@ class Loaded(Struct, frozen=True, kw_only=True):
     # Draft node only.
     tokenizer: Tokenizer | None = None
     serving: ServingConfig | None = None
-    # Stage only: its disk cache, where it has one.
+    # Its disk cache, where it has one.
     prefixes: PrefixFiles | None = None
     # What drafts, and why where "auto" chose it.
     draft: str = ""
@@ -233,6 +233,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
     shares = target.info.shares_prefixes or keeps_states
     # ``PLAIN`` serves chats of targets that were not made for them.
     chats = tokenizer.has_template and config.target.chat_template != PLAIN
+    prefixes = feature_cache(config, rank, backend, target, source, reporter)
     return Loaded(
         me=_hello(config, rank, target, chat_template=chats),
         machine=DraftMachine(
@@ -250,6 +251,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
                 processors=shared_processors(
                     devices, backend.threads(), len(config.nodes) - len(devices)
                 ),
+                stores_features=prefixes is not None,
                 awaits_features=bool(source.tensors and not source.features),
                 source_remembers=config.draft.learn
                 or any(kind.remembers for kind in source_kinds(config)),
@@ -262,6 +264,7 @@ def _load_draft(config: Config, rank: Rank, backend: Backend, reporter: Reporter
         run_job=source.source.run,
         abandon_job=source.source.abandon,
         tensors=PassedOn(source.tensors),
+        prefixes=prefixes,
         tokenizer=tokenizer,
         learning=learning,
         closing=(tokenizer.close, target_grammars.close),

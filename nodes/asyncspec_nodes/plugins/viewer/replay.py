@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from asyncspec.core import machine
 from asyncspec.core.errors import InputProblem, UserError
-from asyncspec.core.jobs import Job, SamplerOutput
+from asyncspec.core.jobs import Job, SamplerOutput, TensorRows
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
 from asyncspec.trace import records
@@ -152,6 +152,9 @@ class Player:
                     raise UserError(f"the recording has the end of a task {task} that never began")
                 argument = self._arguments.pop(task)
                 return machine.TaskDone(task, argument, TASKS[task](argument))
+            case machine.PrefixRead(session, tokens) if tokens:
+                rows = TensorRows(next(self._handles), tuple(range(tokens)))
+                return machine.PrefixRead(session, tokens, (rows,))
             case _:
                 return source
 

@@ -187,7 +187,8 @@ def has_room(state: DraftState, request: Request) -> bool:
     if (source := _source_slots(state, request)) is None:
         return True
     drafting = sum(one.slots for one in state.sessions.values() if one.policy.uses_draft)
-    cached = sum(whole_blocks(one.retained) for one in state.cached_prompts)
+    prompts = (*state.cached_prompts, *state.restoring.values())
+    cached = sum(whole_blocks(one.retained) for one in prompts)
     return drafting + cached + needed <= source
 
 

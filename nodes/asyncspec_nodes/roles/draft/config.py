@@ -52,6 +52,8 @@ class DraftConfig(Struct, frozen=True):
     stats_seconds: float = 2.0
     # What the token source reads of the target beside its tokens, as in ``Open.features``.
     features: tuple[int, ...] = ()
+    # This node has a disk cache for them.
+    stores_features: bool = False
     # The token source's node says so (``Ready.features``).
     awaits_features: bool = False
     # For a draft by text, the share of its tokens that can be said in the target's.

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from asyncspec.core.machine import Effects, Finish, Send, SetTimer
+from asyncspec.core.machine import Effects, Finish, PrefixRead, Send, SetTimer
 from asyncspec.core.stats import Counters, summary
 from asyncspec_nodes.roles.draft import disk_cache, prefix_cache
 from asyncspec_nodes.roles.draft.drafting import release_source
@@ -46,10 +46,13 @@ def finish_request(
     prunes: Effects = ()
     if cached and prune is not None:
         prunes = tuple(Send(rank, prune) for rank in state.linked_stages)
+    stored: Effects = ()
+    if cached:
+        state, stored = disk_cache.store_features(state, session, answered=True)
     state, effects = close_session(state, session, keep=cached)
     finishing = FinishingRequest(session, reason, now, missing=frozenset(state.linked_stages))
     timer = SetTimer(stats_timer(session.session), now + state.config.stats_seconds)
-    return with_finishing(state, finishing), (*prunes, *effects, timer)
+    return with_finishing(state, finishing), (*prunes, *stored, *effects, timer)
 
 
 def close_session(
@@ -123,7 +126,17 @@ def record_stage_stats(
 
 def _disk_reported(state: DraftState, message: Closed) -> tuple[DraftState, Effects]:
     """A stage has read what it has of a prompt on disk."""
-    state, useless, effects = disk_cache.reported(state, message)
+    return _disk_answered(*disk_cache.reported(state, message))
+
+
+def features_read(state: DraftState, event: PrefixRead) -> tuple[DraftState, Effects]:
+    """This node has read what it has of a prompt's features on disk."""
+    return _disk_answered(*disk_cache.features_read(state, event))
+
+
+def _disk_answered(
+    state: DraftState, useless: CachedPrompt | None, effects: Effects
+) -> tuple[DraftState, Effects]:
     if useless is None:
         return state, effects
     state, dropped = drop_prompts(state, [useless])

@@ -16,6 +16,8 @@ Messages stand for ``Received`` of them as events, and for ``Send`` of them as e
 | Schedule | state.with_session | |
 | Closed | lifecycle.record_stage_stats | Close Finish SetTimer |
 | Computed | drafting.drafted | |
+| PrefixRead | lifecycle.features_read | Close SetTimer |
+| PrefixWritten | replace | |
 | Submitted | _submitted | SetTimer |
 | Cancelled | _cancelled | Close Compute Abandon Finish SetTimer |
 | Stopped | _stopped | Close Compute Abandon Finish SetTimer |
@@ -24,7 +26,7 @@ Messages stand for ``Received`` of them as events, and for ``Send`` of them as e
 | LinkUp | recovery.link_up | Floor SetTimer |
 | LinkDown | recovery.link_down | Close Compute Abandon Finish SetTimer |
 | any, but for PassTimes and most Credit | schedule | Open Restore Segment PruneIndices Close |
-| | | Expand Withdraw Features Rates PassTimes |
+| | | Expand Withdraw Features Rates PassTimes ReadPrefix WritePrefix |
 | | | Compute Abandon Emit Finish SetTimer |
 """
 
@@ -43,6 +45,8 @@ from asyncspec.core.machine import (
     Input,
     LinkDown,
     LinkUp,
+    PrefixRead,
+    PrefixWritten,
     Received,
     Request,
     SetTimer,
@@ -99,6 +103,11 @@ class DraftMachine:
                 state, effects = _received(state, event, now)
             case Computed(Expand() | DraftBatch() as job, result, seconds):
                 state = drafting.drafted(state, draft_results(job, result), seconds, now)
+                effects = ()
+            case PrefixRead():
+                state, effects = lifecycle.features_read(state, event)
+            case PrefixWritten():
+                state = replace(state, feature_writes=state.feature_writes - 1)
                 effects = ()
             case Submitted(request):
                 state, effects = _submitted(state, request, now)

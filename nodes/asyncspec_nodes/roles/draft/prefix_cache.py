@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncspec.core.cost_model.parameters import PARAMETERS
+from asyncspec.core.feature_log import rows_between
 from asyncspec.core.jobs import TensorRows
 from asyncspec_nodes.roles.draft.session import (
     CachedPrompt,
@@ -71,8 +72,8 @@ def longest_match(state: DraftState, prompt: PromptKey) -> PrefixMatch:
         if length > best.common_prefix:
             best = PrefixMatch(candidate.session, length)
             if prompt.featured and candidate.features:
-                rows = _first_rows(candidate.features, length)
-                retained = candidate.retained - (_rows(candidate.features) - length)
+                rows = rows_between(candidate.features, 0, length)
+                retained = candidate.retained - (row_count(candidate.features) - length)
                 best = replace(best, features=rows, retained=retained)
     return best
 
@@ -116,7 +117,7 @@ def _match_length(state: DraftState, cached: CachedPrompt, prompt: PromptKey) ->
     length = common_prefix_length(cached.prefix[: cached.held], prompt.prefix[:-1])
     length = min(length, prompt.shareable)
     if prompt.featured:
-        length = min(length, _rows(cached.features))
+        length = min(length, row_count(cached.features))
     if state.config.keeps_states:
         tip = 0 if cached.is_cut else len(cached.prefix) - 1
         length = max(at for at in (0, cached.kept_state, tip) if at <= length)
@@ -234,16 +235,6 @@ def common_prefix_length(first: Sequence[int], second: Sequence[int]) -> int:
     return low
 
 
-def _rows(features: Sequence[TensorRows] | None) -> int:
+def row_count(features: Sequence[TensorRows] | None) -> int:
     """Positions whose features are held."""
     return sum(len(some.rows) for some in features or ())
-
-
-def _first_rows(features: Sequence[TensorRows], count: int) -> tuple[TensorRows, ...]:
-    """The features of the first ``count`` positions."""
-    parts: list[TensorRows] = []
-    for some in features:
-        if count > 0:
-            parts.append(TensorRows(some.handle, some.rows[:count]))
-        count -= len(some.rows)
-    return tuple(parts)

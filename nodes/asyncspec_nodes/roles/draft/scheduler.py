@@ -18,7 +18,7 @@ from asyncspec.core.cost_model.rows import best_tree_budget, chunk_rows_beside
 from asyncspec.core.machine import Effect, Effects, Emit, Send
 from asyncspec.core.tree import connected
 from asyncspec.policy.base import Committed
-from asyncspec_nodes.roles.draft import drafting, prefix_cache, rates, verdicts
+from asyncspec_nodes.roles.draft import disk_cache, drafting, prefix_cache, rates, verdicts
 from asyncspec_nodes.roles.draft.admission import open_sessions
 from asyncspec_nodes.roles.draft.lifecycle import drop_prompts, finish_request
 from asyncspec_nodes.roles.draft.session import FIRST, DraftSession, DraftState
@@ -94,7 +94,11 @@ def _accept(state: DraftState, session: DraftSession, now: float) -> tuple[Draft
     assert accepted.prune is not None
     prunes = tuple(Send(rank, accepted.prune) for rank in state.linked_stages)
     state = rates.count_round(state, session, accepted.hits)
-    return state.with_session(moved), (emit, *prunes)
+    state = state.with_session(moved)
+    if session.decoding:
+        return state, (emit, *prunes)
+    state, stored = disk_cache.store_features(state, moved, answered=False)
+    return state, (emit, *prunes, *stored)
 
 
 def send_segments(state: DraftState, now: float) -> tuple[DraftState, Effects]:

@@ -238,7 +238,8 @@ class CachedPrompt(Struct, frozen=True):
     held: int
     # Only requests of this tenant may begin with it.
     tenant: str
-    # Stages that have still to report that they hold all of it.
+    # Stages that have still to report that they hold all of it; ``DRAFT``: this node, whose disk
+    # has its features.
     missing: frozenset[Rank] = frozenset()
     # Features of the first positions, in order; None where the session read none.
     features: tuple[TensorRows, ...] | None = None
@@ -281,7 +282,8 @@ class DraftState(Struct, frozen=True):
     cached_prompts: tuple[CachedPrompt, ...] = ()
     # Prompts that stages are reading from disk.
     restoring: Mapping[SessionId, CachedPrompt] = {}
-    # Stages that have a disk cache.
+    # Features that this node's own disk is taking, and stages that have a disk cache.
+    feature_writes: int = 0
     storing_stages: frozenset[Rank] = frozenset()
     pending_releases: tuple[PendingRelease, ...] = ()
     peers: frozenset[Rank] = frozenset()

@@ -25,13 +25,10 @@ from asyncspec.core.machine import (
     SendClosed,
     WritePrefix,
 )
+from asyncspec.core.prefix_keys import PART
 from asyncspec_nodes.roles.verify.session import StoredPrefixes, StoredText, VerifyState
 from asyncspec_protocol.ids import SessionId, owner
 from asyncspec_protocol.limits import PREFIX_UNIT
-
-PART = 256
-"""Slots of a part at most: some megabytes, which delay a pass by milliseconds. Only a text that has
-all tokens of a part can begin with it."""
 
 MAX_WAITING = 32
 """Prompts that wait to be stored: their names, as their slots are in the cache all the same."""
