@@ -7,11 +7,16 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
+from asyncspec.backend.reference import SESSION, chain
+from asyncspec.core.jobs import Admit, Release
+from asyncspec.core.sampling import Sampling
+from asyncspec.plugins.hf.attention import block_attention
 from asyncspec.plugins.hf.attention.exact_attention import ExactAttention
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.model.stage import HFStage
@@ -102,6 +107,28 @@ def test_more_speculation_than_a_chain_holds(
     tokens = [random.randrange(VOCAB) for _ in range(prompt + 60)]
     compare(stages, Walk(tokens, prompt, VOCAB, random, noise=0.85, prunes=0.02))
     assert max(gathered) > 192
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_of_any_size_have_the_bits_of_the_usual_ones(
+    tiny: MakeTiny, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows a chunk of a prompt has, none of its slots are copied."""
+    monkeypatch.setattr(ExactAttention, "_gather_indices", None)
+    stage = cut(open_checkpoint(tiny("llama", max_position_embeddings=512)), 2, dtype=dtype)[0]
+    tokens = [Random(7).randrange(VOCAB) for _ in range(400)]
+
+    def read(size: int) -> Tensor:
+        stage.run(Admit(SESSION, len(tokens), Sampling()))
+        starts = range(0, len(tokens), size)
+        parts = [stage.run(chain(SESSION, at, tokens[at : at + size], None, ())) for at in starts]
+        stage.run(Release(SESSION))
+        return torch.cat(parts)  # type: ignore[arg-type]
+
+    usual = read(64)
+    for size, portion in ((256, 1 << 17), (400, 1), (100, 1 << 12)):
+        monkeypatch.setattr(block_attention, "_PORTION", portion)
+        assert torch.equal(read(size), usual)
 
 
 @pytest.mark.parametrize("max_k", [0, 64, 128])

@@ -27,8 +27,9 @@ class ExactAttention(TreeAttention):
     Values are summed in float32, in blocks of ``BLOCK`` positions: the committed blocks one by one,
     then those of the speculative region, where slots of other blocks have weight zero. A product
     adds each output as one chain, which exact zeros between its terms do not change up to
-    ``KernelSettings.max_k`` terms; beyond, a row's slots are copied in order of position. Columns
-    of ones beside the values give the softmax sum by the same products.
+    ``KernelSettings.max_k`` terms; beyond, a row's slots are copied in order of position. Where
+    that is the order of slots the region's blocks are like committed ones. Columns of ones beside
+    the values give the softmax sum by the same products.
     """
 
     def __init__(
@@ -38,10 +39,13 @@ class ExactAttention(TreeAttention):
         self.tiles = settings.row_tiles
         # Slots before the speculative region are whole committed blocks, in order of position.
         self.region_start = self.mask_start = committed // BLOCK * BLOCK
-        gathers = self.end - self.region_start > settings.max_k
+        # Slots before this one are blocks in order of position, those of a prompt's chunk too.
+        self.ordered_end = self.end if self._is_path() else self.region_start
+        speculative = self.end - self.ordered_end
+        gathers = speculative > settings.max_k
         # Slots of each position block of the region, oldest first.
         self.indices = self._gather_indices() if gathers else []
-        self.selectors = [] if gathers else self._block_selectors()
+        self.selectors = self._block_selectors() if speculative and not gathers else []
 
     def kernel(self, params: AttentionParams, query: Tensor, start: int, mask: Tensor) -> Tensor:
         count = query.shape[1]
@@ -60,7 +64,7 @@ class ExactAttention(TreeAttention):
             highest = torch.maximum(highest, sinks)
         weights = scores.sub_(highest).exp_()
         total = values.new_zeros(*scores.shape[:2], values.shape[-1])
-        for i in range(0, self.region_start, BLOCK):
+        for i in range(0, self.ordered_end, BLOCK):
             self._add(total, weights.narrow(2, i, BLOCK), values.narrow(1, i, BLOCK))
         if self.indices:
             total = self._add_gathered(total, weights, values, count)
@@ -79,6 +83,14 @@ class ExactAttention(TreeAttention):
             total = total.narrow(1, 0, count)
         out = total.narrow(2, 0, width) / total.narrow(2, width, 1)
         return out if out.dtype == query.dtype else out.to(query.dtype)
+
+    def _is_path(self) -> bool:
+        """Whether slots are positions up to the last row's, as while a prompt is read."""
+        end = self.rows[-1].slot + 1
+        if self.dense is None or self.last_position != end - 1:
+            return False
+        positions = self.cache.positions[self.region_start : end]
+        return np.array_equal(positions, np.arange(self.region_start, end))
 
     def _add(self, total: Tensor, weights: Tensor, values: Tensor) -> None:
         """Add the product [.., rows, slots] x [.., slots, columns] to [.., rows, columns]."""
