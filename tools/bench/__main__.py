@@ -24,6 +24,7 @@ from asyncspec_nodes.console.arguments import Parser, Version  # noqa: E402
 from tools.bench import (  # noqa: E402
     enlarge,
     grid,
+    learning,
     padded,
     placement,
     real,
@@ -63,6 +64,7 @@ KINDS = {
     ),
     "faults": (faults, "seconds from a fault of a node to the next token"),
     "real": (real, "a real model's pipeline with each policy and token source"),
+    "learn": (learning, "what a head learns while its cluster serves, and what that costs"),
     "bits": (bits, "whether trees have the bits of sequences on this CPU"),
     "enlarge": (enlarge, "a checkpoint made larger that says the same"),
     "padded": (padded, "policies on six emulated clusters, next to the simulator"),

@@ -1,0 +1,254 @@
+"""``python tools/bench learn``: what ``[draft] learn`` brings on one topic, and what it costs.
+
+Two clusters have the same head; the one of the second learns. It answers most prompts of the topic,
+and learns from these for ``--minutes``. Meanwhile pairs of requests, one to each cluster in turn,
+compare latencies: the learner trains until the request of its cluster comes, and is stopped while
+the other cluster answers. Pairs before which it hardly trained do not count. Then both clusters
+answer the new prompts in turn: texts must be the same, and tokens a round are those of the head
+before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import count, product
+from pathlib import Path
+from statistics import median
+
+import psutil
+from msgspec import Struct
+
+from asyncspec.core.errors import UserError
+from asyncspec_nodes.client.client import Client
+from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
+from asyncspec_nodes.cluster.named_models import target_of
+from asyncspec_nodes.console.bounds import COUNT, SECONDS
+from asyncspec_nodes.local.cluster import LocalCluster, local_config
+from asyncspec_nodes.serving.requests import ChatText, encode_chat
+from asyncspec_protocol.ids import DRAFT
+from asyncspec_protocol.messages import Finished, Output, Submit
+from tools.bench.options import SEVERAL, check_numbers, check_policies, print_rows
+from tools.bench.prompts import read_sets
+
+TEMPERATURES = (0.0, 0.8)
+
+GAP = 3.0
+"""Seconds without a request before each of a pair: the learner begins one second after the last."""
+
+REST = 8.0
+"""Seconds of training between pairs."""
+
+TRAINING = 0.5
+"""Share of a gap that the learner must have computed for its pair to count."""
+
+LEARNER = "asyncspec.backend.learning.process"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``bench learn``."""
+    add = parser.add_argument
+    add("--prompts", type=Path, required=True, metavar="DIR", help="folder of *.jsonl, a set each")
+    add("--topic", default="gsm8k", metavar="SET", help="one of the sets (gsm8k)")
+    add("--new", type=int, default=12, metavar="N", help="its last prompts, to measure (12)")
+    add("--target", default="smollm2", metavar="DIR|GGUF|NAME", help="default: smollm2")
+    add("--head", type=Path, required=True, metavar="DIR", help="of asyncspec train-head")
+    add("--stages", type=int, default=2, metavar="N", help="verify stages (2)")
+    add("--stage-seconds", type=float, default=0.02, metavar="S", help="of a pass at least (.02)")
+    add("--draft-seconds", type=float, default=0.005, metavar="S", help="of a level (.005)")
+    add("--policy", default="flow", metavar="P", help="default: flow")
+    add("--tokens", type=int, default=96, metavar="N", help="of an answer (96)")
+    add("--minutes", type=float, default=12.0, metavar="M", help="of learning (12)")
+    add("--json", action="store_true")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Exit code: 0."""
+    check_numbers(options, new=COUNT, stages=COUNT, tokens=SEVERAL, minutes=SECONDS)
+    check_numbers(options, stage_seconds=SECONDS, draft_seconds=SECONDS)
+    check_policies([options.policy])
+    if not (options.head / "config.json").is_file():
+        raise UserError(f"--head: {options.head} has no config.json; give a head's folder")
+    sets = read_sets(options.prompts, 10**6)
+    if options.topic not in sets:
+        raise UserError(f"--topic: {options.topic} is none of {', '.join(sets)}")
+    texts = [prompt.text for prompt in sets[options.topic]]
+    if len(texts) <= options.new:
+        raise UserError(f"--new: the set has {len(texts)} prompts; leave some to learn from")
+    options.target = target_of(options.target)
+    with tempfile.TemporaryDirectory() as state:
+        os.environ["XDG_STATE_HOME"] = state
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        rows = asyncio.run(_measure(options, texts[: -options.new], texts[-options.new :]))
+    print_rows(options, rows)
+    return 0
+
+
+class Answer(Struct, frozen=True):
+    """What a request brought. ``seconds`` as its user sees them."""
+
+    tokens: tuple[int, ...]
+    stats: Mapping[str, float]
+    seconds: float
+    first_seconds: float
+
+
+class _Served:
+    """A running cluster."""
+
+    def __init__(self, client: Client, tokens: int) -> None:
+        self._client, self._tokens = client, tokens
+
+    async def ask(self, text: str, temperature: float, seed: int) -> Answer:
+        chat = encode_chat([ChatText("user", text)])
+        submit = Submit(0, "", self._tokens, seed, temperature, 0, 1.0, chat=chat)
+        began, first, tokens = time.perf_counter(), 0.0, list[int]()
+        async for event in self._client.ask(submit):
+            if isinstance(event, Output) and event.token_ids:
+                first = first or time.perf_counter() - began
+                tokens += event.token_ids
+        assert isinstance(event, Finished)
+        if event.reason == "error":
+            raise UserError(event.detail)
+        return Answer(tuple(tokens), event.stats, time.perf_counter() - began, first)
+
+    async def totals(self) -> Mapping[str, float]:
+        return next(node.totals for node in await self._client.nodes() if node.rank == DRAFT)
+
+
+@asynccontextmanager
+async def _serving(options: argparse.Namespace, *, learn: bool) -> AsyncIterator[_Served]:
+    config = local_config(
+        TargetTable(options.target),
+        DraftTable(f"eagle:{options.head.absolute()}", options.policy, learn=learn),
+        *(options.stages, 1),
+        stage_pace=PaceTable(seconds=options.stage_seconds),
+        draft_pace=PaceTable(level_seconds=options.draft_seconds),
+    )
+    async with LocalCluster(config, lambda report: None) as cluster:
+        host, port = cluster.address
+        async with await Client.connect(host, port, config.cluster.name) as client:
+            yield _Served(client, options.tokens)
+
+
+async def _measure(
+    options: argparse.Namespace, known: Sequence[str], new: Sequence[str]
+) -> list[Mapping[str, object]]:
+    async with _serving(options, learn=False) as plain, _serving(options, learn=True) as learns:
+        _say(f"{len(known)} prompts to learn from")
+        for seed, (text, temperature) in enumerate(product(known, TEMPERATURES)):
+            await learns.ask(text, temperature, seed)
+            if seed % 4 in (0, 3):
+                # Policies remember what came true: here every prompt once is enough.
+                await plain.ask(text, temperature, seed)
+        learner = _learner()
+        pairs = await _pairs(options, plain, learns, known, learner)
+        totals = await learns.totals()
+        learner.suspend()
+        _say(f"{len(new)} new prompts")
+        asked = [*product(new, TEMPERATURES)]
+        measured = [
+            await _pair(plain, learns, text, temperature, seed)
+            for seed, (text, temperature) in enumerate(asked)
+        ]
+        learner.resume()
+    if changed := sum(old.tokens != now.tokens for old, now in (*pairs, *measured)):
+        raise UserError(f"{changed} answers are others with learning than without: a bug")
+    rows: list[Mapping[str, object]] = []
+    for place, temperature in enumerate(TEMPERATURES):
+        some = measured[place :: len(TEMPERATURES)]
+        old, now = (_a_round(answers) for answers in zip(*some, strict=True))
+        row = {"topic": options.topic, "temperature": temperature, "answers": len(new)}
+        row |= {"tokens a round before": round(old, 3), "after": round(now, 3)}
+        rows.append(row | {"times": round(now / old, 3)})
+    changes = {
+        "version": totals.get("learned_version", 0.0),
+        "seconds trained": round(totals.get("learned_seconds", 0.0)),
+        "answers learned from": totals.get("learned_answers", 0.0),
+        "pairs": len(pairs),
+    }
+    return [*rows, changes | dict(_latencies(pairs))]
+
+
+Pair = tuple[Answer, Answer]
+"""Answers to one prompt without learning, and with it."""
+
+
+async def _pair(plain: _Served, learns: _Served, text: str, temperature: float, seed: int) -> Pair:
+    """Without training beside it; every other one in the other order."""
+    clusters = (learns, plain) if seed // len(TEMPERATURES) % 2 else (plain, learns)
+    answers = {cluster: await cluster.ask(text, temperature, seed) for cluster in clusters}
+    return answers[plain], answers[learns]
+
+
+async def _pairs(
+    options: argparse.Namespace,
+    plain: _Served,
+    learns: _Served,
+    known: Sequence[str],
+    learner: psutil.Process,
+) -> list[Pair]:
+    pairs: list[Pair] = []
+    end = time.monotonic() + 60 * options.minutes
+    for number in count():
+        if time.monotonic() > end:
+            return pairs
+        text, trained, answers = known[number % len(known)], 0.0, dict[bool, Answer]()
+        for learning in (True, False) if number % 2 else (False, True):
+            if not learning:
+                learner.suspend()
+            spent = sum(learner.cpu_times()[:2])
+            await asyncio.sleep(GAP)
+            if learning:
+                trained = (sum(learner.cpu_times()[:2]) - spent) / GAP
+            answers[learning] = await (learns if learning else plain).ask(text, 0.0, 0)
+            learner.resume()
+        if trained >= TRAINING:
+            pairs.append((answers[False], answers[True]))
+        _say(f"pair {number + 1}: the learner had {trained:.0%} of a core, {len(pairs)} count")
+        await asyncio.sleep(REST)
+    raise AssertionError
+
+
+def _learner() -> psutil.Process:
+    """The learner's process, which its node starts."""
+    for process in psutil.Process().children(recursive=True):
+        if LEARNER in process.cmdline():
+            return process
+    raise UserError("no learner runs; its node's log says why")
+
+
+def _latencies(pairs: Sequence[Pair]) -> Iterator[tuple[str, object]]:
+    """Medians of the ratios of pairs, with learning over without."""
+    measures: dict[str, Callable[[Answer], float]] = {
+        "latency": lambda answer: answer.seconds,
+        "first token": lambda answer: answer.first_seconds,
+        "seconds a round": lambda answer: answer.stats["decode_seconds"] / _rounds(answer),
+    }
+    for name, measure in measures.items():
+        ratios = sorted(measure(there) / measure(here) for here, there in pairs)
+        if ratios:
+            yield f"{name}, times", round(median(ratios), 3)
+            quarter = len(ratios) // 4
+            yield f"{name}, quartiles", [round(ratios[i], 3) for i in (quarter, -1 - quarter)]
+
+
+def _rounds(answer: Answer) -> float:
+    return max(1.0, answer.stats["rounds"])
+
+
+def _a_round(answers: Sequence[Answer]) -> float:
+    """Tokens a round over some answers together."""
+    tokens = sum(answer.stats["new_tokens"] - 1 for answer in answers)
+    return tokens / sum(map(_rounds, answers))
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
