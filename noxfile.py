@@ -1,6 +1,6 @@
 """``nox -s newest`` and ``nox -s oldest``: the wheel in a new environment with other versions of
 what it needs (CONTRIBUTING.md, "Requirements"). Words after ``--`` are further constraints, such as
-``transformers==5.14``; ``torch==any`` leaves torch to pip.
+``transformers==5.14``; ``torch==any`` leaves torch to pip. ``nox -s speculators``: that library.
 """
 
 import sys
@@ -38,6 +38,19 @@ def oldest(session: nox.Session) -> None:
 def newest(session: nox.Session) -> None:
     """What pip gives to users today."""
     _check(session, [])
+
+
+@nox.session
+def speculators(session: nox.Session) -> None:
+    """Whether speculators' own class reads a trained head. By name only: what it imports takes 270
+    MB without torch, torchvision and torchaudio, which it would have pip install."""
+    _link_torch(session, _pinned("torch"))
+    tools = [line for line in _extra("dev") if Requirement(line).name in TEST_TOOLS]
+    imported = ("datasets", "loguru", "openai", "pydantic-settings")
+    session.install("--no-compile", f".[{EXTRA}]", *tools, *imported)
+    session.install("--no-compile", "--no-deps", "speculators", "hs-connectors")
+    session.run("python", "-c", "import speculators")  # the test skips itself without it
+    session.run("pytest", "-q", "tests/backend/test_training.py", "-k", "speculators_own")
 
 
 def _check(session: nox.Session, lines: list[str]) -> None:
