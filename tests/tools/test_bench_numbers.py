@@ -48,6 +48,10 @@ def numbers(kind: str) -> list[str]:
     return parser.numbers
 
 
+NEEDED = {"learn": "head", "vllm": "vllm"}
+"""Options that a part is not run without."""
+
+
 def wrong() -> list[tuple[str, str, str]]:
     """Parts, options and values."""
     found = [(kind, name, value) for kind in KINDS for name in numbers(kind)
@@ -76,8 +80,10 @@ def test_a_number_that_cannot_be_is_one_line(
 ) -> None:
     (tmp_path / "set.jsonl").write_text(json.dumps({"turns": ["x"]}) + "\n")
     argv = [kind, f"--{name}={value}"]
-    if kind in ("report", "record-language", "real"):
+    if kind in ("report", "record-language", "real", "learn"):
         argv += ["--prompts", str(tmp_path)]
+    if kind in NEEDED:
+        argv += [f"--{NEEDED[kind]}", str(tmp_path)]
     if kind == "report":
         argv += ["--out", str(tmp_path / "out")]
     if kind in ("record-language", "enlarge"):

@@ -29,7 +29,7 @@ from asyncspec.core.errors import UserError
 from asyncspec_nodes.client.client import Client
 from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.cluster.named_models import target_of
-from asyncspec_nodes.console.bounds import COUNT, SECONDS
+from asyncspec_nodes.console.bounds import COUNT, SECONDS, SOME_SECONDS
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from asyncspec_nodes.serving.requests import ChatText, encode_chat
 from asyncspec_protocol.ids import DRAFT
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Exit code: 0."""
-    check_numbers(options, new=COUNT, stages=COUNT, tokens=SEVERAL, minutes=SECONDS)
+    check_numbers(options, new=COUNT, stages=COUNT, tokens=SEVERAL, minutes=SOME_SECONDS)
     check_numbers(options, stage_seconds=SECONDS, draft_seconds=SECONDS)
     check_policies([options.policy])
     if not (options.head / "config.json").is_file():
