@@ -83,6 +83,9 @@ def test_a_damaged_result_is_one_line(folder: Path) -> None:
     write(folder, rows=[["one"]])
     with pytest.raises(UserError, match="a row of t has 1 cells"):
         results.reference("some#t")
+    write(folder, columns=[{"name": "n"}, {"name": "rate"}], rows=[["one", 0.5]])
+    with pytest.raises(UserError, match=r"t has 0\.5 in a column without decimals"):
+        results.reference("some#t")
     write(folder)
     with pytest.raises(UserError, match="no table 'u'"):
         results.reference("some#u")

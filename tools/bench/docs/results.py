@@ -60,6 +60,10 @@ def load(path: Path) -> Results:
         for row in one.rows:
             if len(row) != len(one.columns):
                 raise UserError(f"{path.name}: a row of {name} has {len(row)} cells")
+            for column, value in zip(one.columns, row, strict=True):
+                if column.decimals is None and isinstance(value, float) and value % 1:
+                    # It would be shown without its fraction.
+                    raise UserError(f"{path.name}: {name} has {value} in a column without decimals")
     return found
 
 
