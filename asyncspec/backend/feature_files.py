@@ -71,10 +71,10 @@ class FeatureFiles(PrefixFiles):
     def _unpacked(self, parts: Parts) -> object:
         """The handle of all rows. Raises ``ValueError`` where parts do not fit together."""
         shapes = [msgspec.msgpack.decode(bytes(first), type=_Shape) for *_, (first, _) in parts]
-        kinds = {(one.dtype, one.shape[1:]) for one in shapes}
+        kinds = {(part.dtype, part.shape[1:]) for part in shapes}
         if len(kinds) != 1:
             raise ValueError("features of several kinds, or none")
         ((dtype, width),) = kinds
-        rows = sum(one.shape[0] for one in shapes)
+        rows = sum(part.shape[0] for part in shapes)
         content = bytearray().join(data for *_, (_, data) in parts)
         return self._tensors.unpack(WireTensor(dtype, (rows, *width), memoryview(content)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -221,6 +221,13 @@ def read_address(arguments: argparse.Namespace) -> ClusterAddress:
     return ClusterAddress(host, port, name, config.security if config else None)
 
 
+def leave_to_cluster(arguments: argparse.Namespace, names: Iterable[str]) -> None:
+    """Raise ``UserError`` where the user has given one of these, which a running cluster has
+    decided."""
+    for name in given(arguments, names):
+        raise UserError(f"{option(name)} is the running cluster's choice; leave it out")
+
+
 def read_arguments(
     arguments: argparse.Namespace, *, sessions: int, traced: bool = False, local: bool = True
 ) -> Config | ClusterAddress:
@@ -231,8 +238,7 @@ def read_arguments(
         kept_results.retest()
     if not connects(arguments):
         return _local_config(arguments, sessions, traced=traced, local=local)
-    for name in given(arguments, CLUSTERS_CHOICE):
-        raise UserError(f"{option(name)} is the running cluster's choice; leave it out")
+    leave_to_cluster(arguments, CLUSTERS_CHOICE)
     for key in given(arguments, PASSES + tables.DRAFTING):
         name = option(TIMES.get(key, key))
         raise UserError(f"{name} is for a local cluster; a cluster file has [pace] tables")

@@ -25,7 +25,7 @@ from asyncspec_nodes.cluster.checkpoints import PLAIN, read_template
 from asyncspec_nodes.cluster.config import Config, GenerationConfig
 from asyncspec_nodes.cluster.named_models import named
 from asyncspec_nodes.console import log
-from asyncspec_nodes.console.arguments import Act, Parser, given, option, print_notice
+from asyncspec_nodes.console.arguments import Act, Parser, print_notice
 from asyncspec_nodes.console.bounds import COUNT
 from asyncspec_nodes.console.log import make_logger
 from asyncspec_nodes.console.log_table import LogTable
@@ -142,8 +142,7 @@ def _where(arguments: argparse.Namespace, *, local: bool) -> Config | ClusterAdd
     sessions = arguments.sessions or SESSIONS
     where = cluster_options.read_arguments(arguments, sessions=sessions, local=local)
     if isinstance(where, ClusterAddress):
-        for name in given(arguments, OF_A_LOCAL_CLUSTER):
-            raise UserError(f"{option(name)} is the running cluster's choice; leave it out")
+        cluster_options.leave_to_cluster(arguments, OF_A_LOCAL_CLUSTER)
         return where
     template = arguments.chat_template
     if template is None and arguments.target is None:

@@ -140,13 +140,13 @@ def _node_memory(
     sessions: int,
 ) -> NodeMemory:
     """Memory of a node that holds ``models`` in a process of ``process`` bytes without them."""
-    weights, slot = sum(one.weights for one in models), sum(one.slot for one in models)
-    session_states = sessions * sum(one.session for one in models)
+    weights, slot = sum(model.weights for model in models), sum(model.slot for model in models)
+    session_states = sessions * sum(model.session for model in models)
     cache, nodes = slots * slot + session_states, tree * slot
-    states = session_states + sum(one.states for one in models)
+    states = session_states + sum(model.states for model in models)
     total = weights + cache + nodes
-    runtime = process + (slots + tree) * max((one.scores for one in models), default=0)
-    runtime += sum(one.results for one in models)
+    runtime = process + (slots + tree) * max((model.scores for model in models), default=0)
+    runtime += sum(model.results for model in models)
     sizes = (weights, cache, nodes, slot, total, runtime, total + runtime, states)
     return NodeMemory(rank, layers, *sizes)
 

@@ -25,6 +25,7 @@ from asyncspec_nodes.cli.cluster_options import (
     add_address_arguments,
     add_model_arguments,
     connects,
+    leave_to_cluster,
     read_address,
     read_engine_options,
 )
@@ -34,7 +35,7 @@ from asyncspec_nodes.cluster.config import Config, TargetTable
 from asyncspec_nodes.cluster.file import load
 from asyncspec_nodes.cluster.named_models import target_of
 from asyncspec_nodes.console import bounds
-from asyncspec_nodes.console.arguments import Parser, given, option
+from asyncspec_nodes.console.arguments import Parser, given
 from asyncspec_nodes.console.interrupt import exit_on_interrupt
 from asyncspec_nodes.node.resources import cores
 from asyncspec_nodes.plugins.train_head.answers import LocalAnswers
@@ -151,9 +152,8 @@ class _Target(Struct, frozen=True):
 
 def _target(arguments: argparse.Namespace, config: Config | None) -> str:
     """The target's name for its backend. Raises ``UserError``."""
-    if cluster_choice := given(arguments, COMPUTED) if connects(arguments) else {}:
-        name = option(next(iter(cluster_choice)))
-        raise UserError(f"{name} is the running cluster's choice; leave it out")
+    if connects(arguments):
+        leave_to_cluster(arguments, COMPUTED)
     if arguments.target is None and config is not None:
         return config.target.path
     if arguments.target is None:

@@ -188,7 +188,7 @@ def has_room(state: DraftState, request: Request) -> bool:
         return True
     drafting = sum(one.slots for one in state.sessions.values() if one.policy.uses_draft)
     prompts = (*state.cached_prompts, *state.restoring.values())
-    cached = sum(whole_blocks(one.retained) for one in prompts)
+    cached = sum(whole_blocks(prompt.retained) for prompt in prompts)
     return drafting + cached + needed <= source
 
 

@@ -33,7 +33,7 @@ from asyncspec_protocol.limits import PREFIX_UNIT
 from asyncspec_protocol.messages import Closed, Restore
 
 MAX_WRITES = 8
-"""Features that wait for this node's disk at most: until they are written they stay in memory."""
+"""Writes of features that wait for the disk at most: their rows stay in memory until then."""
 
 
 def stored_as(state: DraftState, session: DraftSession) -> tuple[bytes, ...]:
