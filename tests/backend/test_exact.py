@@ -16,7 +16,6 @@ from torch import Tensor
 from asyncspec.backend.reference import SESSION, chain
 from asyncspec.core.jobs import Admit, Release
 from asyncspec.core.sampling import Sampling
-from asyncspec.plugins.hf.attention import block_attention
 from asyncspec.plugins.hf.attention.exact_attention import ExactAttention
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.model.stage import HFStage
@@ -126,8 +125,7 @@ def test_chunks_of_any_size_have_the_bits_of_the_usual_ones(
         return torch.cat(parts)  # type: ignore[arg-type]
 
     usual = read(64)
-    for size, portion in ((256, 1 << 17), (400, 1), (100, 1 << 12)):
-        monkeypatch.setattr(block_attention, "_PORTION", portion)
+    for size in (256, 400, 100):
         assert torch.equal(read(size), usual)
 
 

@@ -27,10 +27,6 @@ _PARTS = 1 << 20
 """Numbers of blocks' sums that are in memory at a time."""
 
 
-_PORTION = 1 << 17
-"""Scores of the tiles that go through all operations at once: as many as stay in a core's cache."""
-
-
 _MOST_ROWS = 16
 
 _ONE_THREAD = 1 << 18
@@ -94,8 +90,13 @@ class BlockAttention(ExactAttention):
         if rows < tiles * size:
             padded = np.pad(padded, ((0, 0), (0, tiles * size - rows), (0, 0)))
         padded = padded.reshape(len(keys), tiles, size, width)
-        total = self._totals(params, padded, keys[:, : self.end], values, groups)
-        total = total.reshape(len(keys), -1, total.shape[-1])[:, :rows]
+        weights, shares = self._weights(params, padded, keys[:, : self.end], groups)
+        total = self._sums(weights, values)
+        if total is None or self.ordered_end < self.end:
+            total = self._add_tail(total, weights, values, groups)
+        if shares is not None:
+            total[..., -1:] += shares
+        total = total.reshape(len(keys), -1, total.shape[3])[:, :rows]
         total = total.reshape(heads, count, -1)
         np.divide(total[..., :-ONES], total[..., -1:], out=out.swapaxes(0, 1))
 
@@ -117,63 +118,8 @@ class BlockAttention(ExactAttention):
         size = min(rows + rows % 2, self._most_rows)
         return -(-rows // size), size
 
-    def _totals(
-        self, params: AttentionParams, query: Array, keys: Array, values: Array, groups: int
-    ) -> Array:
-        """query [Hkv, T, r, K], keys [Hkv, B * S, K] -> sums [Hkv * T, r, C], with those of the
-        softmax."""
-        heads, tiles, size, _ = query.shape
-        sinks = self._sinks(params, query)
-        each = _PORTION // (size * self.end)
-        if self.indices or each >= heads * tiles:
-            total = self._portion(params, query, keys, values, groups, slice(None), sinks)
-            return total.reshape(-1, *total.shape[2:])
-        each = max(1, each)
-        parts = []
-        for head in (slice(i, i + 1) for i in range(heads)):
-            head_sinks = None if sinks is None else sinks[head]
-            for span in (slice(i, i + each) for i in range(0, tiles, each)):
-                arguments = query[head, span], keys[head], values[head], groups, span
-                shares = None if head_sinks is None else head_sinks[:, span]
-                parts.append(self._portion(params, *arguments, shares)[0])
-        return np.concatenate(parts)
-
-    def _portion(
-        self,
-        params: AttentionParams,
-        query: Array,
-        keys: Array,
-        values: Array,
-        groups: int,
-        tiles: slice,
-        sinks: Array | None,
-    ) -> Array:
-        """Sums [Hkv, T, r, C] of these ``tiles``, whose queries are ``query``."""
-        weights, shares = self._weights(params, query, keys, groups, tiles, sinks)
-        total = self._sums(weights, values)
-        if total is None or self.ordered_end < self.end:
-            total = self._add_tail(total, weights, values, groups)
-        if shares is not None:
-            total[..., -1:] += shares
-        return total
-
-    def _sinks(self, params: AttentionParams, query: Array) -> Array | None:
-        """The scores of sinks [Hkv, T, r, 1], if there are any; zeros beyond the rows."""
-        if params.sinks is None:
-            return None
-        sinks = params.sinks.float().numpy().reshape(len(query), -1, 1).repeat(self.count, 1)
-        scores = np.zeros((*query.shape[:3], 1), np.float32)
-        scores.reshape(len(query), -1, 1)[:, : sinks.shape[1]] = sinks
-        return scores
-
     def _weights(
-        self,
-        params: AttentionParams,
-        query: Array,
-        keys: Array,
-        groups: int,
-        tiles: slice,
-        sinks: Array | None,
+        self, params: AttentionParams, query: Array, keys: Array, groups: int
     ) -> tuple[Array, Array | None]:
         """query [Hkv, T, r, K], keys [Hkv, B * S, K] -> weights [Hkv, T, B, r, S], not divided by
         their sum; and those of sinks [Hkv, T, r, 1]."""
@@ -188,14 +134,17 @@ class BlockAttention(ExactAttention):
             scores[:, :, -1, :, self.last_position % BLOCK + 1 :] = -np.inf
         else:
             first, mask = self._block_mask(params, groups)
-            scores[:, :, first:] += mask[tiles]
+            scores[:, :, first:] += mask
         # Not both at once, which takes twice as long.
         highest = np.maximum.reduce(np.maximum.reduce(scores, 4, keepdims=True), 2, keepdims=True)
         shares = None
-        if sinks is not None:
-            np.maximum(highest, sinks[:, :, None], out=highest)
+        if params.sinks is not None:
+            sinks = params.sinks.float().numpy().reshape(len(keys), -1, 1).repeat(self.count, 1)
+            shares = np.zeros((*query.shape[:3], 1), np.float32)
+            shares.reshape(len(keys), -1, 1)[:, : sinks.shape[1]] = sinks
+            np.maximum(highest, shares[:, :, None], out=highest)
             # As many columns as make whole vectors of ``exp`` (``elementwise.py``).
-            shares = np.exp((sinks - highest[:, :, 0]).repeat(ONES, 3))[..., :1]
+            shares = np.exp((shares - highest[:, :, 0]).repeat(ONES, 3))[..., :1]
         scores -= highest
         return np.exp(scores, out=scores), shares
 
