@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_che
 from msgspec import Meta, Struct
 
 from asyncspec.backend.tokenizer import Tokenizer
-from asyncspec.core.errors import UserError
+from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.jobs import StageJob
 from asyncspec.core.tensors import Tensors
 from asyncspec.source.base import TokenSource
@@ -213,6 +213,8 @@ class SourceSpec(Struct, frozen=True):
     target: Any  # an OpenModel; of the same backend for kinds that are ``loaded_by`` the target's
     dtype: DType = "auto"
     options: EngineOptions = DEFAULT_OPTIONS
+    # The target's ``Backend``; None: the one that loads the source.
+    target_backend: Any = None
 
 
 class Learnable(Struct, frozen=True):
@@ -331,6 +333,12 @@ class Backend(Protocol):
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         """Sampling settings that the model's authors recommend (``generation_config.json``)."""
         return {}
+
+    def token_names(self, name: str) -> Mapping[int, str]:
+        """A model's tokens by id, spelt as in ``tokenizer.json`` and GGUF files: equal ones of two
+        models, of whichever backends, mean the same. Raises ``UserError`` where it has no such
+        names: then no model of another backend drafts for it."""
+        raise CheckpointError(f"no checkpoint and no GGUF file drafts for {name}; use its own kind")
 
     def stage_files(self, name: str, span: tuple[int, int]) -> list[FilePart]:
         """What ``open`` without tokenizer and ``load`` of these layers read of a local model.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from asyncspec.backend.base import Backend, SourceSpec
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.source.base import TokenSource
 from asyncspec.source.by_text import TextSource
@@ -26,11 +27,42 @@ def differing_tokens(ours: Mapping[int, str], theirs: Mapping[int, str]) -> tupl
     """The draft's tokens, ascending, that are none of the target's or others. Verification is
     lossless whatever is drafted, so the rest may be. None where too many of the tokens that both
     have differ: then ids mean nothing, and only texts do."""
+    if ours == theirs:
+        return ()
     shared = ours.keys() & theirs.keys()
     different = sorted(token for token in shared if ours[token] != theirs[token])
     if not shared or len(different) > min(MAX_DIFFERENT, len(shared) // MAX_SHARE):
         return None
     return tuple(sorted({*different, *(theirs.keys() - ours.keys())}))
+
+
+def load_fitting(
+    spec: SourceSpec, backend: Backend, draft: Any, load: Callable[[int, Sequence[int]], D]
+) -> tuple[TokenSource, D, float | None]:
+    """A draft model as a source for its target, which may be another backend's; the model itself;
+    and ``LoadedSource.usable``.
+
+    Arguments:
+        backend: the draft model's.
+        draft: an ``OpenModel`` of it.
+        load: the model, by the number of ids that it may draft and those of them that it may not.
+    """
+    theirs: Backend = spec.target_backend or backend
+    sizes = spec.target.info.vocab_size, draft.info.vocab_size
+    foreign = differing_tokens(
+        theirs.token_names(str(spec.target.path)), backend.token_names(str(draft.path))
+    )
+    if foreign is not None:
+        model = load(sizes[0], foreign)
+        return model, model, None
+    source, model = draft_by_text(
+        spec.name,
+        theirs.load_tokenizer(spec.target),
+        backend.load_tokenizer(draft),
+        sizes,
+        lambda useless: load(sizes[1], useless),
+    )
+    return source, model, source.usable
 
 
 def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:

@@ -4,6 +4,7 @@ of ``base.Backend`` under the entry point group ``asyncspec.backends``."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,3 +66,10 @@ def with_backend(model: str, name: str) -> str:
 def backend_of_source(source: str, target: str) -> Backend:
     """The backend of a token source: a head and a twin have their target's."""
     return backend_of(target if kind_of(source).loaded_by == "target" else source)
+
+
+def draft_runtime_bytes(target: str, sources: Iterable[str]) -> int:
+    """Memory of a draft node's process besides what it loads (``Backend.runtime_bytes``): there may
+    be two libraries."""
+    backends = {backend_of(target), *(backend_of_source(source, target) for source in sources)}
+    return sum(backend.runtime_bytes for backend in backends)

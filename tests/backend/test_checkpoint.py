@@ -16,13 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from asyncspec.backend.draft_vocabulary import differing_tokens
 from asyncspec.backend.reference import decode
 from asyncspec.core.errors import CheckpointError, ClusterError, UserError
+from asyncspec.plugins.hf.backend import BACKEND
 from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint, resolve_dtype
 from asyncspec.plugins.hf.checkpoint.files.hub import locate
 from asyncspec.plugins.hf.checkpoint.model_config import inspect_checkpoint
 from asyncspec.plugins.hf.checkpoint.tokenizer import (
-    foreign_tokens,
     load_tokenizer,
     token_ids,
 )
@@ -558,6 +559,11 @@ def test_tokenizers_of_older_files(tmp_path: Path) -> None:
 
 
 def test_tokenizers_must_agree(tmp_path: Path) -> None:
+    names_of = BACKEND.token_names
+
+    def foreign_tokens(target: Path, draft: Path) -> tuple[int, ...] | None:
+        return differing_tokens(names_of(str(target)), names_of(str(draft)))
+
     target = tokenizer(tmp_path / "target", {"a": 0, "b": 1}, [{"id": 2, "content": "<s>"}])
     foreign_tokens(target, tokenizer(tmp_path / "same", {"a": 0, "b": 1, "<s>": 2}))
     foreign_tokens(target, tokenizer(tmp_path / "unigram", [["a", 0.1], ["b", 0.2], ["<s>", 0]]))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from asyncspec.core.errors import CheckpointError
 from asyncspec.plugins.llama.gguf_file import STRING, Value, header, value
-from asyncspec.plugins.llama.target import TOKENS, OpenTarget, foreign_tokens, open_target
+from asyncspec.plugins.llama.target import TOKENS, OpenTarget, open_target, vocabulary
 from backend.gguf_vocabularies import control, normal, save_vocabulary
 
 NAME = "m-00001-of-00001.gguf"
@@ -54,7 +54,7 @@ def test_a_damaged_file_is_read_or_refused(
     try:
         opened = open_target(damaged)
         assert opened.info.vocab_size >= 0
-        foreign_tokens(small, opened)
+        vocabulary(opened.model)
     except CheckpointError as error:
         assert str(damaged.parent) in str(error)  # noqa: PT017
 

@@ -34,12 +34,6 @@ def test_a_prefix_names_the_backend() -> None:
     assert registry.backend_of_source("./twin", TARGET).library == "torch"
 
 
-@pytest.mark.parametrize("target", ["model.gguf", TARGET])
-def test_a_checkpoint_does_not_draft_for_other_kinds_of_targets(target: str) -> None:
-    with pytest.raises(CheckpointError, match="use two of a kind"):
-        check_draft("org/draft", target)
-
-
 @pytest.mark.parametrize(
     ("model", "name"),
     [

@@ -29,11 +29,11 @@ from asyncspec.backend.base import (
     StageSpec,
     twin_quantize,
 )
-from asyncspec.backend.draft_vocabulary import draft_by_text
+from asyncspec.backend.draft_vocabulary import load_fitting
 from asyncspec.backend.hub import is_cached
 from asyncspec.backend.kept_results import kept_by_user
 from asyncspec.backend.registry import DEFAULT, backend_name, backend_of
-from asyncspec.core.errors import AsyncSpecError, CheckpointError, UserError
+from asyncspec.core.errors import AsyncSpecError, UserError
 from asyncspec.core.tensors import Tensors
 from asyncspec.plugins.hf.checkpoint.files.headers import list_tensors
 from asyncspec.plugins.hf.checkpoint.files.hub import locate, open_files, short_name
@@ -47,7 +47,6 @@ from asyncspec.plugins.hf.checkpoint.model_config import (
 )
 from asyncspec.plugins.hf.checkpoint.tokenizer import (
     HFTokenizer,
-    foreign_tokens,
     load_tokenizer,
     token_ids,
 )
@@ -94,11 +93,9 @@ class HFBackend(Backend):
             # The target may be another backend's.
             head = check_head(name.removeprefix(EAGLE_PREFIX), backend_of(target).inspect(target))
             return f"{EAGLE_PREFIX}{head.absolute()}"
-        if backend_name(target) != DEFAULT:
-            raise CheckpointError(f"{name} is a checkpoint and {target} is none; use two of a kind")
-        files = open_files(target)
-        target_directory = files.directory
         if name == MTP_NAME:
+            files = open_files(target)
+            target_directory = files.directory
             info = inspect_checkpoint(target_directory)
             config = read_config(target_directory)
             tensors = quantized_tensors(text_config(config), files.tensors())
@@ -109,8 +106,13 @@ class HFBackend(Backend):
         draft = locate(name).absolute()
         inspect_checkpoint(draft)
         list_tensors(draft)
-        foreign_tokens(target_directory, draft)
+        backend_of(target).token_names(target)
+        token_ids(draft)
         return str(draft)
+
+    def token_names(self, name: str) -> Mapping[int, str]:
+        ids = token_ids(open_files(name).directory)
+        return {token: text for text, token in ids.items()}
 
     def is_cached(self, source: str) -> bool:
         return is_cached(source.removeprefix(EAGLE_PREFIX))
@@ -177,6 +179,8 @@ class HFBackend(Backend):
             info = replace(backend_of(target).inspect(target), dtype="float16")
             there = _beside_other(device).is_accelerator
             return head_footprint(name.removeprefix(EAGLE_PREFIX), info, dtype, accelerator=there)
+        if backend_name(target) != DEFAULT:
+            device = _beside_other(device).name
         files = open_files(target if kind_of(name).loaded_by == "target" else name, tokenizer=False)
         info, tensors = stored_model(files)
         if name.startswith(EAGLE_PREFIX):
@@ -254,8 +258,8 @@ class HFBackend(Backend):
         from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint
         from asyncspec.plugins.hf.kernels.device import find
 
-        alone = spec.name.startswith(EAGLE_PREFIX) and not isinstance(spec.target, Checkpoint)
-        device = (_beside_other if alone else find)(spec.options.device)
+        wanted = spec.options.device
+        device = find(wanted) if isinstance(spec.target, Checkpoint) else _beside_other(wanted)
         loaded = self._load_source(spec, device)
         return replace(loaded, device=device.name, device_memory=device.memory)
 
@@ -291,23 +295,12 @@ class HFBackend(Backend):
             model = load_draft(spec.target, quantize=twin, **how)
             return LoadedSource(model, model.token_bytes, session_bytes=model.session_bytes)
         checkpoint = open_checkpoint(spec.name)
-        sizes = spec.target.info.vocab_size, checkpoint.info.vocab_size
-        foreign = foreign_tokens(spec.target.path, checkpoint.path)
-        if foreign is not None:
-            draft = load_draft(checkpoint, vocab=sizes[0], foreign=foreign, **how)
-            return LoadedSource(draft, draft.token_bytes, session_bytes=draft.session_bytes)
 
-        def load(useless: Sequence[int]) -> DraftModel:
-            return load_draft(checkpoint, foreign=useless, **how)
+        def load(vocab: int, foreign: Sequence[int]) -> DraftModel:
+            return load_draft(checkpoint, vocab=vocab, foreign=foreign, **how)
 
-        source, draft = draft_by_text(
-            spec.name,
-            load_tokenizer(spec.target.path),
-            load_tokenizer(checkpoint.path),
-            sizes,
-            load,
-        )
-        how = {"session_bytes": draft.session_bytes, "usable": source.usable}
+        source, draft, usable = load_fitting(spec, self, checkpoint, load)
+        how = {"session_bytes": draft.session_bytes, "usable": usable}
         return LoadedSource(source, draft.token_bytes, **how)
 
     def feature_tensors(self, model: Any, dtype: DType) -> Tensors:
@@ -328,8 +321,8 @@ def _learnable(opened: Any) -> Learnable:
 
 
 def _beside_other(wanted: str) -> Any:
-    """The device of a head for another backend's target, whose library's device ``wanted`` may be:
-    the CPU where torch has none of that name."""
+    """The device of a source for another backend's target, whose library's device ``wanted`` may
+    be: the CPU where torch has none of that name."""
     from asyncspec.plugins.hf.kernels.device import CPU, find
 
     try:

@@ -14,6 +14,7 @@ from asyncspec.backend.base import (
     Backend,
     DeviceMemory,
     DType,
+    EngineOptions,
     FilePart,
     Footprint,
     LoadedSource,
@@ -23,18 +24,17 @@ from asyncspec.backend.base import (
     StageSpec,
     twin_quantize,
 )
-from asyncspec.backend.draft_vocabulary import draft_by_text
+from asyncspec.backend.draft_vocabulary import load_fitting
 from asyncspec.backend.kept_results import kept_by_user
-from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name
+from asyncspec.backend.registry import DEFAULT, LLAMA, backend, backend_name, backend_of
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.core.tensors import Tensors
 from asyncspec.plugins.llama.attention import flash_type
 from asyncspec.plugins.llama.cut import refused
 from asyncspec.plugins.llama.footprint import footprint, slot_bytes, stage_files
 from asyncspec.plugins.llama.model_file import PREFIX, locate, short_name
-from asyncspec.plugins.llama.target import OpenTarget, foreign_tokens, open_target
+from asyncspec.plugins.llama.target import OpenTarget, open_target, vocabulary
 from asyncspec.plugins.llama.trial import ensure_loads
-from asyncspec.source.base import TokenSource
 from asyncspec.source.registry import EAGLE_PREFIX, MTP_NAME
 
 _SAMPLING = {
@@ -85,9 +85,15 @@ class LlamaBackend(Backend):
             return backend(DEFAULT).check_source(name, target)
         _check_source(name)
         if backend_name(target) != LLAMA:
-            raise CheckpointError(f"{name} is a GGUF file and {target} is none; use two of a kind")
-        foreign_tokens(self.open(target), self.open(name))
+            from asyncspec.plugins.llama.library import import_bindings
+
+            import_bindings()
+        backend_of(target).token_names(target)
+        self.token_names(name)
         return self.locate(name)
+
+    def token_names(self, name: str) -> Mapping[int, str]:
+        return dict(enumerate(vocabulary(self.open(name).model)))
 
     def sampling_defaults(self, name: str) -> Mapping[str, Any]:
         model = self.open(name).model
@@ -169,31 +175,18 @@ class LlamaBackend(Backend):
             # Heads are safetensors files, computed by torch.
             return backend(DEFAULT).load_source(spec)
         _check_source(spec.name)
-        if not isinstance(spec.target, OpenTarget):
-            raise CheckpointError(f"{spec.name} does not draft for {type(spec.target).__name__}")
         draft = self.open(spec.name)
-        sizes = spec.target.info.vocab_size, draft.info.vocab_size
-        foreign = foreign_tokens(spec.target, draft)
+        options = spec.options
+        if not isinstance(spec.target, OpenTarget):
+            options = _beside_other(options)
         ensure_loads(draft, 0, draft.info.layers, kept_by_user(BUILDS))
-        proposing: TokenSource
-        usable: float | None = None
-        if foreign is not None:
-            proposing = loaded = load_draft(draft, sizes[0], spec.options, foreign)
-        else:
 
-            def load(useless: Sequence[int]) -> LlamaDraft:
-                return load_draft(draft, sizes[1], spec.options, useless)
+        def load(vocab: int, foreign: Sequence[int]) -> LlamaDraft:
+            return load_draft(draft, vocab, options, foreign)
 
-            proposing, loaded = draft_by_text(
-                spec.name,
-                self.load_tokenizer(spec.target),
-                self.load_tokenizer(draft),
-                sizes,
-                load,
-            )
-            usable = proposing.usable
+        proposing, loaded, usable = load_fitting(spec, self, draft, load)
         source = LoadedSource(proposing, loaded.token_bytes, usable=usable)
-        if (gpu := find(spec.options.device)) is None:
+        if (gpu := find(options.device)) is None:
             return source
         cell = slot_bytes(draft, (0, draft.info.layers), "auto")
 
@@ -216,6 +209,18 @@ def _check(target: OpenTarget, options: StageOptions) -> None:
     target.computed_dtype(options.dtype)
     if options.quantize != "none":
         raise UserError(f"a GGUF file is quantised as it is; leave quantize {options.quantize} out")
+
+
+def _beside_other(options: EngineOptions) -> EngineOptions:
+    """Those of a draft model for another backend's target, whose library's device they may name: on
+    the CPU where llama.cpp has none of that name."""
+    from asyncspec.plugins.llama.devices import find
+
+    try:
+        find(options.device)
+    except UserError:
+        return replace(options, device=CPU)
+    return options
 
 
 def _may_be_cpu(device: str) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import Struct
 
 from asyncspec.backend.base import SAMPLE_BYTES, DType, ModelInfo, SharedMatrix
-from asyncspec.backend.draft_vocabulary import differing_tokens
 from asyncspec.core.errors import CheckpointError, UserError
 from asyncspec.plugins.llama.cut import EMBEDDING, HEAD, layer_count, matrix
 from asyncspec.plugins.llama.gguf_file import GGUF, Tensor, open_gguf
@@ -188,15 +187,6 @@ def control_tokens(model: GGUF) -> frozenset[int]:
     """Tokens that are no text by the file. llama.cpp itself shows some of them (gpt-oss)."""
     kinds = model.get("tokenizer.ggml.token_type") or []
     return frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
-
-
-def foreign_tokens(target: OpenTarget, draft: OpenTarget) -> tuple[int, ...] | None:
-    """The draft's tokens, ascending, that mean others in the target's vocabulary or none; None for
-    vocabularies of different families. Raises ``CheckpointError``."""
-    ours, theirs = (vocabulary(model.model) for model in (target, draft))
-    if ours == theirs:
-        return ()
-    return differing_tokens(dict(enumerate(ours)), dict(enumerate(theirs)))
 
 
 def _sample(opened: dict[Path, int], tensor: Tensor) -> bytes:

@@ -14,7 +14,7 @@ from asyncspec.backend.base import (
     OpenModel,
     SourceSpec,
 )
-from asyncspec.backend.registry import backend_of_source
+from asyncspec.backend.registry import backend_of, backend_of_source
 from asyncspec.backend.tokenizer import Tokenizer
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.constraint.source import ConstrainedSource
@@ -55,7 +55,8 @@ def load_source(
     models: list[LoadedSource] = []
     for name in filter(needs_backend, names):
         backend = backend_of_source(name, config.target.path)
-        spec = SourceSpec(name, target, config.target.dtype, config.engine_of(rank))
+        theirs = backend_of(config.target.path)
+        spec = SourceSpec(name, target, config.target.dtype, config.engine_of(rank), theirs)
         loaded = backend.load_source(spec)
         if learning is not None and kind_of(name).reads_features:
             loaded = learning.wrap(backend, spec, loaded)

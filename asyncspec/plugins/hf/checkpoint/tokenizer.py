@@ -1,4 +1,4 @@
-"""The target's own tokenizer, as Hugging Face loads it, and the comparison of two vocabularies."""
+"""A model's own tokenizer, as Hugging Face loads it, and the names of its tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from asyncspec.backend.chat_templates import by_name, used
-from asyncspec.backend.draft_vocabulary import differing_tokens
 from asyncspec.backend.infill import INFILL_TOKENS, NO_INFILL
 from asyncspec.backend.template_worker import TemplateWorker
 from asyncspec.core.errors import CheckpointError, first_line
@@ -186,14 +185,3 @@ def end_token(directory: Path) -> int | None:
         return token_ids(directory).get(name["content"] if isinstance(name, dict) else name)
     except (OSError, msgspec.MsgspecError, KeyError, TypeError, CheckpointError):
         return None
-
-
-def foreign_tokens(target: Path, draft: Path) -> tuple[int, ...] | None:
-    """The draft's tokens, ascending, that mean others in the target's tokenizer or none: they are
-    not drafted. Normalisation and chat templates may differ: only ids cross between the models.
-    None for tokenizers of different families. Raises ``CheckpointError``."""
-    ours, theirs = token_ids(target), token_ids(draft)
-    if ours == theirs:
-        return ()
-    names = {token: name for name, token in ours.items()}
-    return differing_tokens(names, {token: name for name, token in theirs.items()})

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from asyncspec.backend.registry import backend_of, backend_of_source
+from asyncspec.backend.registry import backend_of_source, draft_runtime_bytes
 from asyncspec.backend.threads import set_thread_count
 from asyncspec.core.errors import AsyncSpecError, ClusterError
 from asyncspec.source.registry import needs_backend
@@ -200,7 +200,7 @@ def _draft_bytes(config: Config) -> int:
     weights = sum(
         backend_of_source(name, target).source_footprint(name, *how).weights for name in models
     )
-    return weights + backend_of(target).runtime_bytes
+    return weights + draft_runtime_bytes(target, models)
 
 
 async def _is_idle(engine: ReconnectingEngine) -> bool:

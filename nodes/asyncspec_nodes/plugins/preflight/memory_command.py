@@ -12,7 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncspec.backend.base import Footprint
-from asyncspec.backend.registry import backend_of, backend_of_source, with_backend
+from asyncspec.backend.registry import (
+    backend_of,
+    backend_of_source,
+    draft_runtime_bytes,
+    with_backend,
+)
 from asyncspec.core.errors import UserError
 from asyncspec.policy.base import max_tree_nodes
 from asyncspec.policy.registry import POLICIES
@@ -91,15 +96,16 @@ def run(arguments: argparse.Namespace) -> int:
         if source == AUTO:
             source = choose(target, stages_here=1.0).source
         names = parts(spelled_out(source, target))
+        loaded = [*filter(needs_backend, names)]
         models = [
             backend_of_source(part, target).source_footprint(
                 part, target, table.dtype, options.device
             )
-            for part in names
-            if needs_backend(part)
+            for part in loaded
         ]
         kinds = [kind_of(part) for part in names if not needs_backend(part)]
         models += [Footprint((0, 0), kind.shared_bytes, kind.token_bytes, 0) for kind in kinds]
+        process = draft_runtime_bytes(target, loaded)
         draft = _node_memory(0, (0, 0), models, slots, tree, process, arguments.sessions)
     if arguments.json:
         fields = {"context": slots, "stages": stages} | ({"draft": draft} if draft else {})
