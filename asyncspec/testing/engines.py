@@ -184,8 +184,8 @@ def check_begins_like_another(make: MakeStages, vocab: int, seed: int) -> None:
 def check_begins_as_stored(make: MakeStages, vocab: int, seed: int) -> None:
     """The law: what follows a beginning whose slots were read out, part by part, and put into
     another device of the same engine, is what follows it where it was computed; also of an answer
-    that was computed in trees. A session goes on where its slots were read out. Nothing of engines
-    whose slots cannot be stored."""
+    that was computed in trees, and of a part of the slots. A session goes on where its slots were
+    read out. Nothing of engines whose slots cannot be stored."""
     random, stages = Random(seed), make(2)
     if not all(stage.slot_format for stage in stages):
         return
@@ -207,8 +207,9 @@ def check_begins_as_stored(make: MakeStages, vocab: int, seed: int) -> None:
         restored = second.run(Import(SessionId(40), len(start), parts))
         assert restored == (len(start),)
         second.check()
-    later = Pipeline(copies, SessionId(41), like=SessionId(40), shared=len(start))
-    later.read(text[: len(start) + 5], len(start))
+    shared = random.randint(1, len(start))
+    later = Pipeline(copies, SessionId(41), like=SessionId(40), shared=shared)
+    later.read(text[: len(start) + 5], shared)
     for second in copies:
         assert second.run(Export(SessionId(41), 0, len(start) + 5))
     check_drawn(copies, answer_each(later, text, len(start) + 5), want)

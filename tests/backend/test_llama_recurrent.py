@@ -133,7 +133,7 @@ def test_states_take_what_memory_says(family: str, tmp_path: Path) -> None:
     stage.run(Admit(SESSION, count, Sampling()))
     stage.run(chain(SESSION, 0, [i * 11 % VOCAB for i in range(count)], None, ()))
     engine, taken = stage.engine, footprint(target, (0, layers))
-    written = max(engine.save(sequence)[1].size for sequence in range(engine.settings.sequences))
+    written = max(engine.save(sequence)[1][0].size for sequence in range(engine.settings.sequences))
     states = written - count * slot_bytes(target, (0, layers), "auto")
     assert 0 <= states - taken.session < 0.02 * taken.session + 100 * count
     assert taken.states == engine.settings.sequences * taken.session

@@ -7,7 +7,7 @@ what it was computed from, and is computed again when a row below it comes.
 
 Every sequence of a session holds its trunk, the committed path as far as it is in the cache, so a
 new branch copies no more than what is below that. A session without a sequence is parked: its trunk
-is kept outside the cache, and comes back with the next pass.
+is kept outside the cache, and comes back with the next pass, or with a session that begins like it.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class SessionSequences(ABC):
         self.trunk = 0
         # The trunk of a parked session.
         self._saved: Any = None
+        # The session is over, and its trunk is kept for others to begin like.
+        self.is_kept = False
 
     @property
     def is_parked(self) -> bool:
@@ -121,6 +123,8 @@ class Branches(SessionSequences):
         super().__init__(memory, pool)
         # By sequence, the last node of the path it holds; None: nothing but the trunk.
         self._leaves: dict[int, Node | None] = {}
+        # The one that this one began like, if most of it is shared.
+        self.parent: Branches | None = None
 
     @property
     def size(self) -> int:
@@ -134,20 +138,21 @@ class Branches(SessionSequences):
         self._memory.copy(holder, sequence, 0, length)
         self._leaves[sequence] = None
         self.trunk = length
+        self.parent = session if 2 * length >= session.trunk else None
 
     def read(self, start: int, end: int) -> Any:
-        """A copy of positions [start, end) of the trunk. Needs a sequence."""
+        """Copies of positions [start, end) of the trunk. Needs a sequence."""
         sequence = self._pool.free.pop()
         self._memory.copy(self.holder(None), sequence, start, end)
-        _, state = self._memory.save(sequence)
+        _, states = self._memory.save(sequence)
         self._memory.remove(sequence, 0)
         self._pool.free.append(sequence)
-        return state
+        return states
 
-    def write(self, start: int, end: int, state: Any) -> None:
-        """Continue the trunk by such a copy. Needs a sequence."""
+    def write(self, start: int, end: int, states: Any) -> None:
+        """Continue the trunk by such copies. Needs a sequence."""
         sequence = self._pool.free.pop()
-        self._memory.restore(sequence, (end - start, state))
+        self._memory.restore(sequence, (end - start, states))
         if not self._leaves:
             self._leaves[sequence] = None
         else:
@@ -309,6 +314,7 @@ class Branches(SessionSequences):
 
     def trim(self, length: int) -> None:
         """Keep positions [0, length) of the trunk, in one sequence."""
+        self.parent = None  # or chats would hold all their turns
         self.rewind(length)
         self.evict(len(self._leaves))
 

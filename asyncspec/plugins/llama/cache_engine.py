@@ -20,6 +20,7 @@ from asyncspec.plugins.llama.batch import PADDING, Batch
 from asyncspec.plugins.llama.branches import Node, Pool, SessionSequences
 from asyncspec.plugins.llama.footprint import FIRST_CELLS, SEQUENCES, cells_for
 from asyncspec.plugins.llama.library import Model, last_error, threads
+from asyncspec.plugins.llama.sequence_states import Saved, pointer, read_states, write_state
 
 Floats = npt.NDArray[np.float32]
 
@@ -104,6 +105,8 @@ class CacheEngine(ABC, Generic[S]):
         strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
         self._stops = bound.ggml_abort_callback(strlen)
         self.cells = 0
+        # Cells that were taken since the cache was packed, the last of which is below this. In
+        # exact mode none is taken again.
         self._used = 0
         self._context: Any = None
         self._open(settings.least_cells)
@@ -141,6 +144,10 @@ class CacheEngine(ABC, Generic[S]):
         Only where sessions may."""
         raise NotImplementedError
 
+    def park_kept(self, parent: S | None = None) -> None:
+        """Move kept prompts that no session goes on from out of the cache, before one is admitted
+        that begins like ``parent``. Nothing where no session begins like another one."""
+
     def unpark(self, branches: S) -> None:
         """Have a session in the cache, its trunk at least."""
         if branches.is_parked:
@@ -162,8 +169,7 @@ class CacheEngine(ABC, Generic[S]):
         branches.close()
         self.branches.remove(branches)
         if not self.branches:
-            self._bound.llama_memory_clear(self._memory, False)
-            self._used = 0
+            self._close_gaps()
 
     def stop(self) -> None:
         """End the running pass early; the only method called from another thread."""
@@ -188,33 +194,23 @@ class CacheEngine(ABC, Generic[S]):
         for twin in range(self._twins):
             self._bound.llama_memory_seq_rm(self._memory, first + twin, start, -1)
 
-    def save(self, sequence: int) -> tuple[int, Any]:
+    def save(self, sequence: int) -> tuple[int, Saved]:
         bound, first = self._bound, sequence * self._twins
-        state = np.empty(bound.llama_state_seq_get_size(self._context, first), np.uint8)
-        bound.llama_state_seq_get_data(self._context, _pointer(state), state.size, first)
-        return bound.llama_memory_seq_pos_max(self._memory, first) + 1, state
+        window = self.model.window if self._twins > 1 else 0
+        states = read_states(bound, self._context, first, window)
+        return bound.llama_memory_seq_pos_max(self._memory, first) + 1, states
 
-    def restore(self, sequence: int, saved: tuple[int, Any]) -> None:
-        (cells, state), first = saved, sequence * self._twins
+    def restore(self, sequence: int, saved: tuple[int, Saved]) -> None:
+        cells, states = saved
         if cells > self.cells - (self._used if self.settings.exact else self._live()):
             self._make_room(cells)
-        bound = self._bound
-
-        def fill(sequence: int) -> int:
-            size = state.size
-            done: int = bound.llama_state_seq_set_data(
-                self._context, _pointer(state), size, sequence
-            )
-            return done
-
-        if not fill(first):
-            self._make_room(cells)  # it takes cells in a row
-            if not fill(first):
-                raise _failure("fill its cache again")
-        if self._twins > 1:
-            bound.llama_memory_seq_cp(self._memory, first, first + 1, -1, -1)
-        if self.settings.exact:
-            self._used += cells
+        sequences = range(sequence * self._twins, (sequence + 1) * self._twins)
+        for state in states:
+            if not write_state(self._bound, self._context, state, sequences):
+                self._make_room(cells)
+                if not write_state(self._bound, self._context, state, sequences):
+                    raise _failure("fill its cache again")
+        self._used += cells
 
     def _live(self) -> int:
         return sum(branches.size for branches in self.branches)
@@ -241,6 +237,16 @@ class CacheEngine(ABC, Generic[S]):
         self._memory = bound.llama_get_memory(self._context)
         self.cells = bound.llama_n_ctx(self._context)
 
+    def _close_gaps(self) -> None:
+        """Pack the cache where at least half of it is free; that is paid for by the rows that were
+        computed since."""
+        live = self._live()
+        if not live:
+            self._bound.llama_memory_clear(self._memory, False)
+            self._used = 0
+        elif 2 * live <= self._used:
+            self._make_room(0)
+
     def _make_room(self, cells: int, attached: int = 0) -> None:
         """Drop dead cells and pack the others in their order; grow where that is not enough for
         ``cells`` more. ``attached``: rows that have sequences and no cells yet."""
@@ -254,12 +260,12 @@ class CacheEngine(ABC, Generic[S]):
         """Write the cache anew, without gaps, in another context with so many cells; 0: in this."""
         bound = self._bound
         state = np.empty(bound.llama_state_get_size(self._context), np.uint8)
-        size = bound.llama_state_get_data(self._context, _pointer(state), state.size)
+        size = bound.llama_state_get_data(self._context, pointer(state), state.size)
         if cells:
             bound.llama_free(self._context)
             self._context = None
             self._open(cells)
-        if not bound.llama_state_set_data(self._context, _pointer(state), size):
+        if not bound.llama_state_set_data(self._context, pointer(state), size):
             raise _failure("pack its cache")
 
     # --- Passes.
@@ -305,7 +311,7 @@ class CacheEngine(ABC, Generic[S]):
     ) -> None:
         padding = max(0, self.settings.min_rows - len(rows))
         total = len(rows) + padding
-        if self._used + total > self.cells:
+        if self.settings.exact and self._used + total > self.cells:
             self._make_room(total, len(rows))
         outputs = self._outputs(wanted + [False] * padding)
         self._batch.fill(rows, members, self._twins, padding, outputs)
@@ -319,8 +325,7 @@ class CacheEngine(ABC, Generic[S]):
             raise Abandoned
         if code:
             raise _failure("compute a pass")
-        if self.settings.exact:
-            self._used += len(rows)
+        self._used += len(rows)
         # Places of wanted rows among the outputs.
         places = accumulate(outputs, initial=0)
         self._chosen = [place for place, one in zip(places, wanted, strict=False) if one]
@@ -360,10 +365,6 @@ class CacheEngine(ABC, Generic[S]):
         captured_name = self._wanted[name]
         self._captured[captured_name] = self._tensor_rows[: size // (4 * self.model.width)].copy()
         return captured_name != self.last
-
-
-def _pointer(state: npt.NDArray[np.uint8]) -> Any:
-    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _failure(what: str) -> ClusterError:

@@ -7,6 +7,9 @@ of their own, and where there is no room left the cache is packed. Passes have a
 rows and fewer than llama.cpp's tiles of attention.
 
 Where there are more sessions than sequences, some are parked, those in the cache for longest first.
+So are kept prompts when a session is admitted that does not go on from them: attention passes over
+all cells up to the last one in use. The copy takes less time than a chunk of rows does, and memory
+counts what is kept in full, wherever it is and whatever it shares.
 """
 
 from __future__ import annotations
@@ -27,6 +30,13 @@ class Engine(CacheEngine[Branches]):
         """Have a sequence free for a session that begins like ``parent``, and that in the cache."""
         self.unpark(parent)
         self._free_sequences({parent: []}, 1)
+
+    def park_kept(self, parent: Branches | None = None) -> None:
+        used = {parent, *(branches.parent for branches in self.branches if not branches.is_kept)}
+        for branches in self.branches:
+            if branches.is_kept and not branches.is_parked and branches not in used:
+                branches.park()
+        self._close_gaps()
 
     def _free_one(self, branches: Branches) -> None:
         self._free_sequences({branches: []}, 1)

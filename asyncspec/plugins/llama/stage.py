@@ -20,7 +20,7 @@ from asyncspec.backend.base import (
 )
 from asyncspec.backend.kept_results import NOT_KEPT, KeptResults
 from asyncspec.backend.tree_stage import Abandoned, TreeStage, check_hidden_states
-from asyncspec.core.jobs import Batch, Forward, StageJob, TensorRows
+from asyncspec.core.jobs import Admit, Batch, Forward, StageJob, TensorRows
 from asyncspec.core.tensors import WireTensor
 from asyncspec.plugins.llama.attention import flash_type
 from asyncspec.plugins.llama.cache_engine import CacheEngine, Floats, Settings
@@ -104,12 +104,19 @@ class LlamaStage(TreeStage[TreeCache]):
 
     @property
     def slot_format(self) -> str:
-        settings, recurrent = self.engine.settings, self.engine.model.recurrent
-        return "" if recurrent else f"{settings} {self._slot_bytes}"
+        model = self.engine.model
+        layout = f"{self.engine.settings} {self._slot_bytes} {model.window}"
+        return "" if model.recurrent else layout
 
     def noise(self, rows: int) -> Floats:
         shape = rows, self.info.hidden_size
         return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+    def _admit(self, job: Admit) -> None:
+        parent = self._sessions.get(job.parent_session) if job.common_prefix else None
+        self.engine.park_kept(parent and parent.cache.branches)
+        super()._admit(job)
+        self.engine.park_kept()  # the parent, where little of it is shared
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.engine)

@@ -89,6 +89,7 @@ class TreeCache:
 
     def trim(self, slots: int) -> None:
         self._engine.unpark(self.branches)
+        self.branches.is_kept = True
         self.commit(max(slots, self.branches.trunk))
         self._nodes = self._nodes[: max(0, slots - self.branches.trunk)]
         self.branches.trim(min(slots, self.branches.trunk))
@@ -101,14 +102,15 @@ class TreeCache:
         if end > branches.trunk:
             return None
         self._engine.reserve(branches)
-        return [branches.read(start, end)]
+        return [*branches.read(start, end)]
 
     def write_slots(self, start: int, end: int, buffers: Sequence[memoryview]) -> bool:
         """Put them into the cache; fails where llama.cpp does not take them."""
+        self.branches.is_kept = True
         self._engine.reserve(self.branches)
-        (buffer,) = buffers
+        states = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         try:
-            self.branches.write(start, end, np.frombuffer(buffer, np.uint8))
+            self.branches.write(start, end, states)
         except ClusterError:
             return False
         return True
