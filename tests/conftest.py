@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -108,6 +109,13 @@ def pytest_sessionfinish() -> None:
     from shared_fork_server import SERVERS
 
     SERVERS.stop()
+
+
+def pytest_unconfigure() -> None:
+    """llama-cpp-python opens two files when it is imported, and leaves them open."""
+    if output := sys.modules.get("llama_cpp._utils"):
+        output.outnull_file.close()
+        output.errnull_file.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
