@@ -123,7 +123,7 @@ def test_its_mistakes_are_the_users(environment: dict[str, str]) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=240,
     )
     assert result.returncode == 2
     assert result.stderr == "asyncspec: example-repeat needs a token id, as in example-repeat:7\n"

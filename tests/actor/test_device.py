@@ -81,7 +81,7 @@ def on_a_device(
         log = Log(lengths, on_processor=on_processor)
         await act(log)
         log._wake()
-        await asyncio.wait_for(log.end.wait(), 30)
+        await asyncio.wait_for(log.end.wait(), 240)
         await log.device.close()
         return log
 
@@ -146,7 +146,7 @@ class Gated:
             self.device.run_next(after, some)
 
     def began(self) -> Job:
-        return self.begun.get(timeout=30)
+        return self.begun.get(timeout=240)
 
     def end(self, some: Job) -> None:
         self.gates[some].set()
@@ -157,7 +157,7 @@ class Gated:
 
     def _run(self, some: Job) -> object:
         self.begun.put(some)
-        assert self.gates[some].wait(30)
+        assert self.gates[some].wait(240)
         return some
 
     def _ran(self, some: Job, at: float, until: float) -> None:

@@ -54,14 +54,14 @@ def run(request: pytest.FixtureRequest) -> Runner:
         first.run(asyncio.sleep(0))  # what a kind of loop opens once and for all is no leak
 
     async def checked(main: Coroutine[Any, Any, None]) -> None:
-        await asyncio.wait_for(main, 30)
+        await asyncio.wait_for(main, 240)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     def runner(main: Coroutine[Any, Any, None]) -> None:
         before = psutil.Process().num_fds()
         with asyncio.Runner(loop_factory=factory, debug=request.param == "asyncio") as loop:
             loop.run(checked(main))
-        assert psutil.Process().num_fds() == before
+        assert psutil.Process().num_fds() <= before  # other tests' garbage may go meanwhile
 
     return runner
 

@@ -37,7 +37,7 @@ def run(request: pytest.FixtureRequest) -> Runner:
 
     def runner(main: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=factory) as loop:
-            loop.run(asyncio.wait_for(main, 60))
+            loop.run(asyncio.wait_for(main, 240))
 
     return runner
 

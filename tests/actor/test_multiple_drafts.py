@@ -104,7 +104,7 @@ def expected(cluster: LocalCluster, request: Request) -> tuple[int, ...]:
 
 
 def run(main: object) -> None:
-    asyncio.run(asyncio.wait_for(main, 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(main, 240))  # type: ignore[arg-type]
 
 
 def test_four_draft_nodes_share_two_stages() -> None:

@@ -100,7 +100,7 @@ class Pair:
 
     async def news(self) -> tuple[str, str]:
         """What the stage learns next."""
-        return await asyncio.wait_for(self.reported[0].news.get(), 60)
+        return await asyncio.wait_for(self.reported[0].news.get(), 240)
 
 
 @asynccontextmanager
@@ -141,7 +141,7 @@ def test_a_node_is_only_its_own_rank(
 def test_what_is_dialled_must_be_the_rank_that_was_dialled(folder: Path) -> None:
     async def main() -> None:
         async with pair(keys(folder, "guest"), keys(folder, "draft")) as both:
-            reported = [await asyncio.wait_for(both.reported[1].news.get(), 60)]
+            reported = [await asyncio.wait_for(both.reported[1].news.get(), 240)]
             assert reported == [("refused", "its certificate is for client, not rank 1")]
             assert both.draft.refusals
 
@@ -263,7 +263,7 @@ def test_a_node_dials_none_of_an_authority_that_is_replaced(folder: Path, tmp_pa
 
     async def main() -> None:
         async with pair(keys(folder, "one"), shown) as both:
-            reported = await asyncio.wait_for(both.reported[1].news.get(), 60)
+            reported = await asyncio.wait_for(both.reported[1].news.get(), 240)
             assert reported == ("refused", OTHER_AUTHORITY)
 
     asyncio.run(main())
@@ -284,7 +284,7 @@ def test_only_operators_record() -> None:
             client = await Client.connect(*cluster.ports[Rank(0)], "toy", options=QUICK)
             reported: asyncio.Queue[Events] = asyncio.Queue()
             client.collect(-1, lambda events, data: reported.put_nowait(events), tokens=True)
-            events = await asyncio.wait_for(reported.get(), 60)
+            events = await asyncio.wait_for(reported.get(), 240)
             assert (events.done, events.reason) == (True, OPERATORS_ONLY)
             assert cluster.collectors[0].recorder is None
             await client.close()

@@ -34,7 +34,7 @@ def run(request: pytest.FixtureRequest) -> Runner:
 
     def runner(main: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=factory, debug=request.param == "asyncio") as loop:
-            loop.run(asyncio.wait_for(main, 60))
+            loop.run(asyncio.wait_for(main, 240))
         assert not [t for t in threading.enumerate() if t.name.startswith("device")]
 
     return runner
@@ -172,7 +172,7 @@ def test_a_silent_peer_is_dialled_again() -> None:
             assert end.reason == "length"
 
     with asyncio.Runner(loop_factory=Deaf) as loop:
-        loop.run(asyncio.wait_for(main(), 60))
+        loop.run(asyncio.wait_for(main(), 240))
 
 
 class FlippingTransport:

@@ -108,7 +108,7 @@ assert len(os.listdir("/proc/self/task")) == 1
     subprocess.run(
         [sys.executable, "-c", reported],
         check=True,
-        timeout=120,
+        timeout=240,
         env=environment
         | {
             "HOME": str(tmp_path),

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance.gbnf_to_lark import any_to_lark
+from msgspec.structs import replace
 
 from asyncspec.constraint import bounds, text
+from asyncspec.constraint import grammar as grammars
 from asyncspec.constraint.grammar import Grammars, Vocabulary
 from asyncspec.constraint.worker import BoundError, Limits, Worker
 
@@ -22,7 +24,15 @@ def vocabulary() -> Vocabulary:
     return Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], {256}, (256,))
 
 
+def patient() -> Grammars:
+    """Those that other bounds end than that of processor time, which a slow machine meets first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammars, "LIMITS", replace(grammars.LIMITS, seconds=60.0))
+        return Grammars(vocabulary, bounded=True)
+
+
 BOUNDED = Grammars(vocabulary, bounded=True)
+PATIENT = patient()
 PLAIN = Grammars(vocabulary)
 
 
@@ -108,7 +118,7 @@ def test_literals_and_classes_are_no_structure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "reason"),
+    ("hostile", "reason"),
     [
         (text.of_schema(chain(900)), "nested too deeply: more than 1024 KiB of stack"),
         (text.of_schema(all_of(900)), "nested too deeply: more than 1024 KiB of stack"),
@@ -117,12 +127,13 @@ def test_literals_and_classes_are_no_structure() -> None:
     ],
 )
 def test_what_ends_a_compiler_ends_another_process_and_the_next_one_is_served(
-    grammar: str, reason: str
+    hostile: str, reason: str
 ) -> None:
-    assert reason in str(BOUNDED.problem(grammar))
-    assert BOUNDED.problem(text.of_schema(chain(20))) is None
+    bounded = PATIENT if "stack" in reason else BOUNDED
+    assert reason in str(bounded.problem(hostile))
+    assert bounded.problem(text.of_schema(chain(20))) is None
     # What is refused is not tried again where it is short enough to be remembered.
-    assert reason in str(BOUNDED.problem(grammar))
+    assert reason in str(bounded.problem(hostile))
 
 
 def test_a_worker_that_is_killed_is_started_again() -> None:
@@ -228,7 +239,7 @@ def test_schemas_within_the_bounds_are_answered_as_without_a_worker(
     if isinstance(schema, dict):
         schema = {**schema, "$defs": {"a": {"type": "null"}}}
     grammar = text.of_schema(schema)
-    assert BOUNDED.problem(grammar) == PLAIN.problem(grammar)
+    assert PATIENT.problem(grammar) == PLAIN.problem(grammar)
 
 
 @settings(deadline=None, max_examples=100)

@@ -21,9 +21,18 @@ PATH = "/v1/completions"
 JSON = {"Content-Type": "application/json"}
 
 
+@pytest.fixture
+def seconds() -> float:
+    """For a body, and for a connection's first request."""
+    return 60.0
+
+
+in_a_hurry = pytest.mark.parametrize("seconds", [0.5], ids=[""])
+
+
 @pytest_asyncio.fixture
-async def toy() -> AsyncIterator[Toy]:
-    limits = {"body_bytes": 10_000, "body_seconds": 0.3, "request_seconds": 0.3}
+async def toy(seconds: float) -> AsyncIterator[Toy]:
+    limits = {"body_bytes": 10_000, "body_seconds": seconds, "request_seconds": seconds}
     async with Toy("link", prompt_length=1000, **limits) as toy:
         yield toy
         # Whatever has happened, it still serves; those who left may have to be noticed first.
@@ -255,6 +264,7 @@ async def test_our_own_mistake_outside_of_all_handlers(
     assert "RuntimeError: broken" in capsys.readouterr().err
 
 
+@in_a_hurry
 async def test_a_slow_writer_is_given_up(toy: Toy) -> None:
     reader, writer = await connect(toy)
     writer.write(post(b'{"model":', length=500))
@@ -262,6 +272,7 @@ async def test_a_slow_writer_is_given_up(toy: Toy) -> None:
     writer.close()
 
 
+@in_a_hurry
 async def test_a_silent_connection_is_closed(toy: Toy) -> None:
     silent, half = await connect(toy), await connect(toy)
     half[1].write(b"GET /health HTTP/1.1\r\nHost:")

@@ -249,7 +249,8 @@ async def test_prompts_of_answers_without_an_end_count(
 ) -> None:
     keys = written(tmp_path, "k name=alice tokens=1000\n")
     ask = {**prompt, "max_tokens": ENDLESS, "ignore_eos": True, "stream": ends == "left"}
-    seconds = {"answer_seconds": 0.3} if ends == "late" else {}
+    # Enough to read the prompt first, on a busy machine as well.
+    seconds = {"answer_seconds": 1.0} if ends == "late" else {}
     async with (
         Toy(keys=keys, **seconds) as toy,
         aiohttp.ClientSession(toy.url, headers={"Authorization": "Bearer k"}) as web,

@@ -138,7 +138,7 @@ async def test_a_prompt_that_takes_too_long(
     encode = ToyTokenizer.encode
 
     def waits(codec: ToyTokenizer, text: str) -> tuple[int, ...]:
-        assert go.wait(60)
+        assert go.wait(240)
         return encode(codec, text)
 
     monkeypatch.setattr(ToyTokenizer, "encode", waits)

@@ -40,7 +40,7 @@ async def refused(
         writer.write(answer)
         writer.close()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(240):
         async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
             host, port = server.sockets[0].getsockname()
             with pytest.raises(AsyncSpecError) as raised:

@@ -43,7 +43,7 @@ class Running:
         async def called() -> Any:
             return await function(*arguments)
 
-        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(240)
 
     def restart(self, rank: int) -> None:
         async def started() -> None:
@@ -60,7 +60,7 @@ class Running:
     def close(self) -> None:
         self.call(self.cluster.__aexit__)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(60)
+        self._thread.join(240)
         self._loop.close()
 
 

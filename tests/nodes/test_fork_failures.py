@@ -53,7 +53,7 @@ def served(client: Callable[[ForkServerClient], Any], file: Path) -> None:
 
     def work() -> None:
         try:
-            asyncio.run(asyncio.wait_for(client(forking), 30))
+            asyncio.run(asyncio.wait_for(client(forking), 240))
         except BaseException as error:
             failed.append(error)
         finally:

@@ -36,7 +36,7 @@ def interrupted(wanted: str, *argv: str, descriptor: int | None = None) -> tuple
         [sys.executable, "-c", INTERRUPTED, wanted, *argv],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         pass_fds=() if descriptor is None else (descriptor,),
     )
     before, found, after = done.stderr.partition(f"importing {wanted}\n")
@@ -92,7 +92,7 @@ def test_help_imports_next_to_nothing() -> None:
         "finally:\n"
         "    print(*sys.modules, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0
     assert "run prompts on a cluster of processes here" in done.stdout
     imported = set(done.stderr.split())

@@ -281,7 +281,7 @@ class Cluster:
 
     async def says(self, wanted: str) -> None:
         """Wait for a line with a text."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while wanted not in await self._lines.get():
                 pass
 

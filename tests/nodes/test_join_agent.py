@@ -96,7 +96,7 @@ async def test_only_what_a_user_can_change_is_a_users_mistake(
         return Channel(Refused("its stage has failed: why", user))
 
     monkeypatch.setattr(Connector, "connect", connect)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         with pytest.raises(error, match="its stage has failed: why"):
             await agent(tmp_path).run()
 
@@ -166,7 +166,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(
     try:
         assert (left / "model" / "weights").exists()
         killed.send_signal(signal.SIGKILL)
-        killed.communicate(timeout=60)
+        killed.communicate(timeout=240)
         with machine_folder() as folder:
             assert folder.parent == left.parent == tmp_path / "asyncspec"
             assert folder.stat().st_mode & 0o777 == 0o700
@@ -174,7 +174,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next(
             assert (held / "model" / "weights").exists()
         assert not folder.exists()
     finally:
-        running.communicate("", timeout=60)
+        running.communicate("", timeout=240)
     assert running.returncode == 0
     assert not held.exists()
 

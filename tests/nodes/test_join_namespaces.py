@@ -133,7 +133,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for one in reversed(start.running):
         one.terminate()
     for one in start.running:
-        one.wait(30)
+        one.wait(240)
 
 
 def attempts() -> Iterator[None]:

@@ -111,7 +111,7 @@ def test_bytes_come_through_both_ways(pieces: list[bytes], repeats: int) -> None
             return await reading
 
     async def both() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             assert await through(echo) == whole
             assert await through(answer_at_end) == whole[::-1]
 
@@ -120,7 +120,7 @@ def test_bytes_come_through_both_ways(pieces: list[bytes], repeats: int) -> None
 
 @pytest.mark.asyncio
 async def test_only_the_source_is_carried_and_only_to_the_target() -> None:
-    async with asyncio.timeout(60), Between(echo) as between:
+    async with asyncio.timeout(240), Between(echo) as between:
         between.source = "192.0.2.1"
         assert await between.is_refused()
         between.source = ""
@@ -138,7 +138,7 @@ async def test_only_the_source_is_carried_and_only_to_the_target() -> None:
 
 @pytest.mark.asyncio
 async def test_connections_are_bounded() -> None:
-    async with asyncio.timeout(60), Between(echo, limit=2) as between:
+    async with asyncio.timeout(240), Between(echo, limit=2) as between:
         held = [await between.dial() for _ in range(2)]
         for reader, writer in held:
             writer.write(b"a")
@@ -163,7 +163,7 @@ async def test_every_connection_ends(ending: str) -> None:
         else:
             await between.over.wait()
 
-    async with asyncio.timeout(60), Between(serve, stall_seconds=0.01) as between:
+    async with asyncio.timeout(240), Between(serve, stall_seconds=0.01) as between:
         if ending == "no target":
             with listen.loopback() as sock:
                 between.target = sock.getsockname()
@@ -185,7 +185,7 @@ async def test_a_target_that_takes_nothing_holds_little_and_is_given_up() -> Non
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         await between.over.wait()
 
-    async with asyncio.timeout(60), Between(serve, stall_seconds=0.1) as between:
+    async with asyncio.timeout(240), Between(serve, stall_seconds=0.1) as between:
         _, writer = await between.dial()
         with pytest.raises(ConnectionError):
             await flood(writer)

@@ -70,10 +70,10 @@ def test_a_service_there_answers_and_an_interrupt_ends_it(tmp_path: Path) -> Non
                 json.dumps(body).encode(),
                 {"Content-Type": "application/json"},
             )
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=240) as answer:
                 assert json.load(answer)["usage"]["completion_tokens"] == 4
             serving.send_signal(signal.SIGINT)
-            assert serving.wait(60) in (0, 1)
+            assert serving.wait(240) in (0, 1)
         finally:
             serving.kill()
             serving.wait()

@@ -101,7 +101,7 @@ def test_stderr_on_a_full_disk(
 
 def shell(words: str) -> tuple[int, str, str]:
     """A command as a process: exit code and both outputs."""
-    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=240)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -241,7 +241,7 @@ async def test_a_service_whose_log_nobody_reads() -> None:
         argv = ("serve", "--port", "0", "--connect", f"{host}:{port}")
         # ``limit``: what is above it is left in the pipe.
         async with process("asyncspec_nodes.cli.main", *argv, limit=1024) as (child, url):
-            async with asyncio.timeout(60), aiohttp.ClientSession(url) as web:
+            async with asyncio.timeout(240), aiohttp.ClientSession(url) as web:
                 for _ in range(800):  # each has its line
                     async with web.get("/v1/models") as reply:
                         assert reply.status == 200

@@ -444,8 +444,8 @@ class Running:
 
     def ended(self) -> str:
         """Wait for the end of everything; what was said on stderr."""
-        _, err = self.process.communicate(timeout=30)
-        gone, alive = psutil.wait_procs(self.family, timeout=30)
+        _, err = self.process.communicate(timeout=240)
+        gone, alive = psutil.wait_procs(self.family, timeout=240)
         assert alive == []
         assert len(gone) == len(self.family)
         assert self.listening
@@ -499,7 +499,7 @@ def test_answers_to_a_list_are_printed_as_they_come(tmp_path: Path) -> None:
     assert process.stdout is not None
     first = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=240)
     assert (process.returncode, err) == (1, "asyncspec: interrupted\n")
     answers = [first, *map(json.loads, out.splitlines())]
     assert [answer["index"] for answer in answers] == list(range(len(answers)))
@@ -513,9 +513,9 @@ def test_an_interrupt_while_all_is_imported_stops_every_process(tiny: Path) -> N
     while not (family := launcher.children(recursive=True)):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=240)
     assert (process.returncode, err) == (1, "asyncspec: interrupted\n")
-    assert psutil.wait_procs(family, timeout=30)[1] == []
+    assert psutil.wait_procs(family, timeout=240)[1] == []
 
 
 def test_nodes_and_files_do_not_outlive_a_killed_parent() -> None:

@@ -16,21 +16,16 @@ from asyncspec_nodes.node.reports import FailureReport, Report
 
 LONG = "x" * 300_000
 
-NODE = """
-import sys, time
-print('{"event": "ready", "rank": 2, "layers": [0, 1], "dtype": "", "guarantee": "", "seconds": 0}')
-for _ in range(int(sys.argv[1])):
-    print('{"event": "alive", "rank": 2}', flush=True)
-    time.sleep(0.05)
-time.sleep(float(sys.argv[2]))
-"""
-"""A node that serves, and reports so often that it lives before it sleeps."""
+READY = (
+    b'{"event": "ready", "rank": 2, "layers": [0, 1], "dtype": "", "guarantee": "", "seconds": 0}'
+)
+ALIVE = b'{"event": "alive", "rank": 2}'
 
 
 class Said:
     """A process that has said something and ended."""
 
-    pid = 1
+    pid = (1 << 22) + 1  # Linux gives none as high
     returncode = 1
 
     def __init__(self, said: bytes) -> None:
@@ -43,6 +38,23 @@ class Said:
 
     def terminate(self) -> None:
         raise ProcessLookupError
+
+
+class Quiet(Said):
+    """A process that serves, and before each report lets as many waits for it pass as it may."""
+
+    def __init__(self, waits: int, reports: int) -> None:
+        super().__init__(b"\n".join([READY, *[ALIVE] * reports, b""]))
+        self._readline = self.stdout.readline
+        self._waits = self._left = waits
+        self.stdout.readline = self._late  # type: ignore[method-assign]
+
+    async def _late(self) -> bytes:
+        if self._left:
+            self._left -= 1
+            await asyncio.Event().wait()
+        self._left = self._waits
+        return await self._readline()
 
 
 def test_a_report_of_any_length_is_read(tmp_path: Path) -> None:
@@ -59,23 +71,34 @@ def test_a_report_of_any_length_is_read(tmp_path: Path) -> None:
     assert reports == [FailureReport(2, "cluster", LONG)]
 
 
-@pytest.mark.parametrize(
-    ("times", "sleeps", "reported"),
-    [(1, 600.0, "was stopped, or hung, for 0.4 s, and was killed"), (20, 0.0, "ended with code 0")],
-)
-def test_a_node_that_hangs_is_killed(
-    times: int, sleeps: float, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that sends reports is not, however long it runs."""
-    monkeypatch.setattr(children, "ALIVE_SECONDS", 0.2)
-    monkeypatch.setattr(children, "HUNG_SECONDS", 0.4)
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two waits for a report may pass without one, the third is too many."""
+    monkeypatch.setattr(children, "ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(children, "HUNG_SECONDS", 0.02)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_node_that_hangs_is_killed(tmp_path: Path) -> None:
+    node = f"import time; print({READY.decode()!r}, flush=True); time.sleep(600)"
+
+    async def main() -> AsyncSpecError:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", node), stdout=asyncio.subprocess.PIPE
+        )
+        return await ChildNode(2, "verify", process, tmp_path / "log").watch(lambda report: None)
+
+    assert "was stopped, or hung, for 0.02 s, and was killed" in str(asyncio.run(main()))
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_node_that_reports_is_not_killed_however_long_it_runs(tmp_path: Path) -> None:
+    reports: list[Report] = []
     log = tmp_path / "log"
     log.touch()
 
     async def main() -> AsyncSpecError:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", NODE, str(times), str(sleeps)), stdout=asyncio.subprocess.PIPE
-        )
-        return await ChildNode(2, "verify", process, log).watch(lambda report: None)
+        return await ChildNode(2, "verify", Quiet(2, 20), log).watch(reports.append)  # type: ignore[arg-type]
 
-    assert reported in str(asyncio.run(main()))
+    assert "has ended with code 1" in str(asyncio.run(main()))
+    assert len(reports) == 21

@@ -300,7 +300,7 @@ async def test_closing_ends_the_answers_that_are_read(waits: bool) -> None:
             rest = asyncio.create_task(finished(read))
         for answer in (rest, finished(waiting), finished(engine.ask(PLAIN)), engine.nodes()):
             with pytest.raises(ClusterError, match="this client of the draft node is closed"):
-                await asyncio.wait_for(answer, 5)
+                await asyncio.wait_for(answer, 30)
 
 
 class Fickle(Dying):

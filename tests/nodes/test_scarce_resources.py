@@ -36,7 +36,7 @@ FILES = 256
 """A node's limit, the least it runs with."""
 
 FLOOD = 2 * FILES
-READY_SECONDS = 60.0
+READY_SECONDS = 240.0
 
 
 def few_files() -> None:
@@ -72,7 +72,7 @@ def ports(tmp_path: Path) -> Iterator[list[int]]:
         for node in nodes:
             node.terminate()
         for node in nodes:
-            node.wait(30)
+            node.wait(240)
 
 
 def asked(connection: http.client.HTTPConnection) -> str:
@@ -88,7 +88,7 @@ def ready(port: int) -> http.client.HTTPConnection:
     """A connection to a service that is ready."""
     until = time.monotonic() + READY_SECONDS
     while time.monotonic() < until:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
         with contextlib.suppress(OSError):
             connection.request("GET", "/ready")
             answer = connection.getresponse()
@@ -118,7 +118,7 @@ def flood(port: int, kept: http.client.HTTPConnection, expected: str) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(FLOOD):
             sock = stack.enter_context(socket.socket())
-            sock.settimeout(60)
+            sock.settimeout(240)
             sock.connect(("127.0.0.1", port))
         assert asked(kept) == expected
 

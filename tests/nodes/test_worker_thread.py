@@ -67,7 +67,7 @@ async def test_the_loop_goes_on_meanwhile() -> None:
 
     def work() -> bool:
         loop.call_soon_threadsafe(begun.set)
-        return go.wait(60)
+        return go.wait(240)
 
     ended: asyncio.Future[bool] = loop.create_future()
     queue.submit(work, ended.set_result, ended.cancel)
@@ -84,7 +84,7 @@ def test_a_loop_that_ends_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
 
     def first() -> bool:
         begun.set()
-        return go.wait(60)
+        return go.wait(240)
 
     def next_one() -> bool:
         second.set()
@@ -98,6 +98,6 @@ def test_a_loop_that_ends_does_not_wait(caplog: pytest.LogCaptureFixture) -> Non
 
     asyncio.run(node())
     go.set()
-    assert second.wait(60)  # what the first has come to was told by then, if to anybody
+    assert second.wait(240)  # what the first has come to was told by then, if to anybody
     assert received == []
     assert caplog.records == []

@@ -178,9 +178,9 @@ def test_the_health_check_asks_where_the_node_serves(tls: bool, tmp_path: Path) 
             assert context is not None
             server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        subprocess.run(check, env=given, check=True, timeout=60)
+        subprocess.run(check, env=given, check=True, timeout=240)
         wrong = {"ASYNCSPEC_HTTP_HOST": "127.0.0.2"}
-        assert subprocess.run(check, env={**given, **wrong}, timeout=60).returncode == 1
+        assert subprocess.run(check, env={**given, **wrong}, timeout=240).returncode == 1
         server.shutdown()
 
 
@@ -327,7 +327,7 @@ def test_a_stage_that_is_told_to_stop_waits_for_its_sessions() -> None:
     with HTTPServer(("127.0.0.1", 0), Stage) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         hook = hook.replace(":8000/", f":{server.server_port}/")
-        subprocess.run([sys.executable, option, hook], check=True, timeout=60)
+        subprocess.run([sys.executable, option, hook], check=True, timeout=240)
         server.shutdown()
     assert not left
 

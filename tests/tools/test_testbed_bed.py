@@ -63,29 +63,29 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as peer:
 print(json.dumps(times))
 """
 SINK = """
-import json, socket, sys, time
+import json, socket, struct, sys, time
 size, got = int(sys.argv[3]), 0
 with socket.create_server((sys.argv[1], int(sys.argv[2]))) as server:
     print("ready", flush=True)
     peer, _ = server.accept()
     with peer:
-        first = len(peer.recv(1 << 16))
-        start = time.perf_counter()
-        while first + got < size:
+        (start,) = struct.unpack("d", peer.recv(8, socket.MSG_WAITALL))
+        while got < size:
             got += len(peer.recv(1 << 16))
-print(json.dumps(got / (time.perf_counter() - start)), flush=True)
+print(json.dumps(got / (time.monotonic() - start)), flush=True)
 """
 POUR = """
-import socket, sys
+import socket, struct, sys, time
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as peer:
-    peer.sendall(bytes(int(sys.argv[3])))
+    peer.sendall(struct.pack("d", time.monotonic()) + bytes(int(sys.argv[3])))
 """
+"""When it begins is the sender's to say: what a late receiver finds has not come in no time."""
 SPIN = """
 import json, time
-end = time.monotonic() + 0.6
+before, end = time.process_time(), time.monotonic() + 0.6
 while time.monotonic() < end:
     pass
-print(json.dumps(time.process_time()))
+print(json.dumps(time.process_time() - before))
 """
 
 
@@ -159,7 +159,7 @@ def test_a_device_has_its_share_of_the_processor(bed: Bed) -> None:
     used = result(more), result(less)
     assert isinstance(used[0], float)
     assert isinstance(used[1], float)
-    # Of 0.6 s, besides a period and the interpreter's start: never more, however busy this machine.
+    # Of 0.6 s, besides a period: never more, however busy this machine.
     assert used[0] < 0.25
     assert used[1] < 0.18
 
@@ -301,22 +301,22 @@ def test_a_process_with_a_dead_owners_number_is_left_alone() -> None:
         assert other.poll() is None
         assert state.alive(replace(bed, started=started))
         ask_owner(replace(bed, started=started))
-        assert other.wait(20) == -signal.SIGTERM
+        assert other.wait(240) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_takes_a_bed_down(up: Up, signum: signal.Signals) -> None:
     assert remains(up.name)
     up.process.send_signal(signum)
-    assert up.process.wait(20) == 1
-    assert up.guest.wait(20) != 0
+    assert up.process.wait(240) == 1
+    assert up.guest.wait(240) != 0
     assert remains(up.name) == []
 
 
 def test_down_takes_a_bed_down_that_is_up(up: Up) -> None:
     down(up.name)
-    assert up.process.wait(20) == 1
-    assert up.guest.wait(20) != 0
+    assert up.process.wait(240) == 1
+    assert up.guest.wait(240) != 0
     assert remains(up.name) == []
 
 
@@ -325,7 +325,7 @@ def test_down_removes_what_a_killed_owner_has_left(up: Up) -> None:
     up.process.wait()
     assert remains(up.name)
     down(up.name)
-    assert up.guest.wait(20) != 0
+    assert up.guest.wait(240) != 0
     assert remains(up.name) == []
 
 
@@ -333,7 +333,7 @@ def test_the_next_bed_removes_what_a_killed_owner_has_left(up: Up) -> None:
     up.process.kill()
     up.process.wait()
     with Bed.open(DESCRIPTION, "loopback"):
-        assert up.guest.wait(20) != 0
+        assert up.guest.wait(240) != 0
         assert remains(up.name) == []
 
 

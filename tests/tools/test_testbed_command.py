@@ -148,7 +148,7 @@ def test_a_proxy_that_dies_takes_its_bed_down(tmp_path: Path, words: list[str], 
         assert next(said for said in bed.stdout if said.startswith(ready))
         (proxy,) = (c for c in psutil.Process(bed.pid).children() if "proxy" in c.cmdline())
         proxy.kill()
-        _, err = bed.communicate(timeout=60)
+        _, err = bed.communicate(timeout=240)
     assert bed.returncode == 1
     assert err.splitlines()[-1] == "testbed: the bed's proxy was killed by SIGKILL"
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from asyncspec.core.errors import ClusterError, UserError
+from tools.testbed.ports import free_ports
 from tools.testbed.proxy_process import proxy
 from tools.testbed.routes import Address, Direction, Orders, Route
 
@@ -38,10 +39,10 @@ class Place:
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
         """A connection through the proxy: the dialler's end and the other."""
-        near = socket.create_connection(self.gate, timeout=20)
+        near = socket.create_connection(self.gate, timeout=240)
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         far, _ = self.listener.accept()
-        far.settimeout(20)
+        far.settimeout(240)
         far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return near, far
 
@@ -61,11 +62,7 @@ def places() -> Iterator[dict[str, Place]]:
 
 
 def _free(count: int) -> list[Address]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [sock.getsockname() for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return addresses
+    return [("127.0.0.1", port) for port in free_ports(count)]
 
 
 def _read_all(sock: socket.socket) -> bytes:
@@ -235,12 +232,12 @@ def test_an_early_dial_waits_and_a_closed_one_is_forgotten() -> None:
     (gate,) = _free(1)
     way = Direction(LATENCY, 0.0, 0, ROOM, BUFFER)
     with late, proxy(Orders((Route(gate, late.getsockname(), way, way),), {}), ()):
-        with socket.create_connection(gate, timeout=20) as gone:
+        with socket.create_connection(gate, timeout=240) as gone:
             gone.sendall(b"stale")
             gone.shutdown(socket.SHUT_WR)
             with pytest.raises(ConnectionResetError):
                 gone.recv(1)
-        with socket.create_connection(gate, timeout=20) as near:
+        with socket.create_connection(gate, timeout=240) as near:
             near.sendall(b"hello")
             late.listen()
             far, _ = late.accept()

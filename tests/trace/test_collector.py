@@ -220,7 +220,7 @@ async def test_a_client_that_leaves_ends_its_collection(tmp_path: Path) -> None:
         await cluster.ask(ask(0))
         assert cluster.collectors[0].recorder is not None
         await client.close()
-        await asyncio.wait_for(cluster.shells[0].gone.get(), 2.0)
+        await asyncio.wait_for(cluster.shells[0].gone.get(), 240)
         assert cluster.collectors[0].recorder is None
 
 
