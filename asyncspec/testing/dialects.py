@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.constraint.bounds import MAX_LEVELS
+from asyncspec.testing.examples import unhurried
 from asyncspec_nodes.http.api.answers import ChoiceBuffer, RequestContext
 from asyncspec_nodes.http.api.completions import Completion
 from asyncspec_nodes.http.api.errors import ApiError
@@ -109,7 +110,7 @@ def write(call: Completion) -> None:
 
 
 def _check_any_value(templates: Sequence[tuple[type[Any], str]], max_examples: int) -> None:
-    @settings(max_examples=max_examples)
+    @unhurried(max_examples)
     @given(st.sampled_from(templates), values, st.sampled_from(FACTS))
     def check(body: tuple[type[Any], str], value: str, facts: ChatFacts) -> None:
         kind, text = body

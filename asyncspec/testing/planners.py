@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.planning import Decision, Planner
+from asyncspec.testing.examples import unhurried
 from asyncspec_protocol.ids import SessionId
 from asyncspec_protocol.limits import MAX_DRAFT_LENGTH
 from asyncspec_protocol.messages import Rates
@@ -48,7 +49,7 @@ def check_planner(planner: Planner[Any], max_sessions: int = 5, max_examples: in
     """
     stages = st.lists(st.tuples(st.floats(1e-4, 10), _SECONDS, _SHARES), min_size=1, max_size=3)
 
-    @settings(max_examples=max_examples)
+    @unhurried(max_examples)
     @given(st.data(), st.integers(1, max_sessions), stages, st.sampled_from((0, 16, 64)))
     def check(
         data: st.DataObject, count: int, costs: list[tuple[float, float, float]], batch_rows: int

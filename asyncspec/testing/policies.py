@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from asyncspec.core import tree as trees
 from asyncspec.core.cost_model.pipeline import PipelineCosts
 from asyncspec.core.tree import TokenTree, connected, new_tree
 from asyncspec.policy.base import Committed, Drafted, Policy, View
+from asyncspec.testing.examples import unhurried
 from asyncspec_protocol.ids import NodeId, Rank, SegmentId
 from asyncspec_protocol.messages import PassTimes
 
@@ -31,7 +32,7 @@ def check_policy(policy: Policy, max_examples: int = 100) -> None:
     for stages in range(1, _MAX_STAGES + 1):
         assert policy.max_tree_nodes(stages) >= 0
 
-    @settings(max_examples=max_examples)
+    @unhurried(max_examples)
     @given(views(), st.lists(events(), max_size=3))
     def check(view: View, history: list[Drafted | Committed]) -> None:
         memory: object = None

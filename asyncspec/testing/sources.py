@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncspec.core.jobs import DraftBatch, Feed, Release, TensorRows
 from asyncspec.core.tree import TIP
 from asyncspec.source.base import TokenSource
+from asyncspec.testing.examples import unhurried
 from asyncspec_protocol.ids import SessionId, Version
 from asyncspec_protocol.messages import Expand, Expanded
 
@@ -44,7 +45,7 @@ def check_source(
         check_features(feeding)
     texts = st.lists(st.integers(0, vocab - 1), min_size=1, max_size=40).map(tuple)
 
-    @settings(max_examples=max_examples)
+    @unhurried(max_examples)
     @given(st.lists(texts, min_size=1, max_size=3), shapes(), st.data())
     def check(texts: list[tuple[int, ...]], shape: Expand, data: st.DataObject) -> None:
         jobs = [

@@ -12,6 +12,7 @@ from asyncspec.core.jobs import Feed, TensorRows
 from asyncspec.core.tree import Shape
 from asyncspec.planning import PLANNERS, Decision, PlanRequest, StageCosts
 from asyncspec.policy.base import Growth, Policy, View
+from asyncspec.policy.chain import CHAIN
 from asyncspec.source.base import StateSource
 from asyncspec.source.expand import Grower, path_grower
 from asyncspec.testing.dialects import check_dialect
@@ -149,3 +150,10 @@ class Strict(CompletionRequest, frozen=True):
 def test_dialects(dialect: Dialect, bodies: Any) -> None:
     with pytest.raises(AssertionError):
         check_dialect(dialect, bodies)
+
+
+def test_no_example_is_too_slow() -> None:
+    """Under load any takes longer than Hypothesis allows where nobody says how long."""
+    settings.register_profile("hurried", settings(), deadline=1e-3)
+    settings.load_profile("hurried")
+    check_policy(CHAIN, max_examples=5)
