@@ -197,17 +197,20 @@ class HFBackend(Backend):
         return footprint(*where, "fast", quantize, draft=True, device=device, levels=levels)
 
     def preload(self, name: str | None) -> None:
-        from asyncspec.plugins.hf.heads import draft_model
-        from asyncspec.plugins.hf.kernels.cpu import ort
-        from asyncspec.plugins.hf.model import stage
-        from asyncspec.plugins.hf.model.shard import make_conversions, model_class
+        from asyncspec.plugins.hf.kernels.process import light_imports
 
-        del draft_model, stage
-        ort.is_available()
-        make_conversions()
-        if name is not None:
-            with suppress(AsyncSpecError):
-                model_class(inspect_checkpoint(Path(name)).architecture)
+        with light_imports():
+            from asyncspec.plugins.hf.heads import draft_model
+            from asyncspec.plugins.hf.kernels.cpu import ort
+            from asyncspec.plugins.hf.model import stage
+            from asyncspec.plugins.hf.model.shard import make_conversions, model_class
+
+            del draft_model, stage
+            ort.is_available()
+            make_conversions()
+            if name is not None:
+                with suppress(AsyncSpecError):
+                    model_class(inspect_checkpoint(Path(name)).architecture)
 
     def threads(self) -> int:
         import torch

@@ -39,7 +39,7 @@ from asyncspec.plugins.hf.kernels.cpu.linear import AND, RowwiseLinear, pad_rows
 from asyncspec.plugins.hf.kernels.cpu.ort import pack_waiting
 from asyncspec.plugins.hf.kernels.device import CPU, Device
 from asyncspec.plugins.hf.kernels.probing import layers_with_all_kinds, noise, structure
-from asyncspec.plugins.hf.kernels.process import quiet_transformers
+from asyncspec.plugins.hf.kernels.process import light_imports, quiet_transformers
 from asyncspec.plugins.hf.model.optimized.arrays import ArrayLayer
 from asyncspec.plugins.hf.model.optimized.captured import Graphs, capture_layers
 from asyncspec.plugins.hf.model.optimized.graphs import LayerGraph, fuse_layers
@@ -360,16 +360,17 @@ def _build(
     config.tie_word_embeddings = tensors.tied
     quiet_transformers()
     try:
-        model, info = cls.from_pretrained(
-            None,
-            config=config,
-            state_dict=tensors.state,
-            dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
-            output_loading_info=True,
-            # They are reported below, by name.
-            ignore_mismatched_sizes=True,
-        )
+        with light_imports():
+            model, info = cls.from_pretrained(
+                None,
+                config=config,
+                state_dict=tensors.state,
+                dtype=dtype,
+                attn_implementation=IMPLEMENTATION,
+                output_loading_info=True,
+                # They are reported below, by name.
+                ignore_mismatched_sizes=True,
+            )
     except Exception as error:  # invalid settings may fail in any way
         raise CheckpointError(f"{checkpoint.path} does not load: {first_line(error)}") from error
     for problem in ("missing_keys", "mismatched_keys"):
