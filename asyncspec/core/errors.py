@@ -98,7 +98,10 @@ class InputProblem(NamedTuple):
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """``; did you mean NAME?`` for the closest known name, first one of the same letters; empty
-    where none is close."""
-    close = get_close_matches(name, list(names), n=3, cutoff=0.6)
+    where none is close. Options are compared without their dashes, which would make any two short
+    ones alike."""
+    name = name.lstrip("-")
+    by_text = {candidate.lstrip("-"): candidate for candidate in names}
+    close = get_close_matches(name, list(by_text), n=3, cutoff=0.6)
     close.sort(key=lambda candidate: sorted(candidate) != sorted(name))
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {by_text[close[0]]}?" if close else ""

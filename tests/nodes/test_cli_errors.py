@@ -210,6 +210,12 @@ def _line(
         (["--target", str(BUNDLED_TARGET)], "there is no prompt"),
         (["--target", __file__], "test_cli_errors.py is a file; give a checkpoint's directory"),
         (["--modle", "x"], "unrecognized arguments: --modle; did you mean --model?"),
+        (
+            ["--target", "org/model", "--json-schema", "/nowhere/s", "x"],
+            "--json-schema: cannot read /nowhere/s: No such file or directory",
+        ),
+        (["--api-key", "x"], "unrecognized arguments: --api-key\n"),  # an option of serve
+        (["--host", "x"], "unrecognized arguments: --host\n"),
         (["--draft", "nosuch"], "there is no nosuch: give a path, an id of the Hub (ORG/NAME)"),
         (["--draft", "twin+ngrm"], "did you mean ngram?"),
         (["--draft", "eagle:nosuch"], "there is no nosuch: give a path, an id of the Hub"),

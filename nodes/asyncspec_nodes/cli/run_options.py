@@ -150,7 +150,9 @@ def _grammar(arguments: argparse.Namespace) -> str:
         try:
             data = file.read_bytes().removeprefix(BOM_UTF8)
             schema = msgspec.json.decode(data, type=dict[str, Any])
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise UserError(f"--json-schema: cannot read {file}: {error.strerror}") from None
+        except ValueError as error:
             raise UserError(f"--json-schema: {file} is no JSON schema: {error}") from None
     try:
         grammar = (

@@ -39,6 +39,7 @@ MEANT = {
     "--ssl-cert-file": "--tls-certificate",
     "--pipeline-parallel-size": "--stages",
     "--quantization": "--quantize",
+    "--listen": "--host",
 }
 """Options of other programs, by their names there, that are called otherwise here."""
 
