@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from asyncspec.backend.base import Quantize, StageOptions
 from asyncspec.backend.reference import decode
@@ -23,6 +24,7 @@ from asyncspec.plugins.hf.checkpoint.checkpoint import open_checkpoint
 from asyncspec.plugins.hf.checkpoint.files.headers import list_tensors
 from asyncspec.plugins.hf.checkpoint.model_config import SUPPORTED
 from asyncspec.plugins.hf.model.footprint import footprint
+from asyncspec.plugins.hf.model.weights import sub_config
 from asyncspec_nodes.cluster.config import LimitsTable
 from asyncspec_nodes.cluster.placement import best_placement, target_cost
 from backend.probe import cut, same_bits
@@ -204,6 +206,27 @@ def test_language_model_of_a_multimodal_checkpoint(
     stages = cut(open_checkpoint(tmp_path), 2)
     prompt = [5, 17, 99, 3, 64]
     assert decode(stages, prompt, 8) == generated(path, prompt, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["kimi-linear", "nemotron-h"])
+def test_families_that_tie_no_embedding(family: str, tiny: Callable[..., Path]) -> None:
+    """Whatever their configuration says, transformers gives them a head of its own."""
+    path, prompt = tiny(family, tie_word_embeddings=True), [5, 17, 99]
+    checkpoint = open_checkpoint(path)
+    stages = cut(checkpoint, 2)
+    assert decode(stages, prompt, 6) == generated(path, prompt, 6)
+    (whole,) = cut(checkpoint, 1, mode="fast")
+    foretold = footprint(path, checkpoint.info, (0, LAYERS), "float32", "fast")
+    assert foretold.weights == pytest.approx(whole.shard.weight_bytes, rel=0.02)
+
+
+def test_lists_that_are_not_by_layer_stay_whole() -> None:
+    """As long as the model is deep."""
+    kinds, limits = ["full_attention", "linear_attention"], [0.01, 0.5]
+    config = AutoConfig.for_model("nemotron_h", layers_block_type=kinds, time_step_limit=limits)
+    last = sub_config(config, 1, 2)
+    assert (last.layers_block_type, last.time_step_limit) == (kinds[1:], limits)
 
 
 def test_a_model_type_of_its_publisher(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from asyncspec.core.jobs import Admit
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.llama.backend import BACKEND
 from asyncspec.plugins.llama.branches import Node, Pool
-from asyncspec.plugins.llama.cut import refused
+from asyncspec.plugins.llama.cut import cut, refused
 from asyncspec.plugins.llama.footprint import footprint, slot_bytes
 from asyncspec.plugins.llama.stage import LlamaStage, load_stage
 from asyncspec.plugins.llama.states import States
@@ -105,6 +105,16 @@ def test_layers_of_one_kind_are_no_stage(tmp_path: Path) -> None:
     assert {*refused(model, spans)} == {(0, 2), (1, 3)}
     with pytest.raises(CheckpointError, match="cannot be cut into stages"):
         stages_of(save_recurrent(tmp_path / "mamba.gguf", "mamba2"), [0, 2, 4])
+
+
+def test_sections_of_positions_are_not_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the model is deep."""
+    monkeypatch.setitem(KINDS, "qwen35", "sasa")
+    model = open_target(save_recurrent(tmp_path / "model.gguf", "qwen35")).model
+    metadata, _ = cut(model, 0, 2)
+    assert metadata["qwen35.rope.dimension_sections"].get() == [2, 2, 2, 0]
 
 
 def test_memory_counts_states(tmp_path: Path) -> None:

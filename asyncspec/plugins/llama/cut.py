@@ -71,6 +71,9 @@ BY_DEPTH: Mapping[str, frozenset[int]] = {
 SCALED_INPUT = frozenset({"gemma", "gemma2"})
 """Families that multiply whatever comes in by the root of its width, embeddings or not."""
 
+_SECTIONS = ".rope.dimension_sections"
+"""A list that every layer has whole."""
+
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 EMBEDDING, HEAD, _NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 _OF_THE_HEAD = (HEAD, _NORM, "output.bias", "output_norm.bias")
@@ -185,7 +188,7 @@ def _metadata(model: GGUF, first: int, last: int, vocab: int) -> dict[str, Value
     }
     for key, content in metadata.items():
         listed = content.get() if key.startswith(f"{family}.") else None
-        if isinstance(listed, list) and len(listed) >= layers:
+        if isinstance(listed, list) and len(listed) >= layers and not key.endswith(_SECTIONS):
             kind = int.from_bytes(content.raw[4:8], "little")
             metadata[key] = value(kind, listed[first:last])
     windows = _windows(model)

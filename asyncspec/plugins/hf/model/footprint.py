@@ -92,7 +92,9 @@ def footprint(
     accelerator = on_accelerator(device)
     # On the CPU a draft's tied head is a packed copy.
     shares = accelerator or not draft
-    tied = bool(config.tie_word_embeddings) and span == (0, model_info.layers) and shares
+    # Some families tie nothing, whatever their configuration says.
+    ties = bool(config.tie_word_embeddings and getattr(model, "_tied_weights_keys", None))
+    tied = ties and shares and span == (0, model_info.layers)
     in_linear = kept_dtype(stored_half(model_info), computed, accelerator=accelerator)
     types = (computed, in_linear, quantize, levels)
     weights = _weights(model, *types, tied=tied, device=device)

@@ -65,7 +65,7 @@ _BY_LAYER = ("model.embed_tokens_per_layer.", "model.per_layer_")
 _LAYER_NUMBERS = ("attn_layer_indices", "full_attn_idxs", "moe_layers")
 """Settings that list layers by their numbers."""
 
-_OF_ALL_LAYERS = ("mlp_multipliers", "ssm_multipliers")
+_OF_ALL_LAYERS = ("mlp_multipliers", "mtp_layers_block_type", "ssm_multipliers", "time_step_limit")
 """Lists that every layer has whole."""
 
 _DENSE_COUNTS = ("first_k_dense_replace", "num_dense_layers")
@@ -143,7 +143,7 @@ class ShardTensors(Struct, frozen=True):
     state: dict[str, Tensor]
     # Where the matrices are.
     matrices: dict[str, TensorInfo]
-    # The head is the embedding; without a head, as the configuration says.
+    # The head is the embedding.
     tied: bool
 
     def weight_counts(self) -> Mapping[str, int]:
@@ -162,9 +162,8 @@ def read_shard_tensors(
     shard; a tied head has no matrix of its own. Only vectors are read."""
     vocab, width = checkpoint.info.vocab_size, checkpoint.info.hidden_size
     has_head = last == checkpoint.info.layers
-    tied = bool(checkpoint.config.tie_word_embeddings)
-    if has_head:
-        tied = head_is_embedding(checkpoint, dtype)
+    # Some families tie nothing, whatever their configuration says.
+    tied = has_head and head_is_embedding(checkpoint, dtype)
     others = {n: has_head for n in checkpoint.tensors if n.startswith(NORM_PREFIX)}
     others[EMBEDDING] = first == 0 or (has_head and tied)
     others[NORM] = has_head
@@ -200,9 +199,7 @@ def read_shard_tensors(
     if not others[EMBEDDING]:
         placeholders[EMBEDDING] = (vocab, width)
     if not has_head:
-        placeholders[NORM] = (width,)
-        if not tied:
-            placeholders[HEAD] = (vocab, width)
+        placeholders[NORM], placeholders[HEAD] = (width,), (vocab, width)
     state |= {n: torch.empty(1, dtype=dtype).expand(shape) for n, shape in placeholders.items()}
     family = checkpoint.info.architecture
     state = {family_name(family, n): x for n, x in state.items()}
