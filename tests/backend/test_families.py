@@ -209,6 +209,21 @@ def test_language_model_of_a_multimodal_checkpoint(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("qwen3.5-moe", {"hidden_size": 72}),
+        ("qwen3.5", {"head_dim": 24, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    ],
+)
+def test_gates_that_are_no_whole_vectors(
+    family: str, changes: dict[str, int], tiny: Callable[..., Path]
+) -> None:
+    """Of shared experts and of attention, in the families' own code."""
+    same_bits(cut(open_checkpoint(tiny(family, **changes)), 1), "gates")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["kimi-linear", "nemotron-h"])
 def test_families_that_tie_no_embedding(family: str, tiny: Callable[..., Path]) -> None:
     """Whatever their configuration says, transformers gives them a head of its own."""

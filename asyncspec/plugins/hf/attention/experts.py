@@ -92,16 +92,32 @@ def _routed(route: Callable[[Tensor], Iterable[Tensor]], logits: Tensor) -> tupl
 
 class SharedGate(nn.Module):
     """The gate of an expert that all rows go through: its one output a row, repeated in every
-    column, so that the activation behind it runs over whole vectors."""
+    column, so that the activation behind it runs over whole vectors (``whole_rows``)."""
 
     def __init__(self, family: nn.Linear) -> None:
         super().__init__()
+        self.width = family.in_features
         self.linear = nn.Linear(family.in_features, 1, bias=False, device="meta")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [..., H] -> [..., H]."""
         gate: Tensor = self.linear(hidden)
         return gate.expand(hidden.shape).contiguous()
+
+
+def whole_rows(model: nn.Module) -> int:
+    """Numbers of rows that are multiples of this fill whole vectors of what families activate in
+    functions of their own: gates of attention (Qwen3-Next, Qwen3.5), and of shared experts."""
+    steps = [1]
+    for module in model.modules():
+        if isinstance(module, SharedGate):
+            steps.append(_ROUTED_ROWS // math.gcd(module.width, _ROUTED_ROWS))
+        query, output = (getattr(module, f"{name}_proj", None) for name in "qo")
+        width: Any = getattr(output, "in_features", 0)
+        # Queries and their gates are one product.
+        if width and getattr(query, "out_features", 0) == 2 * width:
+            steps.append(_ROUTED_ROWS // math.gcd(width, _ROUTED_ROWS))
+    return math.lcm(*steps)
 
 
 class Expert(nn.Module):

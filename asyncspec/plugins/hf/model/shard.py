@@ -25,6 +25,7 @@ from asyncspec.plugins.hf.attention.cache import (
     check_quantized,
     path_kernel,
 )
+from asyncspec.plugins.hf.attention.experts import whole_rows
 from asyncspec.plugins.hf.attention.latent import install_latent_attention
 from asyncspec.plugins.hf.attention.layer_shapes import layer_shapes
 from asyncspec.plugins.hf.attention.query_scale import install_query_scales
@@ -98,6 +99,8 @@ class Shard:
         self.linears: list[RowwiseLinear] = []
         # Whether layers are given as many rows as their products compute.
         self.pads_rows = False
+        # Then their number is a multiple of this.
+        self.whole_rows = 1
         # Whether logits are the head's product and nothing else, without the family's own code.
         self.has_plain_head = False
         # Number of first layers that self-tests run.
@@ -137,6 +140,7 @@ class Shard:
         """[1, n, ...]; padded once here, so that no layer has to."""
         if self.pads_rows:
             rows = self.linears[0].computed_rows(inputs.shape[0])
+            rows += -rows % self.whole_rows
             inputs, positions = pad_rows(inputs, rows), pad_rows(positions, rows)
         return inputs.unsqueeze(0), positions.unsqueeze(0)
 
@@ -273,6 +277,7 @@ def load_shard(
     install_query_scales(model)
     if mode == "exact" and device.torch.type == "cpu":
         pad_elementwise(model)
+        shard.whole_rows = whole_rows(model)
     if first:
         _check_input(checkpoint, shard)
     shard.probe_layers = max(_MIN_PROBE_LAYERS, layers_with_all_kinds(model.model.layers))
