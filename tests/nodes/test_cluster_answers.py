@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from asyncspec_nodes.client.client import ClusterAddress
 from asyncspec_nodes.plugins.train_head.answers import Sample
 from asyncspec_nodes.plugins.train_head.cluster import ClusterAnswers
 from asyncspec_protocol.ids import Rank
-from asyncspec_protocol.messages import FINAL, Submit
+from asyncspec_protocol.messages import FINAL, Cancel, Submit
 from toy_service import ENDLESS, MODEL, RULES, ServingCluster, reference
 
 DEPTHS = (0, 2)
@@ -134,6 +135,26 @@ def test_what_the_cluster_cannot_hold_is_left_out(running: Running) -> None:
 def test_another_target_is_refused(running: Running) -> None:
     with pytest.raises(UserError, match=r"^the cluster at .* has another target than --target"):
         [*running.answers("another")(DEPTHS, iter(SAMPLES), ignore, ignore)]
+
+
+def test_a_draft_node_of_an_older_version_is_refused_at_once(running: Running) -> None:
+    """It skips the field ``Submit.features``, and answers without. Not at the end of the answer,
+    which takes minutes of a large target."""
+    service = running.cluster.engine._service
+    submitted = service.client
+
+    def older(client: Any, message: Submit | Cancel) -> None:
+        fields = msgspec.to_builtins(message)
+        if isinstance(message, Submit):
+            assert fields.pop() == (*DEPTHS, FINAL)
+        submitted(client, msgspec.convert(fields, type(message)))
+
+    service.client = older  # type: ignore[method-assign]
+    sample = max(SAMPLES, key=lambda sample: len(expected(sample)[0]))
+    drawn: list[int] = []
+    with pytest.raises(UserError, match=r"^the cluster sends no hidden states: .*older version"):
+        [*running.answers()(DEPTHS, iter([sample]), drawn.append, ignore)]
+    assert sum(drawn) < 3 < len(expected(sample)[0]) - len(sample.prompt)
 
 
 def test_no_cluster_is_one_line() -> None:

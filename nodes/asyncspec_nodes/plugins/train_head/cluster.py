@@ -4,7 +4,7 @@ fill its pipeline without drafts."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 
@@ -25,6 +25,13 @@ POLICY = "autoregressive"
 
 TICK = 1.0
 """Seconds between reports where no answer ends."""
+
+
+NO_FEATURES = (
+    "the cluster sends no hidden states: its nodes are of an older version; update them, or leave "
+    "out --config and --connect"
+)
+"""A draft node that does not know ``Submit.features`` answers without them."""
 
 
 class _Answer:
@@ -49,15 +56,20 @@ class _Answer:
         del self.rows[start:]
         self.rows.extend(bfloat16_bits(tensor).copy())
 
+    def write(self, tokens: Sequence[int]) -> None:
+        """Go on with ``tokens``. Hidden states come right behind the first ones: raises
+        ``UserError`` where others follow and there are none, rather than at the end of a slow
+        answer."""
+        if len(self.tokens) > len(self.sample.prompt) and tokens and not self.rows:
+            raise UserError(NO_FEATURES)
+        self.tokens += tokens
+
     @property
     def collected(self) -> Collected:
         """All tokens but the last. Raises ``UserError``."""
         sample, count = self.sample, len(self.tokens) - 1
         if len(self.rows) < count:
-            raise UserError(
-                "the cluster sends no hidden states: its nodes are of an older version; update "
-                "them, or leave out --config and --connect"
-            )
+            raise UserError(NO_FEATURES)
         features = np.stack(self.rows[:count])
         return Collected(sample.number, self.tokens[:count], len(sample.prompt), features)
 
@@ -93,7 +105,7 @@ class ClusterAnswers(Struct, frozen=True):
             event: Event | None = None
             async for event in engine.ask(current.submit(depths), current.take):
                 if isinstance(event, Output):
-                    current.tokens += event.token_ids
+                    current.write(event.token_ids)
                     drawn += len(event.token_ids)
             assert isinstance(event, Finished)
             if event.reason != "error":
