@@ -103,6 +103,7 @@ class FakeLearner:
         self.gain = gain
         self.training = self.drafting = self.proposed = 1.0
         self.versions: list[Path] = []
+        self.measured = [0, 0]
         self.seen: set[int] = set()
 
     def step(self, examples: list[Example]) -> None:  # type: ignore[override]
@@ -114,6 +115,7 @@ class FakeLearner:
 
     def measure(self, example: Example, *, proposed: bool) -> Score:
         assert example.group not in self.seen
+        self.measured[proposed] += 1
         return scored(example.rows, self.proposed if proposed else self.drafting)
 
     def accept(self, folder: Path) -> None:
@@ -147,6 +149,16 @@ def test_a_better_head_is_written_and_drafts() -> None:
     assert [round(result.trained, 6) for result in results] == [1.5, 2.0, 2.5]
     assert [round(result.drafting, 6) for result in results] == [1.0, 1.5, 2.0]
     assert results[0].held_out == 12
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.5])
+def test_the_head_that_drafts_guesses_an_answer_once(gain: float) -> None:
+    learner, buffer = FakeLearner(gain), full_buffer()
+    work = Rounds(learner, buffer, lambda: Path("next"))
+    run_rounds(work, 2)
+    buffer.add(example(20, 65), 0.0)
+    assert [result.held_out for result in run_rounds(work, 2)] == [13, 13]
+    assert learner.measured == [13, 2 * 12 + 2 * 13]
 
 
 @pytest.mark.parametrize("gain", [0.0, -0.1])

@@ -72,6 +72,8 @@ class Rounds:
         self._steps = self._stale = 0
         # Answers that had come when training paused for want of new ones.
         self._paused_at = -1
+        # What the head that drafts has scored in the last round: held-out answers stay for many.
+        self._scores: dict[Example, Score] = {}
         self._examples: list[Example] = []
         self._drafting: list[Score] = []
         self._trained: list[Score] = []
@@ -93,21 +95,25 @@ class Rounds:
         if not self._examples:
             self._learner.propose()
             self._examples = self._buffer.held_out
-        at = len(self._trained)
-        if len(self._drafting) == at:
-            self._drafting.append(self._learner.measure(self._examples[at], proposed=False))
-            return None
-        self._trained.append(self._learner.measure(self._examples[at], proposed=True))
+        example = self._examples[len(self._trained)]
+        if len(self._drafting) == len(self._trained):
+            score = self._scores.get(example)
+            self._drafting.append(score or self._learner.measure(example, proposed=False))
+            if score is None:
+                return None
+        self._trained.append(self._learner.measure(example, proposed=True))
         return self._decide() if len(self._trained) == len(self._examples) else None
 
     def _decide(self) -> Round:
-        drafting, trained, held_out = self._drafting, self._trained, len(self._examples)
+        drafting, trained, examples = self._drafting, self._trained, self._examples
         self._examples, self._drafting, self._trained, self._steps = [], [], [], 0
+        self._scores = dict(zip(examples, drafting, strict=True))
         folder = ""
         if is_better(drafting, trained):
             path = self._name()
             self._learner.accept(path)
             folder, self._stale = str(path), 0
+            self._scores = dict(zip(examples, trained, strict=True))
         else:
             self._stale += 1
         if self._stale >= PATIENCE:
@@ -115,7 +121,7 @@ class Rounds:
             self._stale, self._paused_at = 0, self._buffer.added
         return Round(
             examples=len(self._buffer),
-            held_out=held_out,
+            held_out=len(examples),
             seconds=0.0,
             drafting=leading(drafting),
             trained=leading(trained),
