@@ -1,17 +1,19 @@
 """``python tools/bench learn``: what ``[draft] learn`` brings on one topic, and what it costs.
 
-Two clusters have the same head; the one of the second learns. It answers most prompts of the topic,
-and learns from these for ``--minutes``. Meanwhile pairs of requests, one to each cluster in turn,
-compare latencies: the learner trains until the request of its cluster comes, and is stopped while
-the other cluster answers. Pairs before which it hardly trained do not count. Then both clusters
-answer the new prompts in turn: texts must be the same, and tokens a round are those of the head
-before and after.
+Two clusters have the same head; the one of the second learns. It answers the prompts of the topic
+but the first ``--new``, and learns from these for ``--minutes``. None of them should be among those
+that the head was trained on, or there is little to learn. Meanwhile pairs of requests, one to each
+cluster in turn, compare latencies: the learner trains until the request of its cluster comes, and
+is stopped while the other cluster answers. Pairs before which it hardly trained do not count. Then
+both clusters answer the new prompts in turn: texts must be the same, and tokens a round are those
+of the head before and after.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 import tempfile
@@ -42,8 +44,11 @@ TEMPERATURES = (0.0, 0.8)
 GAP = 3.0
 """Seconds without a request before each of a pair: the learner begins one second after the last."""
 
-REST = 8.0
+REST = 20.0
 """Seconds of training between pairs."""
+
+AT_ONCE = 4
+"""Requests to learn from that a cluster has at a time."""
 
 TRAINING = 0.5
 """Share of a gap that the learner must have computed for its pair to count."""
@@ -56,13 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--prompts", type=Path, required=True, metavar="DIR", help="folder of *.jsonl, a set each")
     add("--topic", default="gsm8k", metavar="SET", help="one of the sets (gsm8k)")
-    add("--new", type=int, default=12, metavar="N", help="its last prompts, to measure (12)")
+    add("--new", type=int, default=10, metavar="N", help="its first prompts, to measure (10)")
     add("--target", default="smollm2", metavar="DIR|GGUF|NAME", help="default: smollm2")
     add("--head", type=Path, required=True, metavar="DIR", help="of asyncspec train-head")
     add("--stages", type=int, default=2, metavar="N", help="verify stages (2)")
     add("--stage-seconds", type=float, default=0.02, metavar="S", help="of a pass at least (.02)")
     add("--draft-seconds", type=float, default=0.005, metavar="S", help="of a level (.005)")
-    add("--policy", default="flow", metavar="P", help="default: flow")
+    # ``flow`` chooses trees, and whether there are any, by speeds that it measures: its tokens a
+    # round differ between two clusters with one head.
+    add("--policy", default="flowspec", metavar="P", help="default: flowspec")
     add("--tokens", type=int, default=96, metavar="N", help="of an answer (96)")
     add("--minutes", type=float, default=12.0, metavar="M", help="of learning (12)")
     add("--json", action="store_true")
@@ -85,8 +92,11 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as state:
         os.environ["XDG_STATE_HOME"] = state
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        rows = asyncio.run(_measure(options, texts[: -options.new], texts[-options.new :]))
-    print_rows(options, rows)
+        figures = asyncio.run(_measure(options, texts[options.new :], texts[: options.new]))
+    if options.json:
+        sys.stdout.write(json.dumps(figures) + "\n")
+    else:
+        print_rows(options, [{"": f"{name}: {value}"} for name, value in figures.items()])
     return 0
 
 
@@ -118,6 +128,17 @@ class _Served:
             raise UserError(event.detail)
         return Answer(tuple(tokens), event.stats, time.perf_counter() - began, first)
 
+    async def ask_all(self, requests: Sequence[tuple[str, float, int]]) -> None:
+        room = asyncio.Semaphore(AT_ONCE)
+
+        async def asked(text: str, temperature: float, seed: int) -> None:
+            async with room:
+                await self.ask(text, temperature, seed)
+
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(asked(*request))
+
     async def totals(self) -> Mapping[str, float]:
         return next(node.totals for node in await self._client.nodes() if node.rank == DRAFT)
 
@@ -139,14 +160,11 @@ async def _serving(options: argparse.Namespace, *, learn: bool) -> AsyncIterator
 
 async def _measure(
     options: argparse.Namespace, known: Sequence[str], new: Sequence[str]
-) -> list[Mapping[str, object]]:
+) -> Mapping[str, float]:
     async with _serving(options, learn=False) as plain, _serving(options, learn=True) as learns:
         _say(f"{len(known)} prompts to learn from")
-        for seed, (text, temperature) in enumerate(product(known, TEMPERATURES)):
-            await learns.ask(text, temperature, seed)
-            if seed % 4 in (0, 3):
-                # Policies remember what came true: here every prompt once is enough.
-                await plain.ask(text, temperature, seed)
+        requests = [(*asked, seed) for seed, asked in enumerate(product(known, TEMPERATURES))]
+        await learns.ask_all(requests)
         learner = _learner()
         pairs = await _pairs(options, plain, learns, known, learner)
         totals = await learns.totals()
@@ -160,20 +178,29 @@ async def _measure(
         learner.resume()
     if changed := sum(old.tokens != now.tokens for old, now in (*pairs, *measured)):
         raise UserError(f"{changed} answers are others with learning than without: a bug")
-    rows: list[Mapping[str, object]] = []
+    figures: dict[str, float] = {}
     for place, temperature in enumerate(TEMPERATURES):
         some = measured[place :: len(TEMPERATURES)]
         old, now = (_a_round(answers) for answers in zip(*some, strict=True))
-        row = {"topic": options.topic, "temperature": temperature, "answers": len(new)}
-        row |= {"tokens a round before": round(old, 3), "after": round(now, 3)}
-        rows.append(row | {"times": round(now / old, 3)})
-    changes = {
-        "version": totals.get("learned_version", 0.0),
-        "seconds trained": round(totals.get("learned_seconds", 0.0)),
-        "answers learned from": totals.get("learned_answers", 0.0),
-        "pairs": len(pairs),
+        at = f"tokens a round at temperature {temperature:g}"
+        figures |= {f"{at}, before": old, f"{at}, after": now, f"{at}, times": now / old}
+    return figures | {
+        "new prompts, each at both temperatures": len(new),
+        "answers in memory, to learn from and held out": totals.get("learned_answers", 0.0),
+        "seconds trained and measured": totals.get("learned_seconds", 0.0),
+        "versions that took over": totals.get("learned_version", 0.0),
+        **{
+            f"guessed in a row on held-out answers, {when} the last change": totals[
+                f"learned_{when}"
+            ]
+            for when in ("before", "after")
+            if f"learned_{when}" in totals
+        },
+        "answers that changed": changed,
+        "answers compared": len(pairs) + len(measured),
+        "pairs whose latencies count": len(pairs),
+        **dict(_latencies(pairs)),
     }
-    return [*rows, changes | dict(_latencies(pairs))]
 
 
 Pair = tuple[Answer, Answer]
@@ -199,7 +226,9 @@ async def _pairs(
     for number in count():
         if time.monotonic() > end:
             return pairs
-        text, trained, answers = known[number % len(known)], 0.0, dict[bool, Answer]()
+        # Prompts that neither cluster has in its cache.
+        text = f"{number + 1}. {known[number % len(known)]}"
+        trained, answers = 0.0, dict[bool, Answer]()
         for learning in (True, False) if number % 2 else (False, True):
             if not learning:
                 learner.suspend()
@@ -224,7 +253,7 @@ def _learner() -> psutil.Process:
     raise UserError("no learner runs; its node's log says why")
 
 
-def _latencies(pairs: Sequence[Pair]) -> Iterator[tuple[str, object]]:
+def _latencies(pairs: Sequence[Pair]) -> Iterator[tuple[str, float]]:
     """Medians of the ratios of pairs, with learning over without."""
     measures: dict[str, Callable[[Answer], float]] = {
         "latency": lambda answer: answer.seconds,
@@ -234,9 +263,10 @@ def _latencies(pairs: Sequence[Pair]) -> Iterator[tuple[str, object]]:
     for name, measure in measures.items():
         ratios = sorted(measure(there) / measure(here) for here, there in pairs)
         if ratios:
-            yield f"{name}, times", round(median(ratios), 3)
             quarter = len(ratios) // 4
-            yield f"{name}, quartiles", [round(ratios[i], 3) for i in (quarter, -1 - quarter)]
+            yield f"{name}, times", median(ratios)
+            yield f"{name}, lower quartile", ratios[quarter]
+            yield f"{name}, upper quartile", ratios[-1 - quarter]
 
 
 def _rounds(answer: Answer) -> float:
