@@ -4,6 +4,7 @@ them while a node has no request."""
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from asyncspec.core.jobs import Feed, Release, TensorRows
 from asyncspec.plugins.hf.backend import BACKEND
 from asyncspec.plugins.hf.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from asyncspec.plugins.hf.training.continued import MAKE
-from asyncspec.plugins.hf.training.online import OnlineHead
+from asyncspec.plugins.hf.training.online import ACCUMULATED, RATE, WARM_UP, OnlineHead
 from asyncspec.source.versions import VersionedSource
 from asyncspec_nodes.node.learning import HeadLearning
 from asyncspec_protocol.ids import SessionId, Version
@@ -96,7 +97,8 @@ def head(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 def test_a_head_goes_on_learning_and_its_files_draft(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncspec.plugins.hf.training.online.RATE", 1e-2)
+    for name, value in (("RATE", 1e-2), ("WARM_UP", 1), ("AVERAGED", 1)):
+        monkeypatch.setattr(f"asyncspec.plugins.hf.training.online.{name}", value)
     online, examples = head.online(tmp_path), head.examples
     for _ in range(32):
         online.step(examples)
@@ -109,6 +111,29 @@ def test_a_head_goes_on_learning_and_its_files_draft(
     again = head._replace(folder=tmp_path / "00001")
     assert [again.online(tmp_path).measure(one, proposed=False) for one in examples] == after
     assert again.loaded.features == head.loaded.features
+
+
+def test_the_mean_of_its_weights_is_proposed(head: Head, tmp_path: Path) -> None:
+    """So far of the first one and all since; rates rise to the whole one."""
+    online = head.online(tmp_path)
+    (name, weight), *_ = online._head.named_parameters()
+    history = [weight.detach().clone()]
+    for _ in range(3):
+        for _ in range(ACCUMULATED):
+            online.step(head.examples)
+        history.append(weight.detach().clone())
+    online.propose()
+    want = torch.stack(history).mean(0)
+    assert not torch.equal(want, weight)
+    torch.testing.assert_close(online._averaged.get_parameter(name), want)
+    torch.testing.assert_close(
+        online._proposed.get_parameter(name), want.bfloat16().float(), atol=0, rtol=1e-2
+    )
+    moved = [(b - a).abs().max().item() for a, b in pairwise(history)]
+    assert moved[0] == pytest.approx(RATE / WARM_UP, rel=0.1)
+    assert max(moved) <= 3.1 * RATE / WARM_UP
+    online.revert()
+    assert torch.equal(online._averaged.get_parameter(name), history[0])
 
 
 def test_a_head_in_another_layout_keeps_it(head: Head, tmp_path: Path) -> None:

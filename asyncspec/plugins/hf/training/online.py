@@ -33,8 +33,15 @@ WINDOW = 128
 ACCUMULATED = 4
 """Small steps of one update."""
 
-RATE = 3e-4
-"""AdamW's, constant."""
+RATE = 1e-4
+"""AdamW's, once it is warm."""
+
+WARM_UP = 20
+"""Updates in which the rate rises. Adam's first ones move every weight by the whole rate, whatever
+its gradient."""
+
+AVERAGED = 40
+"""Updates that the proposed weights are a mean of, as an exponential average."""
 
 UNPROPOSED = -100
 """The label of a token that the head cannot propose, as ``cross_entropy`` ignores it."""
@@ -59,8 +66,9 @@ class OnlineHead:
         self._labels = _labels(opened, target.info.vocab_size)
         self._head = module_of(opened)
         self._drafting = deepcopy(self._head)
+        self._averaged = deepcopy(self._head)
         self._proposed = deepcopy(self._head)
-        self._steps = 0
+        self._steps = self._updates = 0
         self._optimizer = self._new_optimizer()
 
     def step(self, examples: Sequence[Example]) -> None:
@@ -81,13 +89,12 @@ class OnlineHead:
             (loss / ACCUMULATED).backward()  # type: ignore[no-untyped-call]
         self._steps += 1
         if self._steps % ACCUMULATED == 0:
-            nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
-            self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            self._update()
 
     def propose(self) -> None:
-        for mine, copy in zip(self._head.parameters(), self._proposed.parameters(), strict=True):
-            copy.data.copy_(mine.data.bfloat16())
+        pairs = zip(self._averaged.parameters(), self._proposed.parameters(), strict=True)
+        for averaged, copy in pairs:
+            copy.data.copy_(averaged.data.bfloat16())
 
     @torch.no_grad()
     def measure(self, example: Example, *, proposed: bool) -> Score:
@@ -112,8 +119,25 @@ class OnlineHead:
         self._drafting.load_state_dict(self._proposed.state_dict())
 
     def revert(self) -> None:
-        self._head.load_state_dict(self._drafting.state_dict())
-        self._optimizer = self._new_optimizer()
+        for module in (self._head, self._averaged):
+            module.load_state_dict(self._drafting.state_dict())
+        self._optimizer, self._updates = self._new_optimizer(), 0
+
+    def _update(self) -> None:
+        """Take a step of the optimizer, and the mean of its weights: few answers make noisy
+        gradients, and noise of the weights costs more than a round of training brings."""
+        self._updates += 1
+        for group in self._optimizer.param_groups:
+            group["lr"] = RATE * min(1.0, self._updates / WARM_UP)
+        nn.utils.clip_grad_norm_(self._head.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        share = 1 / min(AVERAGED, 1 + self._updates)
+        with torch.no_grad():
+            for averaged, mine in zip(
+                self._averaged.parameters(), self._head.parameters(), strict=True
+            ):
+                averaged.lerp_(mine, share)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
