@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.errors import did_you_mean
+from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES
+from asyncspec.registry import Registry
 from asyncspec_nodes.cli import commands
 from asyncspec_nodes.cli.main import main
 from asyncspec_nodes.cluster.config import Config
 from asyncspec_nodes.console.arguments import Parser, variable
 from asyncspec_nodes.node import cli as node
+from asyncspec_nodes.plugins.catalogue import policies_command
 from asyncspec_nodes.plugins.chat import chat_command as chat
 from commands import usage_error
 from tools.bench.docs.cli import parsers
@@ -217,6 +220,30 @@ def test_policies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     for one in found:
         written = ",".join(f"{key}={value}" for key, value in one["parameters"].items())
         assert POLICIES.problem(f"{one['name']}:{written}" if written else one["name"]) is None
+
+
+def test_policies_of_other_packages(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that cannot be imported, and one without a docstring."""
+    info = tmp_path / "others-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    entries = "a-broken = nowhere.at:ALL\nbare = bare_policy:POLICY\n"
+    (info / "entry_points.txt").write_text(f"[asyncspec.policies]\n{entries}")
+    (tmp_path / "bare_policy.py").write_text(
+        "from asyncspec.policy.flow.policy import Flow\n\n\n"
+        "class Bare(Flow, frozen=True):\n    pass\n\n\nPOLICY = Bare()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    fresh: Registry[Policy] = Registry("asyncspec.policies", "policy", Policy)
+    monkeypatch.setattr(policies_command, "POLICIES", fresh)
+    for words in (["policies"], ["policies", "--json"]):
+        assert main(words) == 0
+        told = capsys.readouterr()
+        assert "bare" in told.out
+        assert "static-tree" in told.out
+        assert told.err.startswith("asyncspec: package others 1.0: policy 'a-broken'")
 
 
 @pytest.mark.parametrize("words", [["--version"], ["run", "--version"]])

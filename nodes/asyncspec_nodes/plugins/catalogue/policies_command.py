@@ -9,7 +9,7 @@ import msgspec
 
 from asyncspec.policy.base import Policy
 from asyncspec.policy.registry import POLICIES, parameters
-from asyncspec_nodes.console.arguments import Parser
+from asyncspec_nodes.console.arguments import Parser, print_notice
 
 
 def add_arguments(parser: Parser) -> None:
@@ -18,6 +18,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    policies, problems = POLICIES.usable()
+    for problem in problems:
+        print_notice(problem)
     if arguments.json:
         listed = [
             {
@@ -27,12 +30,12 @@ def run(arguments: argparse.Namespace) -> int:
                 "drafts": policy.uses_draft,
                 "lossy": bool(policy.top_logprobs),
             }
-            for name, policy in POLICIES.items()
+            for name, policy in policies.items()
         ]
         sys.stdout.write(msgspec.json.encode(listed).decode() + "\n")
         return 0
-    width = max(map(len, POLICIES))
-    for name, policy in POLICIES.items():
+    width = max(map(len, policies))
+    for name, policy in policies.items():
         first_line = _description(policy)
         lossy = "; lossy: not what the target alone would write" if policy.top_logprobs else ""
         sys.stdout.write(f"{name:{width}}  {first_line}{lossy}\n")
@@ -43,6 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _description(policy: Policy) -> str:
-    """The first line of its module's docstring."""
+    """The first line of its module's docstring; empty where another package's has none."""
     module = sys.modules[type(policy).__module__]
-    return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return (module.__doc__ or "").strip().partition("\n")[0].rstrip(".")
