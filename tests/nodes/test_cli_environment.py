@@ -240,10 +240,10 @@ def test_policies_of_other_packages(
     monkeypatch.setattr(policies_command, "POLICIES", fresh)
     for words in (["policies"], ["policies", "--json"]):
         assert main(words) == 0
-        told = capsys.readouterr()
-        assert "bare" in told.out
-        assert "static-tree" in told.out
-        assert told.err.startswith("asyncspec: package others 1.0: policy 'a-broken'")
+        output = capsys.readouterr()
+        assert "bare" in output.out
+        assert "static-tree" in output.out
+        assert output.err.startswith("asyncspec: package others 1.0: policy 'a-broken'")
 
 
 @pytest.mark.parametrize("words", [["--version"], ["run", "--version"]])
