@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 
-from effort import NIGHTLY
+from effort import NIGHTLY, QUIET
 from forked_workers import pytest_addoption, run_forked
 
 __all__ = ["pytest_addoption"]
@@ -22,7 +22,6 @@ __all__ = ["pytest_addoption"]
 # seconds of processor time of each worker's collection of tests.
 gc.disable()
 
-QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
     "derandomised", deadline=None, suppress_health_check=QUIET, derandomize=True, print_blob=True
 )

@@ -7,8 +7,13 @@ import os
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck
 
 NIGHTLY = "ASYNCSPEC_NIGHTLY" in os.environ
+
+QUIET = (HealthCheck.too_slow, HealthCheck.data_too_large)
+"""What fails on a busy machine. Settings that name health checks of their own name these as well:
+they take the place of the profile's."""
 
 
 def examples(nightly: int, *, quick: int) -> int:

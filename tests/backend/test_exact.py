@@ -23,7 +23,7 @@ from asyncspec.testing.pipeline import Pipeline, Walk, sequential
 from asyncspec_protocol.ids import NodeId
 from backend.probe import Probe, cut
 from backend.products import PRODUCTS, use
-from effort import examples, nightly
+from effort import QUIET, examples, nightly
 
 pytestmark = pytest.mark.torch
 
@@ -68,7 +68,7 @@ ways = st.tuples(
 @settings(
     max_examples=examples(20, quick=6),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[*QUIET, HealthCheck.function_scoped_fixture],
 )
 @given(
     seed=st.integers(0, 2**32),

@@ -31,6 +31,7 @@ from backend.gguf_vocabularies import (
     normal,
     save_vocabulary,
 )
+from effort import QUIET
 
 WORDS = normal(*map(letters, ("the", " '", "string", " is", " nice", " .", " 's", "世")))
 HARMONY = control("<|endoftext|>", *sorted(HARMONY_MARKERS))
@@ -185,7 +186,7 @@ def vocabularies(draw: st.DrawFn) -> tuple[list[tuple[str, TokenType]], dict[str
     return tokens, stated
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[*QUIET, HealthCheck.function_scoped_fixture])
 @given(vocabularies())
 @example((HARMONY, {"eos": 0}))
 @example((control("<|end|>", "<|user|>", "<|endoftext|>"), {"eos": 2}))

@@ -50,7 +50,7 @@ from backend.hf_cluster import Loaded
 from backend.matrix import DRAWS, Cell, Matrix
 from backend.probe import Probe, cut
 from backend.tiny import save_tiny
-from effort import NIGHTLY, examples
+from effort import NIGHTLY, QUIET, examples
 
 pytestmark = pytest.mark.torch
 
@@ -85,7 +85,7 @@ def test_a_cluster_writes_what_one_quantised_device_writes(
 @settings(
     max_examples=examples(12, quick=8),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[*QUIET, HealthCheck.function_scoped_fixture],
 )
 @given(
     seed=st.integers(0, 2**32),

@@ -229,7 +229,7 @@ schemas = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60)
 @given(schemas, st.integers(0, 40))
 def test_schemas_within_the_bounds_are_answered_as_without_a_worker(
     schema: Any, levels: int

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncspec.constraint import text
@@ -178,11 +178,7 @@ def is_answered(make: Callable[[], str]) -> None:
     assert "again and again" not in (problem or "")
 
 
-how_hard = settings(
-    max_examples=examples(1000, quick=25),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+how_hard = settings(max_examples=examples(1000, quick=25), deadline=None)
 kinds = st.sampled_from([text.of_grammar, text.of_regex, lambda source: source])
 
 

@@ -14,6 +14,7 @@ from asyncspec.trace.file import TraceWriter, read_trace
 from asyncspec.trace.records import Blocked, End, NodeRecord, Record
 from asyncspec_nodes.cli import main as cli
 from cluster import Cluster, ask
+from effort import QUIET
 from laws import Shaken
 
 LINES: list[Record] = [
@@ -50,7 +51,7 @@ def test_a_killed_run_leaves_a_readable_file(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[*QUIET, HealthCheck.function_scoped_fixture])
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "t"
     whole = written(path)
