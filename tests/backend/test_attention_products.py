@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncspec.core.kv_slots import BLOCK
-from asyncspec.plugins.hf.attention.cache import ONES, LayerShape
-from asyncspec.plugins.hf.kernels.cpu.capabilities import RowTiles
+from asyncspec.plugins.hf.attention.cache import ONES, KVCache, LayerShape, uniform_shape
+from asyncspec.plugins.hf.kernels.cpu.capabilities import RowTiles, multiplies_bfloat16
+from asyncspec.plugins.hf.kernels.cpu.elementwise import exp2_
 from asyncspec.plugins.hf.kernels.cpu.half_precision import query_key_products
 from asyncspec.plugins.hf.kernels.probing import noise
 from asyncspec.plugins.hf.model import self_test
@@ -72,6 +74,36 @@ def test_a_row_has_the_same_bits_anywhere(
     want, by = (x[:, place : place + 1].expand(-1, few, -1).contiguous() for x in (start, weights))
     got = torch.baddbmm(start, weights, values)[:, place]
     assert torch.equal(got, torch.baddbmm(want, by, values)[:, 0])
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="oneDNN does not multiply bfloat16 here")
+def test_keys_of_a_cache_are_not_transposed_in_memory() -> None:
+    """oneDNN's product has its operands brought into order where heads lie apart, as the first
+    slots of a cache do: a number at a time."""
+    cache = KVCache(uniform_shape(1, HEADS, 64, torch.bfloat16, exact=True), 4 * BLOCK)
+    cache.reserve(4 * BLOCK)
+    keys, _ = cache.read(0, 3 * BLOCK)
+    with torch.profiler.profile() as profile:
+        query_key_products(noise(HEADS, 8, 64).bfloat16(), keys)
+    (product,) = [event for event in profile.events() or () if event.name == "aten::bmm"]
+    parts = {part.name for part in product.cpu_children}
+    assert not parts & {"aten::contiguous", "aten::clone", "aten::copy_"}
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_powers_do_not_depend_on_where_threads_cut_a_tensor(threads: int) -> None:
+    """torch's own do: the last elements of a share are computed one by one, in other code."""
+    one_thread = torch.get_num_threads()
+    for vectors in range(1536, 1552):
+        x = noise(1, vectors * 64).abs_().mul_(-9)
+        want = exp2_(x.clone())
+        assert torch.allclose(want, torch.exp(x * math.log(2)), rtol=1e-5)
+        torch.set_num_threads(threads)
+        try:
+            got = exp2_(x.clone())
+        finally:
+            torch.set_num_threads(one_thread)
+        assert torch.equal(got, want)
 
 
 def test_strips_that_do_not_hold_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

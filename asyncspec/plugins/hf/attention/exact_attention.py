@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,10 @@ from asyncspec.plugins.hf.attention.attention import (
 )
 from asyncspec.plugins.hf.attention.cache import ONES, KVCache
 from asyncspec.plugins.hf.kernels.cpu.capabilities import KernelSettings
+from asyncspec.plugins.hf.kernels.cpu.elementwise import exp2_
+
+_LOG2E = math.log2(math.e)
+"""exp(x) is 2 to the power of x times this."""
 
 
 class ExactAttention(TreeAttention):
@@ -54,15 +59,18 @@ class ExactAttention(TreeAttention):
         if padding:
             query = torch.nn.functional.pad(query, (0, 0, 0, padding))
         keys, values = self.cache.read(params.layer, self.end)
-        scores = tiled_scores(self.cache.device, self.tiles, query, keys).mul_(params.scaling)
-        if params.softcap is not None:
-            scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
+        scores = tiled_scores(self.cache.device, self.tiles, query, keys)
+        if params.softcap is None:
+            scores.mul_(params.scaling * _LOG2E)
+        else:
+            scores.mul_(params.scaling).div_(params.softcap).tanh_().mul_(params.softcap * _LOG2E)
         add_mask(scores.narrow(2, start, self.end - start), mask)
         highest = scores.amax(-1, keepdim=True)
         sinks = self.sink_scores(params, *scores.shape[:2])
         if sinks is not None:
+            sinks = sinks * _LOG2E  # not in place: they may be the layer's own
             highest = torch.maximum(highest, sinks)
-        weights = scores.sub_(highest).exp_()
+        weights = exp2_(scores.sub_(highest))
         total = values.new_zeros(*scores.shape[:2], values.shape[-1])
         for i in range(0, self.ordered_end, BLOCK):
             self._add(total, weights.narrow(2, i, BLOCK), values.narrow(1, i, BLOCK))
@@ -77,7 +85,7 @@ class ExactAttention(TreeAttention):
         width = total.shape[-1] - ONES
         if sinks is not None:
             # As many columns as make whole vectors of ``exp`` (``elementwise.py``).
-            shares = (sinks - highest).expand(-1, -1, ONES).contiguous().exp_()
+            shares = exp2_((sinks - highest).expand(-1, -1, ONES).contiguous())
             total.narrow(2, width, ONES).add_(shares)
         if padding:
             total = total.narrow(1, 0, count)

@@ -17,6 +17,23 @@ _VECTOR = 64
 """Elements; a multiple of what any CPU kernel of torch computes in one step."""
 
 
+_GRAIN = 1 << 15
+"""Most elements of a tensor that torch computes in one thread."""
+
+
+def exp2_(x: Tensor) -> Tensor:
+    """2 to the power of ``x``, a contiguous tensor of whole vectors, in place. It takes a third of
+    the time of ``exp``, which is MKL's, on AMD's CPUs."""
+    threads = torch.get_num_threads()
+    if threads == 1 or x.numel() <= _GRAIN or x.device.type != "cpu":
+        return x.exp2_()
+    # Shares of threads are whole vectors too, which those of any number of elements are not.
+    for part in torch.split(x.view(-1), _GRAIN * threads):
+        for share in [part] if part.numel() == _GRAIN * threads else torch.split(part, _GRAIN):
+            share.exp2_()
+    return x
+
+
 class PaddedActivation(nn.Module):
     """An activation function on a flat tensor padded to whole vectors."""
 

@@ -142,7 +142,10 @@ def query_key_products(query: Tensor, keys: Tensor) -> Tensor:
     """query [H, n, D] times keys [H, slots, D] of the same type: [H, n, slots] float32."""
     kind = scores_type(query)
     if kind != torch.float32:
-        return torch.bmm(query, keys.transpose(1, 2)).float()
+        # oneDNN takes a transposed matrix as it is only where nothing lies between the heads; the
+        # first slots of a cache would be transposed in memory, which takes a lone row at 2,048
+        # slots four times as long as the product.
+        return torch.bmm(query, keys.contiguous().transpose(1, 2)).float()
     if kind == query.dtype:
         return _one_chain(query, keys)
     wide = query.to(kind)
