@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.cluster.checkpoints import BUNDLED_TARGET
 from tools.bench.__main__ import main
-from tools.bench.first_token.readers import FirstToken
+from tools.bench.first_token.readers import FirstToken, busy_seconds, processor_seconds
 from tools.bench.first_token.rows import Row, rows, shown
 from tools.bench.first_token.setting import CHUNK_ROWS, Entry, Setting
 
@@ -60,7 +60,23 @@ def test_paced_stages_are_held_against_the_time_in_which_chunks_pass(
 def test_columns_in_which_nothing_was_measured_are_left_out() -> None:
     answers = {Entry("alone", 1): [FirstToken(1.0, 7, {7: 0.0})]}
     (row,) = shown(_rows(SETTING, answers))
-    assert not {"links", "link_share", "fill_bound", "beside"} & row.keys()
+    assert not {"links", "link_share", "fill_bound", "beside", "others_seconds"} & row.keys()
+
+
+def test_what_others_took_is_the_worst_of_the_repeats() -> None:
+    alone = [
+        FirstToken(2.0, 7, {7: 0.0}, processor_seconds=each, others_seconds=others)
+        for each, others in ((1.5, 0.25), (1.75, 3.0), (1.625, 0.125))
+    ]
+    (row,) = _rows(SETTING, {Entry("alone", 1): alone})
+    assert (row.processor_seconds, row.others_seconds) == (1.625, 3.0)
+
+
+def test_a_process_takes_part_of_what_all_take() -> None:
+    start, everybody = processor_seconds([os.getpid()]), busy_seconds()
+    while processor_seconds([os.getpid()]) < start + 0.05:
+        pass
+    assert busy_seconds() > everybody
 
 
 def test_pipelines_of_several_stages_have_links_and_peers_read_their_own_files() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,9 +14,17 @@ import aiohttp
 from asyncspec_nodes.cluster.config import DraftTable, PaceTable, TargetTable
 from asyncspec_nodes.local.cluster import LocalCluster, local_config
 from tools.bench.first_token import beside
-from tools.bench.first_token.readers import POLICY, Alone, FirstToken, Ours, Reader, peak_mib
+from tools.bench.first_token.readers import (
+    POLICY,
+    Alone,
+    FirstToken,
+    Ours,
+    Reader,
+    peak_mib,
+    read_with_load,
+)
 from tools.bench.first_token.rows import Row, rows
-from tools.bench.first_token.served import rpc_pipeline, vllm_alone
+from tools.bench.first_token.served import SPIN_SECONDS, rpc_pipeline, vllm_alone
 from tools.bench.first_token.setting import WARM_UP, Entry, Setting
 from tools.testbed.bed import Bed
 from tools.testbed.cluster import BedCluster
@@ -42,7 +51,9 @@ async def measure(setting: Setting, tick: Tick, note: Tick) -> list[Row]:
                 prompt = next(prompts)(length - 1)
                 for entry, reader in readers.items():
                     tick(f"{length} tokens, repeat {repeat + 1}, {setting.name(entry)}")
-                    answers[entry].append(await reader.read(prompt))
+                    answers[entry].append(await read_with_load(reader, prompt))
+                    if entry.kind == "vllm":
+                        await asyncio.sleep(SPIN_SECONDS)
             peaks = {entry: peak_mib(reader) for entry, reader in readers.items()}
             held_up = {}
             for entry, reader in readers.items() if setting.beside else ():

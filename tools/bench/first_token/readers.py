@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import psutil
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncspec.core.errors import ClusterError
 from asyncspec_nodes.client.client import Client
@@ -39,6 +42,9 @@ class FirstToken(Struct, frozen=True):
     # By how much the logits of the likeliest tokens, itself among them, are below its own; only the
     # engine alone tells.
     gaps: Mapping[int, float] = {}
+    # Seconds of processors meanwhile: its own processes', and everybody else's on this machine.
+    processor_seconds: float = 0.0
+    others_seconds: float = 0.0
 
 
 class Reader(Protocol):
@@ -161,6 +167,29 @@ class Alone:
         except BrokenPipeError:
             return ""
         return self._process.stdout.readline()
+
+
+async def read_with_load(reader: Reader, prompt: Sequence[int]) -> FirstToken:
+    """As ``Reader.read``, with what the processors did meanwhile."""
+    own, all_processes = processor_seconds(reader.pids), busy_seconds()
+    answer = await reader.read(prompt)
+    own = processor_seconds(reader.pids) - own
+    others = busy_seconds() - all_processes - own
+    return replace(answer, processor_seconds=own, others_seconds=max(0.0, others))
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """What these processes have taken so far."""
+    times = (psutil.Process(pid).cpu_times() for pid in pids)
+    return math.fsum(each.user + each.system for each in times)
+
+
+def busy_seconds() -> float:
+    """What all processes have taken of all processors so far, and other machines of the same host
+    (``steal``)."""
+    times = psutil.cpu_times()
+    waiting: float = times.idle + getattr(times, "iowait", 0.0)
+    return math.fsum(times) - waiting
 
 
 def peak_mib(reader: Reader) -> float:

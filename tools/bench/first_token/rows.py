@@ -13,7 +13,14 @@ from asyncspec.core.errors import ClusterError
 from tools.bench.first_token.readers import LIKELY, FirstToken
 from tools.bench.first_token.setting import Entry, Setting
 
-OPTIONAL = ("links", "link_share", "fill_bound", "beside")
+OPTIONAL = (
+    "links",
+    "link_share",
+    "fill_bound",
+    "processor_seconds",
+    "others_seconds",
+    "beside",
+)
 """Columns that are left out where no row has anything there."""
 
 
@@ -45,6 +52,9 @@ class Row(Struct, frozen=True):
     link_share: float = 0.0
     # Seconds that paced stages need at least.
     fill_bound: float = 0.0
+    # Of processors during a read: median of its own processes, most of all others.
+    processor_seconds: float = 0.0
+    others_seconds: float = 0.0
     # P95 of the seconds between a stream's tokens beside a prompt over that without.
     beside: float = 0.0
 
@@ -90,6 +100,8 @@ def rows(
             peak_mib=round(peak_mib[entry]),
             link_share=round(carried / seconds, 3),
             fill_bound=round(bound, 3),
+            processor_seconds=round(statistics.median(x.processor_seconds for x in read), 3),
+            others_seconds=round(max(x.others_seconds for x in read), 3),
             beside=round(held_up.get(entry, 0.0), 2),
         )
 

@@ -18,6 +18,10 @@ from tools.bench.peers import llama_cpp, servers, vllm
 from tools.bench.peers.endpoint import MAX_SECONDS
 from tools.testbed.bed import Bed
 
+SPIN_SECONDS = 1.5
+"""vLLM's processes wait for their next message in a loop for a second after the last one
+(``SpinCondition``), which would take a core from the reader that is asked next."""
+
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 """vLLM's names."""
 
