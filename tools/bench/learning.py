@@ -186,9 +186,9 @@ async def _measure(
         figures |= {f"{at}, before": old, f"{at}, after": now, f"{at}, times": now / old}
     return figures | {
         "new prompts, each at both temperatures": len(new),
-        "answers in memory, to learn from and held out": totals.get("learned_answers", 0.0),
-        "seconds trained and measured": totals.get("learned_seconds", 0.0),
-        "versions that took over": totals.get("learned_version", 0.0),
+        "answers in memory, to learn from and held out": int(totals.get("learned_answers", 0)),
+        "seconds trained and measured": round(totals.get("learned_seconds", 0)),
+        "versions that took over": int(totals.get("learned_version", 0)),
         **{
             f"guessed in a row on held-out answers, {when} the last change": totals[
                 f"learned_{when}"

@@ -86,7 +86,8 @@ def reference(argument: str) -> str:
 def _cell(column: Column, value: str | int | float) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,.{column.decimals or 0}f}"
+    decimals = 0 if isinstance(value, int) else column.decimals or 0
+    return f"{value:,.{decimals}f}"
 
 
 def _made(results: Results, one: Table) -> str:
