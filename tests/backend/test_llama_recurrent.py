@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from asyncspec.backend.base import EngineOptions
 from asyncspec.backend.reference import SESSION, chain, decode
 from asyncspec.core.errors import CheckpointError
-from asyncspec.core.jobs import Admit
+from asyncspec.core.jobs import Admit, Release, Trim
 from asyncspec.core.sampling import Sampling
 from asyncspec.plugins.llama.backend import BACKEND
 from asyncspec.plugins.llama.branches import Node, Pool
@@ -26,6 +26,7 @@ from asyncspec.plugins.llama.stage import LlamaStage, load_stage
 from asyncspec.plugins.llama.states import States
 from asyncspec.plugins.llama.target import open_target
 from asyncspec.testing import engines
+from asyncspec_protocol.ids import SessionId
 from backend.gguf_models import VOCAB, own_greedy, save_random
 from backend.recurrent_ggufs import KINDS, save_recurrent
 
@@ -81,6 +82,54 @@ def test_few_sequences(count: int, tmp_path: Path) -> None:
         assert len(stage.engine.pool) == count
 
 
+@pytest.mark.parametrize("count", [2, 6])
+@pytest.mark.parametrize("family", ["qwen35", "nemotron_h"])
+def test_sessions_begin_where_a_state_is_kept(family: str, count: int, tmp_path: Path) -> None:
+    """At the border of a prompt that is being answered, which is no chunk's end, and of one that is
+    over, and at its end; what was taken over is not computed again."""
+    layers, border, last = len(KINDS[family]), 64, len(PROMPT) - 1
+    path, seed = tmp_path / "model.gguf", 0
+    while own_greedy(save_recurrent(path, family, seed), PROMPT, 1)[1] <= LEAD:
+        seed += 1
+    (stage,) = stages_of(path, [0, layers])
+    stage.engine.pool = Pool(count)
+    want = decode([stage], PROMPT, 1)
+
+    def begin(session: int, parent: int, shared: int) -> Any:
+        job = Admit(
+            SessionId(session),
+            len(PROMPT),
+            Sampling(),
+            parent_session=SessionId(parent),
+            common_prefix=shared,
+            kept_state=max(border, shared),
+        )
+        stage.run(job)
+        return stage._sessions[SessionId(session)].cache.branches
+
+    def answer(session: int, start: int) -> list[int]:
+        for at in range(start, last, 30):
+            stage.run(chain(SessionId(session), at, PROMPT[at : min(at + 30, last)], None, ()))
+        return [*stage.run(chain(SessionId(session), last, PROMPT[last:], None, (0,)))]  # type: ignore[misc]
+
+    begin(1, -1, 0)
+    assert answer(1, 0) == want
+    for session, parent in ((2, 1), (3, 2)):  # the second's own border is where it began
+        assert begin(session, parent, border).trunk == border
+        assert answer(session, border) == want
+    with pytest.raises(ValueError, match="after 70 tokens is not kept"):
+        begin(4, 1, 70)
+    for session in (1, 2, 3):
+        stage.run(Trim(SessionId(session), last))
+    assert len(stage.engine.pool) == count
+    for session, parent, shared in ((5, 3, border), (6, 1, last), (7, 6, last)):
+        assert begin(session, parent, shared).trunk == shared
+        assert answer(session, shared) == want
+    for session in (1, 2, 3, 5, 6, 7):
+        stage.run(Release(SessionId(session)))
+    assert len(stage.engine.pool) == count
+
+
 def test_a_cache_that_grows(tmp_path: Path) -> None:
     """States and keys move on to a larger one."""
     target = open_target(save_recurrent(tmp_path / "model.gguf", "qwen35"))
@@ -126,11 +175,13 @@ def test_memory_counts_states(tmp_path: Path) -> None:
     node = Node(None, 0, 5)
     tree.branches.settle(tree.branches.fork(None, node))  # type: ignore[attr-defined]
     assert not stage.info.shares_prefixes
-    assert taken.session > 0
-    assert taken.results >= engine.settings.sequences * taken.session
+    assert stage.info.keeps_states
+    assert stage.session_bytes == taken.session > 0
+    # Two of a session may be outside the cache: at a border of its prompt, and at its end.
+    assert taken.results >= taken.states == engine.settings.sequences * taken.session // 2
     attention = footprint(open_target(save_random(tmp_path / "other.gguf", "qwen3")), (0, 3))
-    # Half of the layers have keys and values.
-    assert taken.slot == attention.slot
+    # Half of the layers have keys and values, which are kept at the border besides.
+    assert taken.slot == attention.slot * 3.5 / 2.5
     assert BACKEND.footprints(str(target.path), [(0, 2)], stage_options())[0].session
 
 
@@ -145,8 +196,9 @@ def test_states_take_what_memory_says(family: str, tmp_path: Path) -> None:
     engine, taken = stage.engine, footprint(target, (0, layers))
     written = max(engine.save(sequence)[1][0].size for sequence in range(engine.settings.sequences))
     states = written - count * slot_bytes(target, (0, layers), "auto")
-    assert 0 <= states - taken.session < 0.02 * taken.session + 100 * count
-    assert taken.states == engine.settings.sequences * taken.session
+    foretold = taken.states // engine.settings.sequences
+    assert 0 <= states - foretold < 0.02 * foretold + 100 * count
+    assert taken.session == 2 * foretold
 
 
 def stage_options() -> Any:

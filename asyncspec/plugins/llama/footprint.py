@@ -37,6 +37,10 @@ _LEAST_SPARE = 1.25
 _COPIES = _SPARE + 1
 """Cells per slot at most: where the cache is packed, live ones are there twice."""
 
+_KEPT = 2
+"""States of a session outside the cache: at a border of its prompt, with the keys and values up to
+there, and at its end."""
+
 _PAGE = 256
 """llama.cpp rounds numbers of cells up to a multiple of this."""
 
@@ -104,9 +108,10 @@ def footprint(
     unfused = score_bytes(heads, flash)
     results += first_cells(target) * unfused
     scores = ceil(_SPARE * (masks * _MASK[mode] + unfused))
+    copies = _COPIES + has_states(target.model)
     return Footprint(
-        *(span, weights, ceil(_COPIES * token), scores, results, looked_up),
-        session=state,
+        *(span, weights, ceil(copies * token), scores, results, looked_up),
+        session=_KEPT * state,
         states=states,
     )
 

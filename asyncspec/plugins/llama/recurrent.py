@@ -47,14 +47,16 @@ class Results(Struct):
 
 
 def chains(rows: Rows, longest: int) -> list[Chain]:
-    """Rows, parents first, in as few chains as their forks allow, of at most ``longest`` nodes."""
+    """Rows, parents first, in as few chains as their forks allow, of at most ``longest`` nodes. One
+    ends where a session's state is to be kept."""
     among = {node for _, node in rows}
     forks: Counter[Node | None] = Counter(node.parent for _, node in rows if node.parent in among)
     ends: dict[Node, Chain] = {}
     whole: list[Chain] = []
     for states, node in rows:
         above = ends.pop(node.parent, None) if node.parent is not None else None
-        if above is None or len(above.nodes) == longest or forks[node.parent] > 1:
+        whole_above = above is not None and len(above.nodes) == longest
+        if above is None or whole_above or forks[node.parent] > 1 or node.position == states.border:
             above = Chain(states, [])
             whole.append(above)
         above.nodes.append(node)

@@ -61,6 +61,7 @@ class LlamaStage(TreeStage[TreeCache]):
         *,
         weights: str = "",
         slot_bytes: int = 0,
+        session_bytes: int = 0,
         guarantee: Guarantee = "tolerance",
         gpu: Device | None = None,
         gpu_layers: int = -1,
@@ -70,7 +71,7 @@ class LlamaStage(TreeStage[TreeCache]):
         self.engine = engine
         self.device = engine.settings.device or CPU
         self.weights = weights
-        self._slot_bytes = slot_bytes
+        self._slot_bytes, self._session_bytes = slot_bytes, session_bytes
         self._gpu, self._on_gpu = gpu, layers_on_gpu(layers[1] - layers[0], gpu_layers)
         self._cell_bytes = cell_bytes
         self._running: StageJob | None = None
@@ -101,6 +102,10 @@ class LlamaStage(TreeStage[TreeCache]):
 
     def cache_bytes(self, slots: int) -> int:
         return slots * self._slot_bytes
+
+    @property
+    def session_bytes(self) -> int:
+        return self._session_bytes
 
     @property
     def slot_format(self) -> str:
@@ -204,7 +209,7 @@ def load_stage(
     info = target.info
     if mode == "exact":  # before results are looked up, which depend on it; a trial's child has it
         os.environ.setdefault(TILES, "0")
-    slot = footprint(target, (first, last), options.kv_type).slot
+    taken = footprint(target, (first, last), options.kv_type)
     gpu = find(options.device)
     depends = {
         "model": target.fingerprint,
@@ -226,7 +231,8 @@ def load_stage(
         info,
         (first, last),
         weights=f"{target.weights}{layout}, llama.cpp on {engine.settings.device or 'the CPU'}",
-        slot_bytes=slot,
+        slot_bytes=taken.slot,
+        session_bytes=taken.session,
         guarantee=result.guarantee,
         gpu=gpu,
         gpu_layers=options.gpu_layers,

@@ -10,6 +10,7 @@ it begin at the nearest snapshot above, and the rows between are computed again.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from asyncspec.plugins.llama.branches import Memory, Node, Pool, SessionSequences
 
@@ -23,6 +24,10 @@ class States(SessionSequences):
         self._ends: dict[int, Node | None] = {}
         # Sequences of chains that are being computed, and where these will end.
         self._growing: dict[int, Node] = {}
+        # Tokens of the prompt after which the state is kept, and, once it is computed, that and
+        # what else a sequence of these holds.
+        self.border = 0
+        self._kept: Any = None
 
     @property
     def size(self) -> int:
@@ -61,6 +66,9 @@ class States(SessionSequences):
         """A chain has been computed."""
         end = self._ends[sequence] = self._growing.pop(sequence)
         end.sequence, end.cached = sequence, True
+        if end.position + 1 == self.border and self._kept is None:
+            # The prompt has one path, so this node is of it.
+            self._kept = self._memory.save(sequence)
 
     def drop(self, sequence: int) -> None:
         """What was computed in a sequence came to nothing."""
@@ -112,6 +120,22 @@ class States(SessionSequences):
         self._memory.restore(sequence, self._saved)
         self._ends[sequence] = self._saved = None
 
+    def keep(self, length: int) -> None:
+        """Keep what the first ``length`` tokens leave behind, for sessions that begin so."""
+        self.border = length
+        if length == self.trunk and self.is_parked:
+            self._kept = self._saved
+
+    def begin_like(self, session: States, length: int) -> None:
+        """Begin, parked, with as much as is kept of the first ``length`` tokens of another session.
+        Raises ``ValueError`` where that is not kept."""
+        if length == session.border and session._kept is not None:
+            self._saved, self.trunk = session._kept, length
+        elif session.trunk <= length and not session._ends:
+            self._saved, self.trunk = session._saved, session.trunk
+        else:
+            raise ValueError(f"the state after {length} tokens is not kept")
+
     def rewind(self, length: int) -> None:
         """Forget all nodes. Raises ``ValueError`` where the trunk would become shorter."""
         if length < self.trunk:
@@ -119,15 +143,19 @@ class States(SessionSequences):
         self.prune(())
 
     def trim(self, length: int) -> None:
-        """Keep positions [0, length) of the trunk; nothing where its state is of more."""
+        """Keep positions [0, length) of the trunk, outside the cache; nothing but the border where
+        its state is of more."""
         if length < self.trunk:
+            self._saved = None
             self._release_all()
             self.trunk = 0
         self.prune(())
+        if not self.is_parked:
+            self.park()
 
     def close(self) -> None:
         """Give everything back."""
-        self._saved = None
+        self._saved = self._kept = None
         self._release_all()
 
     def _release(self, sequence: int) -> None:

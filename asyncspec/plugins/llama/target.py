@@ -96,6 +96,7 @@ class OpenTarget(Struct, frozen=True):
             end_tokens(model),
             DTYPE,
             shares_prefixes=not has_states(model),
+            keeps_states=has_states(model),
         )
 
     @property

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from asyncspec.core.errors import ClusterError
 from asyncspec.core.jobs import Row
-from asyncspec.plugins.llama.branches import Branches, Node
+from asyncspec.plugins.llama.branches import Node
 from asyncspec.plugins.llama.cache_engine import CacheEngine
+from asyncspec.plugins.llama.states import States
 
 
 class TreeCache:
@@ -26,9 +27,18 @@ class TreeCache:
 
     def copy_prefix(self, source: TreeCache, length: int) -> None:
         """Begin with the first slots of another session, which are its committed path. Raises
-        ``ValueError`` where there are states, which are of one length."""
-        if not isinstance(source.branches, Branches) or not isinstance(self.branches, Branches):
-            raise ValueError("a session with recurrent layers begins like no other")
+        ``ValueError`` where there are states and that after these slots is not kept."""
+        if isinstance(self.branches, States):
+            self.branches.begin_like(source.branches, length)
+            again = source.nodes(self.branches.trunk, length)
+        else:
+            again = self._share(source, length)
+        for node in again:
+            above = self._nodes[-1] if self._nodes else None
+            self._nodes.append(Node(above, node.position, node.input))
+
+    def _share(self, source: TreeCache, length: int) -> list[Node]:
+        """Share what is in the cache; the nodes of the other slots, to be computed again."""
         self._engine.reserve(source.branches)
         nodes = source.nodes(source.branches.trunk, length)
         cached = [node for node in nodes if node.cached]
@@ -36,12 +46,13 @@ class TreeCache:
         holder = source.branches.holder(cached[-1] if cached else None)
         if holder >= 0:
             self.branches.begin_like(source.branches, holder, shared)
-        for node in nodes[len(cached) :]:
-            above = self._nodes[-1] if self._nodes else None
-            self._nodes.append(Node(above, node.position, node.input))
+        return nodes[len(cached) :]
 
     def keep_state(self, slots: int) -> None:
-        """Nothing: no session begins like one with states."""
+        """Keep the state after so many slots, once it is computed, for sessions that begin so;
+        nothing without states."""
+        if isinstance(self.branches, States):
+            self.branches.keep(slots)
 
     def nodes(self, start: int, end: int) -> list[Node]:
         """Those of slots [start, end)."""

@@ -123,7 +123,8 @@ def _where(arguments: argparse.Namespace) -> Config | ClusterAddress | Service:
             # The variable may be there for ``asyncspec serve``, whose key it is as well.
             if name != "api_key" or value != os.environ.get(API_KEY_VARIABLE):
                 raise UserError(f"{option(name)} goes with --url; leave it out or add --url URL")
-        where = cluster_options.read_arguments(arguments, sessions=1)
+        # With recurrent layers the turns so far, which stay cached, count as one.
+        where = cluster_options.read_arguments(arguments, sessions=2)
         if isinstance(where, Config) and arguments.target is None:
             # The bundled target was not made for conversations.
             return replace(where, target=replace(where.target, chat_template=PLAIN))
