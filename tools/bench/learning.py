@@ -38,6 +38,7 @@ from asyncspec_protocol.ids import DRAFT
 from asyncspec_protocol.messages import Finished, Output, Submit
 from tools.bench.options import SEVERAL, check_numbers, check_policies, print_rows
 from tools.bench.prompts import read_sets
+from tools.bench.sql_questions import sql_questions
 
 TEMPERATURES = (0.0, 0.8)
 
@@ -55,12 +56,15 @@ TRAINING = 0.5
 
 LEARNER = "asyncspec.backend.learning.process"
 
+SQL = "sql"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``bench learn``."""
     add = parser.add_argument
-    add("--prompts", type=Path, required=True, metavar="DIR", help="folder of *.jsonl, a set each")
-    add("--topic", default="gsm8k", metavar="SET", help="one of the sets (gsm8k)")
+    add("--prompts", type=Path, metavar="DIR", help="folder of *.jsonl, a set each")
+    topics = f"one of the sets; {SQL}: questions of the benchmark's own, about queries ({SQL})"
+    add("--topic", default=SQL, metavar="SET", help=topics)
     add("--new", type=int, default=10, metavar="N", help="its first prompts, to measure (10)")
     add("--target", default="smollm2", metavar="DIR|GGUF|NAME", help="default: smollm2")
     add("--head", type=Path, required=True, metavar="DIR", help="of asyncspec train-head")
@@ -82,10 +86,7 @@ def run(options: argparse.Namespace) -> int:
     check_policies([options.policy])
     if not (options.head / "config.json").is_file():
         raise UserError(f"--head: {options.head} has no config.json; give a head's folder")
-    sets = read_sets(options.prompts, 10**6)
-    if options.topic not in sets:
-        raise UserError(f"--topic: {options.topic} is none of {', '.join(sets)}")
-    texts = [prompt.text for prompt in sets[options.topic]]
+    texts = _texts(options)
     if len(texts) <= options.new:
         raise UserError(f"--new: the set has {len(texts)} prompts; leave some to learn from")
     options.target = target_of(options.target)
@@ -98,6 +99,18 @@ def run(options: argparse.Namespace) -> int:
     else:
         print_rows(options, [{"": f"{name}: {value}"} for name, value in figures.items()])
     return 0
+
+
+def _texts(options: argparse.Namespace) -> list[str]:
+    """The questions of the topic, first those to measure."""
+    if options.topic == SQL and options.prompts is None:
+        return sql_questions(options.new, 100)
+    if options.prompts is None:
+        raise UserError(f"--topic {options.topic} is a set of --prompts; give its folder")
+    sets = read_sets(options.prompts, 10**6)
+    if options.topic not in sets:
+        raise UserError(f"--topic: {options.topic} is none of {', '.join(sets)}")
+    return [prompt.text for prompt in sets[options.topic]]
 
 
 class Answer(Struct, frozen=True):
