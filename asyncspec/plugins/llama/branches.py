@@ -90,6 +90,10 @@ class SessionSequences(ABC):
     def unpark(self) -> None:
         """Move the trunk back. Needs a sequence."""
 
+    def keep(self, length: int) -> None:  # noqa: B027
+        """Keep what the first ``length`` tokens leave behind, for sessions that begin so. Nothing
+        where these can share any part of the trunk."""
+
     @abstractmethod
     def advance(self, path: Sequence[Node]) -> None:
         """The trunk continues with these nodes, the last of which is cached. What is not below it

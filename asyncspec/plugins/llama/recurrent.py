@@ -55,8 +55,8 @@ def chains(rows: Rows, longest: int) -> list[Chain]:
     whole: list[Chain] = []
     for states, node in rows:
         above = ends.pop(node.parent, None) if node.parent is not None else None
-        whole_above = above is not None and len(above.nodes) == longest
-        if above is None or whole_above or forks[node.parent] > 1 or node.position == states.border:
+        begins = forks[node.parent] > 1 or node.position == states.border
+        if above is None or len(above.nodes) == longest or begins:
             above = Chain(states, [])
             whole.append(above)
         above.nodes.append(node)

@@ -121,7 +121,7 @@ class States(SessionSequences):
         self._ends[sequence] = self._saved = None
 
     def keep(self, length: int) -> None:
-        """Keep what the first ``length`` tokens leave behind, for sessions that begin so."""
+        """See ``SessionSequences``."""
         self.border = length
         if length == self.trunk and self.is_parked:
             self._kept = self._saved

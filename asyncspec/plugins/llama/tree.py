@@ -51,8 +51,7 @@ class TreeCache:
     def keep_state(self, slots: int) -> None:
         """Keep the state after so many slots, once it is computed, for sessions that begin so;
         nothing without states."""
-        if isinstance(self.branches, States):
-            self.branches.keep(slots)
+        self.branches.keep(slots)
 
     def nodes(self, start: int, end: int) -> list[Node]:
         """Those of slots [start, end)."""
@@ -99,7 +98,6 @@ class TreeCache:
         self.branches.prune({node for node in self._nodes if node is not None and node.cached})
 
     def trim(self, slots: int) -> None:
-        self._engine.unpark(self.branches)
         self.branches.is_kept = True
         self.commit(max(slots, self.branches.trunk))
         self._nodes = self._nodes[: max(0, slots - self.branches.trunk)]

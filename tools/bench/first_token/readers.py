@@ -171,11 +171,11 @@ class Alone:
 
 async def read_with_load(reader: Reader, prompt: Sequence[int]) -> FirstToken:
     """As ``Reader.read``, with what the processors did meanwhile."""
-    own, all_processes = processor_seconds(reader.pids), busy_seconds()
+    before_reading, busy = processor_seconds(reader.pids), busy_seconds()
     answer = await reader.read(prompt)
-    own = processor_seconds(reader.pids) - own
-    others = busy_seconds() - all_processes - own
-    return replace(answer, processor_seconds=own, others_seconds=max(0.0, others))
+    spent = processor_seconds(reader.pids) - before_reading
+    others = busy_seconds() - busy - spent
+    return replace(answer, processor_seconds=spent, others_seconds=max(0.0, others))
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
